@@ -1,0 +1,54 @@
+# `make` lists the targets. Every target sets up what it needs first.
+
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+# A GPU is present when its driver is: WSL 2 has nvidia-smi but no /proc/driver/nvidia.
+BACKEND ?= $(shell if [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; \
+	then echo cuda; else echo cpu; fi)
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED = $(VENV)/.installed-$(BACKEND)
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check format lock models evaluate clean
+
+help: ## List the targets
+	@echo "make TARGET [NAME=value ...]"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+$(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock pyproject.toml
+	@requirements/install.sh $(BACKEND)
+
+install: $(INSTALLED) ## Make .venv with every pinned package (BACKEND=cpu|cuda, PYTHON=...)
+
+serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
+	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(INSTALLED) ## Run every test that needs no GPU (ARGS="-k name" for some)
+	@started=$$(date +%s); status=0; $(BIN)/python -m pytest $(ARGS) || status=$$?; \
+	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
+
+check: $(INSTALLED) ## Lint, formatting, types and the import map
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_import_map.py
+
+format: $(INSTALLED) ## Format the code and apply safe lint fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(INSTALLED) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for newer ones)
+	@$(BIN)/python requirements/lock.py $(ARGS)
+
+models: $(INSTALLED) ## Retrain the embedded models
+	@$(BIN)/python -m drafters.train.embedded $(ARGS)
+
+evaluate: $(INSTALLED) ## Acceptance length of the embedded head on held-out prompts
+	@$(BIN)/aerie evaluate $(ARGS)
+
+clean: ## Remove .venv, caches and build products
+	@rm -rf $(VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Make .venv and install the locked packages and the `aerie` command into it.
+# Usage: requirements/install.sh cpu|cuda      PYTHON=... picks the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+BACKEND=${1:?usage: requirements/install.sh cpu|cuda}
+VENV=.venv
+LOG=$VENV/install.log
+LOCK=requirements/$BACKEND.lock
+
+say() { echo "install: $*"; }
+die() {
+    echo "install: $*" >&2
+    exit 1
+}
+
+[ -f "$LOCK" ] || die "unknown backend '$BACKEND'; it is cpu or cuda"
+[ "$(uname -s)" = Linux ] || die "vLLM 0.32 runs on Linux only: use a container or WSL 2"
+
+is_supported() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null
+}
+
+pick_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.12 python3.11 python}; do
+        if is_supported "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    die "needs Python 3.11 or 3.12, found neither among: ${PYTHON:-python3 python3.12 python3.11}." \
+        "Install one, or name it: make install PYTHON=/path/to/python3.12"
+}
+
+make_venv() {
+    local python
+    python=$(pick_python)
+    say "making $VENV with $("$python" --version) ($(command -v "$python"))"
+    if "$python" -c 'import ensurepip' 2>/dev/null; then
+        "$python" -m venv --clear "$VENV"
+    elif "$python" -m pip --version >/dev/null 2>&1; then
+        # Debian splits ensurepip off; a pip outside can fill the environment just as well.
+        "$python" -m venv --clear --without-pip "$VENV"
+        "$python" -m pip --python "$VENV/bin/python" install --quiet pip
+    else
+        die "$python has neither ensurepip nor pip:" \
+            "apt-get install python3-venv, or name another one: make install PYTHON=..."
+    fi
+}
+
+# One line per package that is fetched; everything pip says goes to the log.
+pip_install() {
+    local total=$1
+    shift
+    PYTHONUNBUFFERED=1 $VENV/bin/python -m pip install --no-deps --progress-bar off "$@" 2>&1 |
+        tee -a "$LOG" | awk -v total="$total" '
+            /^Collecting /     { n++; name = $2 }
+            /^ *Downloading /  { size = $0; sub(/.*\(/, "(", size)
+                                 printf "install:   [%d/%d] %s %s\n", n, total, name, size }
+            /^Installing /     { print "install:   unpacking (the largest step on a slow disk)" }
+            /^(ERROR|error)/   { print "install:   pip: " $0 }
+            { fflush() }'
+}
+
+pins() { grep -cvE '^(#|$)' "$1"; }
+
+# pip knows the indexes and wheel folders configured on this machine; uv knows PyTorch's own index.
+install_cpu_torch() {
+    local torch uv
+    torch=$(grep -oE '^torch==[^ ]+' "$LOCK")
+    if $VENV/bin/python -c "import sys; from importlib.metadata import version
+sys.exit(f'torch=={version(\"torch\")}' != '$torch')" 2>/dev/null; then
+        return
+    fi
+    say "installing $torch"
+    if pip_install 1 "$torch"; then
+        return
+    fi
+    uv=$(grep -oE '^uv==[^ ]+' requirements/dev.lock)
+    say "pip's indexes have no $torch; asking PyTorch's own index through $uv"
+    pip_install 1 "$uv"
+    $VENV/bin/uv pip install --python $VENV/bin/python --no-deps --torch-backend=cpu "$torch" ||
+        die "no CPU build of torch could be fetched. Put the $torch wheel for this Python into a" \
+            "folder and run: PIP_FIND_LINKS=FOLDER make install"
+}
+
+# Both distributions provide the package `vllm`, and pip takes any build of torch for the other.
+other=cuda
+[ "$BACKEND" = cpu ] || other=cpu
+if [ -e "$VENV/.installed-$other" ]; then
+    say "$VENV holds the $other build; making it anew for $BACKEND"
+    make_venv
+elif ! is_supported "$VENV/bin/python"; then
+    make_venv
+fi
+
+started=$(date +%s)
+date >"$LOG"
+[ "$BACKEND" = cuda ] || install_cpu_torch
+say "installing $(pins "$LOCK") packages of $LOCK (versions fixed, resolver off)"
+pip_install "$(pins "$LOCK")" -r "$LOCK" || die "failed; all that pip said is in $LOG"
+say "installing the tools of requirements/dev.lock"
+pip_install "$(pins requirements/dev.lock)" -r requirements/dev.lock ||
+    die "failed; all that pip said is in $LOG"
+say "installing the aerie command"
+pip_install 1 --no-build-isolation --editable . || die "failed; all that pip said is in $LOG"
+rm -f "$VENV"/.installed-*
+touch "$VENV/.installed-$BACKEND"
+say "done in $(($(date +%s) - started)) s: $VENV/bin/aerie ($BACKEND build)"

@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-compatible HTTP around an in-process vLLM engine."""

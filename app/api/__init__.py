@@ -1,0 +1,1 @@
+"""Routes: what is on the wire. No vllm here; operations come from `app.engine`."""

@@ -1,0 +1,54 @@
+"""Routes that run the model or its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.body import read_json
+from app.api.respond import answer, respond
+from app.errors import ApiError
+
+router = APIRouter()
+
+# Path -> operation of app.engine.adapter.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+
+
+def _add(path: str, operation: str) -> None:
+    async def route(request: Request) -> Response:
+        return await respond(request, operation)
+
+    router.add_api_route(path, route, methods=["POST"], name=operation, response_model=None)
+
+
+for _path, _operation in OPERATIONS.items():
+    _add(_path, _operation)
+
+
+@router.post("/invocations", response_model=None)
+async def invocations(request: Request) -> Response:
+    """SageMaker's one route: the body's shape says which operation is meant."""
+    limit = int(request.app.state.settings.server.max_body_mib * 2**20)
+    payload = await read_json(request, limit)
+    return await answer(request, _operation_of(payload), payload)
+
+
+def _operation_of(payload: dict[str, Any]) -> str:
+    for field, operation in (
+        ("messages", "chat"),
+        ("prompt", "completions"),
+        ("input", "responses"),
+    ):
+        if field in payload:
+            return operation
+    raise ApiError(400, "The body needs 'messages', 'prompt' or 'input'.", param="messages")

@@ -1,0 +1,52 @@
+"""Liveness, readiness, version and metrics."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import prometheus_client
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.engine.options import VLLM_VERSION
+from app.engine.supervisor import Engine
+
+router = APIRouter()
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """200 while the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """200 once requests are taken, 503 with the engine's phase otherwise."""
+    engine: Engine = request.app.state.engine
+    state: dict[str, Any] = {"status": "ready" if engine.ready else "not ready"}
+    state["phase"] = engine.phase
+    if engine.ready:
+        state["drafter"] = engine.drafter
+    return JSONResponse(state, status_code=200 if engine.ready else 503)
+
+
+@router.api_route("/ping", methods=["GET", "POST"])
+async def ping(request: Request) -> Response:
+    """SageMaker's health check: an empty 200 or 503."""
+    return Response(status_code=200 if request.app.state.engine.ready else 503)
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """This gateway's version and the engine's."""
+    return {"version": version("aerie"), "vllm": VLLM_VERSION}
+
+
+@router.get("/metrics")
+def metrics() -> Response:
+    """Prometheus text. A plain function: it runs in a worker thread, off the event loop."""
+    return Response(
+        prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST
+    )

@@ -1,0 +1,39 @@
+"""GET /v1/models and /v1/models/{id}: the model cards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from app.errors import ApiError
+
+router = APIRouter()
+
+
+def card(request: Request) -> dict[str, Any]:
+    """OpenAI's model object, with the context length that vLLM's server adds."""
+    state = request.app.state
+    return {
+        "id": state.settings.served_model_name,
+        "object": "model",
+        "created": state.started_at,
+        "owned_by": "aerie",
+        "max_model_len": state.engine.max_model_len,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """The one model that is served."""
+    return {"object": "list", "data": [card(request)]}
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
+    """The card of a served model, 404 for any other."""
+    if model != request.app.state.settings.served_model_name:
+        raise ApiError(
+            404, f"The model `{model}` does not exist.", param="model", code="model_not_found"
+        )
+    return card(request)

@@ -1,0 +1,34 @@
+"""Every response carries x-request-id: the client's own if it is harmless, else a new one."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Short and plain, so that it can be logged as it is.
+_HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestId:
+    """Pure ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _HARMLESS.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)

@@ -1,0 +1,83 @@
+"""The `aerie` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from app.errors import AerieError, SettingsError
+from app.settings import Settings, load, sections
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["evaluate"]:  # has its own options; needs torch, not a gateway
+        from drafters.train.evaluate import main as evaluate
+
+        return evaluate(arguments[1:])
+    options = vars(_parser().parse_args(arguments))
+    command = options.pop("command")
+    as_json = options.pop("json", False)
+    try:
+        settings = load_settings(options)
+        if command == "doctor":
+            from app.doctor import main as doctor
+
+            return doctor(settings, as_json=as_json)
+        from app.server import serve
+
+        serve(settings)
+    except AerieError as error:
+        print(f"aerie: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED
+    return 0
+
+
+def load_settings(options: dict[str, Any]) -> Settings:
+    """Parsed command-line options plus environment, file and preset."""
+    given = {name: value for name, value in options.items() if value is not None}
+    config, preset = given.pop("config", None), given.pop("preset", None)
+    return load(given, os.environ, config_file=config, preset=preset)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aerie", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="start the gateway", allow_abbrev=False)
+    doctor = commands.add_parser(
+        "doctor", help="check this machine, the models and the port", allow_abbrev=False
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    commands.add_parser(
+        "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
+    )
+    for command in (serve, doctor):
+        _add_settings(command)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """One option per setting, generated from the settings tree."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    parser.add_argument("--preset", metavar="NAME", help="preset name or TOML file")
+    for section, cls in sections().items():
+        group = parser.add_argument_group(section, (cls.__doc__ or "").splitlines()[0])
+        for name, field in cls.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            hint = "" if default in (None, "", {}) else f" [{default}]"
+            options: dict[str, Any] = {"help": f"{field.description}{hint}", "default": None}
+            if field.annotation is bool:
+                options["action"] = argparse.BooleanOptionalAction
+            else:
+                options["metavar"] = name.rsplit("_", 1)[-1].upper()
+            group.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

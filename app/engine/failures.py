@@ -1,0 +1,119 @@
+"""vLLM's errors -> ours. Every way in which a vLLM serving class can refuse or break."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+from vllm.exceptions import (
+    GracefulHTTPError,
+    VLLMClientError,
+    VLLMNotFoundError,
+    VLLMValidationError,
+)
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from app.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+_CONTEXT_LENGTH = re.compile(
+    r"maximum (context|model) length|exceeds the max_model_len|max_model_len|longer than the maximum"
+)
+_PARAMETER_SUFFIX = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+# A request's own mistake that vLLM reports with a bare Python error.
+_CLIENT_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
+
+
+def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: str) -> ApiError:
+    """An error that a serving class returned. `prompt` is the field that holds the prompt."""
+    error = response.error
+    return _client_error(int(error.code), error.message, error.param, payload, prompt)
+
+
+def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str) -> ApiError:
+    """An error that a serving class or the engine raised."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, _CLIENT_ERRORS):
+        error = error.__cause__
+    if isinstance(error, ValidationError):
+        return _from_pydantic(error, payload)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "The engine stopped; try again later.", headers={"Retry-After": "10"})
+    if isinstance(error, GracefulHTTPError):
+        return ApiError(int(error.http_status), error.message, headers={"Retry-After": "1"})
+    if isinstance(error, VLLMNotFoundError):
+        return _client_error(404, str(error), "model", payload, prompt)
+    if isinstance(error, (VLLMClientError, *_CLIENT_ERRORS)) or _is_template_error(error):
+        param = error.parameter if isinstance(error, VLLMValidationError) else None
+        return _client_error(400, str(error), param, payload, prompt)
+    logger.error("request failed", exc_info=error)
+    return ApiError(500, "The server had an error while processing your request.")
+
+
+def _client_error(
+    status: int, message: str, param: str | None, payload: Mapping[str, Any], prompt: str
+) -> ApiError:
+    message = sanitize_message(_PARAMETER_SUFFIX.sub("", message))
+    if status >= 500:
+        return ApiError(status, message)
+    if _CONTEXT_LENGTH.search(message):
+        return ApiError(400, message, param=prompt, code="context_length_exceeded")
+    if status == 404 and param == "model":
+        return ApiError(404, message, param="model", code="model_not_found")
+    # vLLM names the field only sometimes; its message nearly always does.
+    return ApiError(status, message, param=param or _named_field(message, payload))
+
+
+def _named_field(message: str, payload: Mapping[str, Any]) -> str | None:
+    """The first field of the request that the message mentions."""
+    mentioned = [word for word in re.findall(r"[a-z_]+", message) if word in payload]
+    return mentioned[0] if mentioned else None
+
+
+def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiError:
+    problems = error.errors(include_url=False, include_input=False)
+    cause = problems[0].get("ctx", {}).get("error")
+    if isinstance(cause, VLLMValidationError):
+        message = _PARAMETER_SUFFIX.sub("", str(cause))
+        param = cause.parameter or _named_field(message, payload)
+        return ApiError(400, sanitize_message(message), param=param)
+    param = _path(problems[0]["loc"], payload)
+    reasons = {p["msg"] for p in problems if _path(p["loc"], payload) == param}
+    if problems[0]["type"] == "missing":
+        return ApiError(
+            400, f"Missing required parameter: '{param}'.", param=param, code="missing_parameter"
+        )
+    return ApiError(
+        400, f"Invalid value for '{param}': {' or '.join(sorted(reasons)[:3])}.", param=param
+    )
+
+
+def _path(loc: tuple[int | str, ...], payload: Any) -> str | None:
+    """pydantic's location as OpenAI writes it, `messages[0].role`.
+
+    Parts that are no key of the data are names of union branches; a last one may be
+    the field that is missing.
+    """
+    path, value = "", payload
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        if isinstance(part, int) and isinstance(value, list) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(part, str) and isinstance(value, Mapping):
+            if part in value:
+                path, value = f"{path}.{part}" if path else part, value[part]
+            elif last and re.fullmatch(r"[a-z][a-z_]*", part):
+                path = f"{path}.{part}" if path else part
+    return path or None
+
+
+def _is_template_error(error: BaseException) -> bool:
+    """jinja2.TemplateError without importing jinja2: a chat template refused the messages."""
+    return any(cls.__name__ == "TemplateError" for cls in type(error).__mro__)

@@ -1,0 +1,54 @@
+"""Settings -> vLLM engine arguments. Pure: no vllm import, no side effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.settings import Settings
+
+VLLM_VERSION = "0.32.0"
+GIB = 1024**3
+
+
+def engine_options(settings: Settings) -> dict[str, Any]:
+    """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
+
+    `engine.engine_args` is applied last, so an operator can override anything here.
+    """
+    model, engine = settings.model, settings.engine
+    options: dict[str, Any] = {
+        "model": model.model,
+        "served_model_name": [settings.served_model_name],
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "enforce_eager": engine.enforce_eager,
+        "seed": engine.seed,
+        "worker_extension_cls": "drafters.vllm.report.DrafterReport",
+    }
+    given = {
+        "revision": model.revision,
+        "quantization": model.quantization,
+        "reasoning_parser": model.reasoning_parser,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    }
+    options.update({name: value for name, value in given.items() if value is not None})
+    if engine.kv_cache_gib is not None:
+        options["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
+    if settings.speculates:
+        options["speculative_config"] = speculative_config(settings)
+    return {**options, **engine.engine_args}
+
+
+def speculative_config(settings: Settings) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a P-EAGLE head: EAGLE-3 weights, all K slots in one pass."""
+    return {
+        "method": "eagle3",
+        "model": settings.speculation.drafter,
+        "num_speculative_tokens": settings.speculation.k,
+        "parallel_drafting": True,
+    }

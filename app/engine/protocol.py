@@ -1,0 +1,35 @@
+"""vLLM's request models with the one rule of theirs that OpenAI does not have taken out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.sampling_params import SamplingParams
+
+
+class _ManyGreedyChoices:
+    """n > 1 at temperature 0: n equal answers, as OpenAI gives.
+
+    SamplingParams refuses the pair when it is built (vllm/sampling_params.py,
+    _verify_greedy_sampling) and never looks again, so n is set afterwards. Its upper
+    bound is checked in app/engine/strict.py.
+    """
+
+    n: int | None
+
+    def to_sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
+        """As vLLM's, for any n."""
+        choices, self.n = self.n or 1, 1
+        params: SamplingParams = super().to_sampling_params(max_tokens, defaults)  # type: ignore[misc]
+        self.n = params.n = choices
+        return params
+
+
+class ChatRequest(_ManyGreedyChoices, ChatCompletionRequest):
+    """Body of POST /v1/chat/completions."""
+
+
+class TextRequest(_ManyGreedyChoices, CompletionRequest):
+    """Body of POST /v1/completions."""

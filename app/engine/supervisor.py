@@ -1,0 +1,161 @@
+"""The engine's life: start, prove, serve, stop. Its phase is what /readyz tells."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from app.engine.options import VLLM_VERSION, engine_options
+from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
+from app.errors import AerieError, ApiError, StartupError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.engine.adapter import Adapter, Operation
+    from app.engine.llm import GatewayLLM
+    from app.engine.steps import StepWatch
+
+logger = logging.getLogger(__name__)
+
+RPC_TIMEOUT_S = 60.0
+
+
+class Phase(StrEnum):
+    """Where the engine is in its life, in order."""
+
+    STARTING = "starting"  # importing vllm
+    LOADING = "loading"  # engine processes, weights, compilation
+    WARMING = "warming"  # warm-up request, proof of drafting
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class Engine:
+    """One vLLM engine with its operations. Everything happens on the event loop's thread
+    but the blocking construction of the engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.phase = Phase.STARTING
+        self.failure: AerieError | None = None
+        self.ended = asyncio.Event()
+        self.drafter: dict[str, Any] | None = None
+        self._llm: GatewayLLM | None = None
+        self._steps: StepWatch | None = None
+        self._adapter: Adapter | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.phase is Phase.READY and self._llm is not None and not self._llm.errored
+
+    def operation(self, name: str) -> Operation:
+        """The operation to answer a request with. Raises ApiError 503 while there is none."""
+        if not self.ready or self._adapter is None:
+            raise ApiError(
+                503,
+                f"The engine is not ready ({self.phase}).",
+                code="engine_not_ready",
+                headers={"Retry-After": "5"},
+            )
+        return self._adapter.operations[name]
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus output, in tokens; None before the engine is up."""
+        return self._llm.model_config.max_model_len if self._llm is not None else None
+
+    async def start(self, on_ready: Callable[[], None]) -> None:
+        """Bring the engine up to READY, or to FAILED with `failure` set."""
+        try:
+            await self._start()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if self.phase is Phase.STOPPING:
+                return
+            self.phase = Phase.FAILED
+            self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
+            logger.debug("engine failed to start", exc_info=error)
+            self.ended.set()
+            return
+        self.phase = Phase.READY
+        on_ready()
+
+    async def _start(self) -> None:
+        llm, steps = await asyncio.to_thread(self._launch)
+        self._llm, self._steps = llm, steps
+        if self.phase is Phase.STOPPING:
+            return
+        self.phase = Phase.WARMING
+        from app.engine.adapter import Adapter
+
+        reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
+        self.drafter = check_reports(self.settings, reports)
+        adapter = Adapter(llm, self.settings)
+        await asyncio.to_thread(adapter.warm_up)
+        await self._warm_up(llm)
+        drafted = await check_drafts(self.settings, steps)
+        if self.drafter is not None:
+            logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
+        self._adapter = adapter
+
+    def _launch(self) -> tuple[GatewayLLM, StepWatch]:
+        """Blocking: import vllm, build the engine's configuration, start its processes."""
+        # The engine's processes inherit this thread's mask: Ctrl-C in a terminal reaches the
+        # whole group, and it must drain the gateway rather than kill the engine under it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        _check_version()
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        from app.engine.llm import GatewayLLM
+        from app.engine.steps import StepWatch
+
+        self.phase = Phase.LOADING
+        try:
+            arguments = AsyncEngineArgs(**engine_options(self.settings))
+            config = arguments.create_engine_config()
+        except TypeError as error:
+            raise StartupError(f"engine_args: {error}") from error
+        steps = StepWatch()
+        llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
+        return llm, steps
+
+    async def _warm_up(self, llm: GatewayLLM) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        async for _ in llm.generate(tokens_input([1, 2, 3, 4]), params, "aerie-warm-up"):
+            pass
+
+    async def stop(self) -> None:
+        """End the engine's processes. Requests still running are aborted."""
+        self.phase = Phase.STOPPING
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown, 10.0)
+
+
+def _check_version() -> None:
+    import vllm
+
+    if not vllm.__version__.startswith(VLLM_VERSION):
+        raise StartupError(
+            f"vllm {vllm.__version__} is installed, this gateway is made for {VLLM_VERSION}: "
+            "run `make install`"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """One line for the operator, from the innermost cause that says something."""
+    text = str(error).strip() or type(error).__name__
+    return text if len(text) <= 2000 else text[:2000] + " ..."

@@ -1,0 +1,77 @@
+"""The gateway's errors: one tree, one envelope.
+
+AerieError
+├── SettingsError   start-up: a setting is unknown or invalid       (exit code 2)
+├── StartupError    start-up: the engine cannot do what was asked   (exit code 1)
+└── ApiError        a request: has a status and OpenAI's envelope
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AerieError(Exception):
+    """Base of every error this project raises for the outside world."""
+
+
+class SettingsError(AerieError):
+    """A setting is unknown or invalid; `key` names it."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+
+
+class StartupError(AerieError):
+    """The engine did not come up as asked; the message is for the operator."""
+
+
+class ApiError(AerieError):
+    """A request that ends with an error response.
+
+    `param` names the offending field (dotted, OpenAI's style) and `code` is one of
+    OpenAI's machine-readable strings or None.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error class for this status."""
+        return error_type(self.status)
+
+    def envelope(self) -> dict[str, Any]:
+        """The one JSON shape of every error, streamed or not."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_type(status: int) -> str:
+    """HTTP status -> OpenAI's `error.type`."""
+    if status >= 500:
+        return "server_error"
+    return _TYPES.get(status, "invalid_request_error")

@@ -1,0 +1,51 @@
+"""The composition root: settings and engine in, FastAPI application out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import psutil
+from fastapi import FastAPI
+
+from app import metrics
+from app.api import errors, generate, health, models
+from app.api.request_id import RequestId
+from app.engine.supervisor import Engine
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings, engine: Engine) -> FastAPI:
+    """The gateway. Its lifespan starts the engine in the background and stops it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        start = asyncio.create_task(engine.start(lambda: _announce(settings)))
+        try:
+            yield
+        finally:
+            await engine.stop()
+            await start
+
+    app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
+    app.state.settings = settings
+    app.state.engine = engine
+    app.state.started_at = int(time.time())
+    for module in (generate, models, health):
+        app.include_router(module.router)
+    errors.install(app)
+    app.add_middleware(RequestId)
+    return app
+
+
+def _announce(settings: Settings) -> None:
+    seconds = time.time() - psutil.Process().create_time()
+    metrics.START_SECONDS.set(seconds)
+    metrics.DRAFT_TOKENS_PER_STEP.set(settings.speculation.k)
+    logger.info("ready in %.1f s", seconds)

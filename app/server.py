@@ -1,0 +1,71 @@
+"""Run the gateway: socket, signals, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from app.engine.supervisor import Engine
+from app.errors import StartupError
+from app.main import create_app
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that does not re-raise the signal it was stopped with: a clean stop exits 0."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal drains, second Ctrl-C cuts off."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
+    logging.basicConfig(
+        level=settings.server.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    engine = Engine(settings)
+    config = uvicorn.Config(
+        create_app(settings, engine),
+        log_config=None,
+        access_log=settings.server.access_log,
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    with _listen(settings.server.host, settings.server.port) as listener:
+        host, port = listener.getsockname()[:2]
+        logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_serve(_Server(config), engine, listener))
+    if engine.failure is not None:
+        raise engine.failure
+
+
+async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> None:
+    async def stop_when_ended() -> None:
+        await engine.ended.wait()
+        server.should_exit = True
+
+    watcher = asyncio.create_task(stop_when_ended())
+    await server.serve(sockets=[listener])
+    watcher.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

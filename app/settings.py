@@ -1,0 +1,263 @@
+"""Every setting of the gateway: one frozen tree, one home per default.
+
+A setting has one name everywhere. `max_model_len` is `--max-model-len` on the
+command line, `AERIE_MAX_MODEL_LEN` in the environment and `max_model_len` in
+its section of a TOML file. Command line beats environment beats file beats
+preset beats the defaults below; an unknown or invalid key stops start-up by name.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from app.errors import SettingsError
+
+ENV_PREFIX = "AERIE_"
+REPOSITORY = Path(__file__).resolve().parent.parent
+PRESETS = Path(__file__).resolve().parent / "presets"
+
+
+class Section(BaseModel):
+    """Frozen and strict: a typo is an error, not a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(Section):
+    """The HTTP side."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    max_body_mib: float = Field(
+        16.0, gt=0, description="Largest request body in MiB; larger ones get a 413."
+    )
+    sse_keep_alive_s: float = Field(
+        15.0, gt=0, description="Seconds of silence after which a stream sends an SSE comment."
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
+    )
+    access_log: bool = Field(False, description="Log one line per HTTP request.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged."
+    )
+
+
+class ModelSettings(Section):
+    """The target model and how it talks."""
+
+    model: str = Field("", description="Target model: a folder or a hub id.")
+    served_model_name: str = Field(
+        "", description="Model id in the API; the last part of `model` when empty."
+    )
+    revision: str | None = Field(None, description="Hub revision of the target.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Data type of weights and activations."
+    )
+    quantization: str | None = Field(None, description="vLLM quantisation method.")
+    trust_remote_code: bool = Field(False, description="Run Python code found in the model folder.")
+    chat_template: str | None = Field(
+        None, description="Chat template file that replaces the model's own."
+    )
+    tool_call_parser: str | None = Field(
+        None, description="vLLM tool parser; without one, tool_choice `auto` is refused."
+    )
+    reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
+
+
+class SpeculationSettings(Section):
+    """The drafter."""
+
+    drafter: str | None = Field(None, description="P-EAGLE head: a folder or a hub id.")
+    k: int = Field(
+        5, ge=0, le=32, description="Draft tokens per step (K); 0 serves without a drafter."
+    )
+
+
+class EngineSettings(Section):
+    """Sizes of the vLLM engine. None leaves the choice to vLLM."""
+
+    max_model_len: int | None = Field(
+        None, ge=16, description="Longest prompt plus output, in tokens."
+    )
+    max_num_seqs: int | None = Field(None, ge=1, description="Most requests in one batch.")
+    max_num_batched_tokens: int | None = Field(None, ge=16, description="Most tokens in one step.")
+    kv_cache_gib: float | None = Field(
+        None, gt=0, description="KV cache in GiB (default: vLLM's share of the device's memory)."
+    )
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="Share of GPU memory that vLLM may use."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that one copy is split over.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of equal prefixes.")
+    enforce_eager: bool = Field(False, description="Skip compilation: starts faster, runs slower.")
+    seed: int = Field(0, description="Seed of the engine.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further vLLM engine arguments, as a JSON object; vLLM's names.",
+    )
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Text, as it comes from the command line and the environment, is JSON."""
+        return json.loads(value) if isinstance(value, str) else value
+
+
+class Settings(Section):
+    """The whole tree, as `create_app` and the engine read it."""
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+
+    @property
+    def served_model_name(self) -> str:
+        """Model id in the API."""
+        return self.model.served_model_name or Path(self.model.model).name
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a drafter is asked for."""
+        return self.speculation.k > 0
+
+
+def sections() -> dict[str, type[Section]]:
+    """Section name -> its class, in the order of the tree."""
+    tree: dict[str, type[Section]] = {}
+    for name, field in Settings.model_fields.items():
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        tree[name] = field.annotation
+    return tree
+
+
+def section_of() -> dict[str, str]:
+    """Setting name -> the section that holds it; names are unique across sections."""
+    homes: dict[str, str] = {}
+    for section, cls in sections().items():
+        for name in cls.model_fields:
+            assert name not in homes, f"setting {name} has two homes"
+            homes[name] = section
+    return homes
+
+
+def load(
+    cli: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    config_file: str | None = None,
+    preset: str | None = None,
+) -> Settings:
+    """Merge the sources into one validated tree.
+
+    `cli` maps setting names to given values only. Raises SettingsError, naming the
+    key and where it came from, for anything unknown or invalid.
+    """
+    env = dict(_from_environ(environ))
+    config_file = config_file or env.pop("config", None)
+    preset = preset or env.pop("preset", None)
+    file_values = _from_toml(Path(config_file)) if config_file else {}
+    preset = preset or file_values.pop("preset", None)
+
+    layers = [
+        ("preset", {}),
+        (str(config_file), file_values),
+        ("environment", env),
+        ("command line", dict(cli)),
+    ]
+    if preset is None and not any(values.get("model") for _, values in layers):
+        preset = "embedded"
+    if preset is not None:
+        layers[0] = (f"preset {preset}", _from_preset(preset))
+
+    merged: dict[str, dict[str, Any]] = {name: {} for name in sections()}
+    origin: dict[str, str] = {}
+    homes = section_of()
+    for source, values in layers:
+        for name, value in values.items():
+            merged[homes[name]][name] = value
+            origin[name] = source
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        raise _explain(error, origin) from None
+    return _resolve(settings)
+
+
+def _resolve(settings: Settings) -> Settings:
+    """Anchor the embedded paths and refuse a tree that asks for the impossible."""
+    speculation = settings.speculation
+    if settings.speculates and speculation.drafter is None:
+        raise SettingsError(
+            "drafter",
+            f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
+            "or --k 0 to serve without speculation",
+        )
+    drafter = _anchored(speculation.drafter) if speculation.drafter else None
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"model": _anchored(settings.model.model)}),
+            "speculation": speculation.model_copy(update={"drafter": drafter}),
+        }
+    )
+
+
+def _anchored(path: str) -> str:
+    """`models/...` means the folder of this repository, whatever the working directory."""
+    if path.startswith("models/") and not Path(path).exists():
+        return str(REPOSITORY / path)
+    return path
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    homes, values = section_of(), {}
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX):
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name not in homes and name not in ("config", "preset"):
+            raise SettingsError(key, "unknown setting in the environment")
+        values[name] = text
+    return values
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError("config", f"{path}: {error}") from None
+    values: dict[str, Any] = {}
+    for section, table in document.items():
+        if section == "preset" and isinstance(table, str):
+            values["preset"] = table
+            continue
+        if section not in sections() or not isinstance(table, dict):
+            raise SettingsError(section, f"unknown section in {path}")
+        for name, value in table.items():
+            if section_of().get(name) != section:
+                raise SettingsError(f"{section}.{name}", f"unknown setting in {path}")
+            values[name] = value
+    return values
+
+
+def _from_preset(name: str) -> dict[str, Any]:
+    known = sorted(file.stem for file in PRESETS.glob("*.toml"))
+    path = PRESETS / f"{name}.toml" if name in known else Path(name)
+    if name not in known and path.suffix != ".toml":
+        raise SettingsError("preset", f"unknown preset {name}; known: {', '.join(known)}")
+    return _from_toml(path)
+
+
+def _explain(error: ValidationError, origin: Mapping[str, str]) -> SettingsError:
+    first = error.errors()[0]
+    section, name = str(first["loc"][0]), str(first["loc"][1])
+    return SettingsError(
+        f"{section}.{name}", f"{first['msg']} (from {origin.get(name, 'the defaults')})"
+    )

@@ -1,0 +1,33 @@
+"""What drafts in this worker? Asked over vLLM's collective_rpc, answered from live objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DrafterReport:
+    """Mixed into vLLM's worker through `worker_extension_cls` (vllm/v1/worker/worker_base.py)."""
+
+    model_runner: Any
+
+    def aerie_drafter_report(self) -> dict[str, Any] | None:
+        """The drafter in use, or None when this worker decodes plainly.
+
+        Keys: `proposer` and `head` (class names), `parallel` (all K tokens in one pass),
+        `k` (draft tokens per step), `parameters` (count, tensors shared with the target
+        included), `mask_hidden` (the learned state of the masked slots is loaded and not
+        all zero; a head without it is no P-EAGLE head).
+        """
+        proposer = getattr(self.model_runner, "drafter", None)
+        head = getattr(proposer, "model", None)
+        if proposer is None or head is None:
+            return None
+        mask_hidden = getattr(proposer, "parallel_drafting_hidden_state_tensor", None)
+        return {
+            "proposer": type(proposer).__name__,
+            "head": type(head).__name__,
+            "parallel": bool(proposer.parallel_drafting),
+            "k": int(proposer.num_speculative_tokens),
+            "parameters": sum(parameter.numel() for parameter in head.parameters()),
+            "mask_hidden": mask_hidden is not None and bool(mask_hidden.any()),
+        }

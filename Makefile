@@ -4,12 +4,14 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 # A GPU is present when its driver is: WSL 2 has nvidia-smi but no /proc/driver/nvidia.
-BACKEND ?= $(shell if [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; \
+ifndef BACKEND
+BACKEND := $(shell if [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; \
 	then echo cuda; else echo cpu; fi)
+endif
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED = $(VENV)/.installed-$(BACKEND)
+INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check format lock models evaluate clean
@@ -22,6 +24,7 @@ $(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/
 	@requirements/install.sh $(BACKEND)
 
 install: $(INSTALLED) ## Make .venv with every pinned package (BACKEND=cpu|cuda, PYTHON=...)
+	@echo "install: $(BIN)/aerie is ready ($(BACKEND) build)"
 
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)

@@ -56,10 +56,11 @@ pip_install() {
     shift
     PYTHONUNBUFFERED=1 $VENV/bin/python -m pip install --no-deps --progress-bar off "$@" 2>&1 |
         tee -a "$LOG" | awk -v total="$total" '
+            /^Requirement already satisfied/ { n++ }
             /^Collecting /     { n++; name = $2 }
             /^ *Downloading /  { size = $0; sub(/.*\(/, "(", size)
                                  printf "install:   [%d/%d] %s %s\n", n, total, name, size }
-            /^Installing /     { print "install:   unpacking (the largest step on a slow disk)" }
+            /^Installing /     { print "install:   unpacking" }
             /^(ERROR|error)/   { print "install:   pip: " $0 }
             { fflush() }'
 }
@@ -108,4 +109,4 @@ say "installing the aerie command"
 pip_install 1 --no-build-isolation --editable . || die "failed; all that pip said is in $LOG"
 rm -f "$VENV"/.installed-*
 touch "$VENV/.installed-$BACKEND"
-say "done in $(($(date +%s) - started)) s: $VENV/bin/aerie ($BACKEND build)"
+say "done in $(($(date +%s) - started)) s"

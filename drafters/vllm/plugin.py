@@ -1,0 +1,10 @@
+"""Entry point of the `vllm.general_plugins` group: vLLM calls it in each of its processes."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Apply what vLLM needs before it builds an engine. Safe to call more than once."""
+    from drafters.vllm import compat
+
+    compat.apply()

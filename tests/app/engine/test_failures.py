@@ -1,0 +1,86 @@
+"""vLLM's errors become OpenAI's."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from app.engine.failures import from_exception, from_response
+from app.engine.protocol import ChatRequest
+from app.errors import ApiError
+
+
+def test_a_named_parameter_is_kept_and_its_suffix_dropped() -> None:
+    error = from_exception(
+        VLLMValidationError("bad top_p", parameter="top_p", value=2.0), {"top_p": 2.0}, "prompt"
+    )
+    assert (error.status, error.param, error.message) == (400, "top_p", "bad top_p")
+
+
+def test_an_unnamed_parameter_is_found_in_the_message() -> None:
+    """vLLM's message names two fields; the one that was sent is the culprit."""
+    message = "The min_p and logit_bias sampling parameters are not yet supported."
+    error = from_exception(VLLMValidationError(message), {"logit_bias": {"5": 1}}, "messages")
+    assert error.param == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 2048 tokens. However, you requested 9000.",
+        "The engine prompt length 9000 exceeds the max_model_len 2048. Please reduce prompt.",
+    ],
+)
+def test_over_long_prompts_have_openais_code(message: str) -> None:
+    error = from_exception(ValueError(message), {}, "messages")
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+
+
+def test_returned_errors_keep_their_status() -> None:
+    response = ErrorResponse(
+        error=ErrorInfo(message="no such model", type="NotFoundError", param="model", code=404)
+    )
+    error = from_response(response, {}, "prompt")
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert from_exception(VLLMNotFoundError("gone"), {}, "prompt").status == 404
+
+
+def test_an_error_wrapped_by_the_engine_is_unwrapped() -> None:
+    """AsyncLLM wraps a bare ValueError in EngineGenerateError: a 500 for the client's mistake."""
+    wrapped = EngineGenerateError()
+    wrapped.__cause__ = ValueError("bad grammar")
+    assert from_exception(wrapped, {}, "prompt").status == 400
+
+
+def test_the_engines_own_failures_are_5xx_and_say_nothing_inside() -> None:
+    assert from_exception(EngineDeadError(), {}, "prompt").status == 503
+    overflow = from_exception(QueueOverflowError(), {}, "prompt")
+    assert (overflow.status, overflow.headers) == (503, {"Retry-After": "1"})
+    broken = from_exception(KeyError("/secret/path"), {}, "prompt")
+    assert broken.status == 500
+    assert "secret" not in broken.message
+
+
+def test_pydantic_errors_point_at_the_field() -> None:
+    payload = {"messages": [{"role": "user", "content": "x"}], "seed": "abc"}
+    with pytest.raises(ValueError, match="seed") as caught:
+        ChatRequest.model_validate(payload)
+    assert from_exception(caught.value, payload, "messages").param == "seed"
+
+
+def test_pydantic_paths_skip_union_branches() -> None:
+    """A location names branches of unions as well as fields."""
+    payload = {"messages": [{"role": "user", "content": "x"}], "stop": [1]}
+    with pytest.raises(ValueError, match="stop") as caught:
+        ChatRequest.model_validate(payload)
+    error = from_exception(caught.value, payload, "messages")
+    assert error.param is not None
+    assert error.param.startswith("stop")
+    assert "list" not in error.param
+
+
+def test_our_own_errors_pass_through() -> None:
+    error = ApiError(418, "teapot")
+    assert from_exception(error, {}, "prompt") is error

@@ -1,0 +1,28 @@
+"""Engine options: what vLLM is asked for."""
+
+from __future__ import annotations
+
+from app.engine.options import engine_options
+from app.settings import load
+
+
+def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
+    options = engine_options(load({"k": "3"}, {}))
+    assert options["speculative_config"]["method"] == "eagle3"
+    assert options["speculative_config"]["parallel_drafting"] is True
+    assert options["speculative_config"]["num_speculative_tokens"] == 3
+
+
+def test_k_zero_asks_for_no_drafter_at_all() -> None:
+    assert "speculative_config" not in engine_options(load({"k": "0"}, {}))
+
+
+def test_sizes_left_open_are_left_to_vllm() -> None:
+    options = engine_options(load({"model": "a/b", "k": "0"}, {}))
+    assert not {"max_num_seqs", "kv_cache_memory_bytes", "max_model_len"} & set(options)
+    assert engine_options(load({"kv_cache_gib": "0.5"}, {}))["kv_cache_memory_bytes"] == 2**29
+
+
+def test_the_operator_has_the_last_word() -> None:
+    options = engine_options(load({"engine_args": '{"dtype": "float32", "block_size": 64}'}, {}))
+    assert (options["dtype"], options["block_size"]) == ("float32", 64)

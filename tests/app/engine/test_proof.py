@@ -1,0 +1,70 @@
+"""No readiness without a head that drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.engine import proof
+from app.errors import StartupError
+from app.settings import load
+
+GOOD: dict[str, Any] = {
+    "proposer": "EagleProposer",
+    "head": "Eagle3LlamaForCausalLM",
+    "parallel": True,
+    "k": 5,
+    "parameters": 1,
+    "mask_hidden": True,
+}
+SETTINGS = load({"k": "5"}, {})
+
+
+def test_a_good_report_is_returned() -> None:
+    assert proof.check_reports(SETTINGS, [GOOD, GOOD]) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (None, "without a drafter"),
+        ({**GOOD, "parallel": False}, "parallel"),
+        ({**GOOD, "mask_hidden": False}, "mask_hidden"),
+        ({**GOOD, "k": 3}, "drafts 3 tokens"),
+    ],
+)
+def test_any_worker_without_a_p_eagle_head_stops_the_start(
+    report: dict[str, Any] | None, reason: str
+) -> None:
+    with pytest.raises(StartupError, match=reason):
+        proof.check_reports(SETTINGS, [GOOD, report])
+
+
+def test_no_reports_at_all_is_no_proof() -> None:
+    with pytest.raises(StartupError):
+        proof.check_reports(SETTINGS, [])
+
+
+def test_without_speculation_nothing_is_asked() -> None:
+    plain = load({"k": "0"}, {})
+    assert proof.check_reports(plain, [None]) is None
+    assert asyncio.run(proof.check_drafts(plain, SimpleNamespace(draft_tokens=0))) == 0
+
+
+def test_a_head_that_drafts_nothing_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "STATS_TIMEOUT_S", 0.1)
+    with pytest.raises(StartupError, match="drafted no token"):
+        asyncio.run(proof.check_drafts(SETTINGS, SimpleNamespace(draft_tokens=0)))
+
+
+def test_the_count_may_arrive_late() -> None:
+    drafts = SimpleNamespace(draft_tokens=0)
+
+    async def scenario() -> int:
+        asyncio.get_running_loop().call_later(0.1, setattr, drafts, "draft_tokens", 15)
+        return await proof.check_drafts(SETTINGS, drafts)
+
+    assert asyncio.run(scenario()) == 15

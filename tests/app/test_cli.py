@@ -1,0 +1,32 @@
+"""The command line: options follow the settings tree, failures have exit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.cli import _parser, main
+from app.settings import section_of
+
+
+def test_every_setting_is_an_option() -> None:
+    options = vars(_parser().parse_args(["serve"]))
+    assert set(section_of()) <= set(options)
+    assert all(options[name] is None for name in section_of())
+
+
+def test_a_wrong_setting_exits_2_and_names_the_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--port", "70000"]) == 2
+    assert "server.port" in capsys.readouterr().err
+
+
+def test_an_abbreviated_option_is_refused() -> None:
+    """--mod must not silently mean --model."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--mod", "x"])
+
+
+def test_boolean_settings_can_be_switched_off() -> None:
+    options = vars(_parser().parse_args(["serve", "--no-enable-prefix-caching"]))
+    assert options["enable_prefix_caching"] is False

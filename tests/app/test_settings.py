@@ -1,0 +1,102 @@
+"""Settings: precedence, names, and refusals that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli import load_settings
+from app.errors import SettingsError
+from app.settings import REPOSITORY, Settings, load, section_of
+
+
+def toml(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "aerie.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_embedded_preset_is_what_a_bare_start_uses() -> None:
+    settings = load({}, {})
+    assert settings.model.model == str(REPOSITORY / "models/embedded/target")
+    assert settings.speculation.drafter == str(REPOSITORY / "models/embedded/p-eagle")
+    assert settings.served_model_name == "aerie-embedded"
+    assert settings.speculates
+
+
+def test_a_given_model_keeps_the_embedded_preset_out(tmp_path: Path) -> None:
+    """The embedded head must never be paired with somebody else's target."""
+    settings = load({"model": "org/some-model", "k": 0}, {})
+    assert settings.speculation.drafter is None
+    assert settings.served_model_name == "some-model"
+    assert settings.model.tool_call_parser is None
+
+
+def test_command_line_beats_environment_beats_file_beats_preset(tmp_path: Path) -> None:
+    file = toml(tmp_path, '[server]\nport = 1111\nhost = "::1"\n[speculation]\nk = 3\n')
+    environ = {"AERIE_PORT": "2222", "AERIE_K": "4", "AERIE_CONFIG": file, "HOME": "/"}
+    assert load({}, {}, config_file=file).speculation.k == 3
+    assert load({}, environ).server.port == 2222
+    settings = load({"port": "3333"}, environ)
+    assert (settings.server.port, settings.server.host, settings.speculation.k) == (3333, "::1", 4)
+
+
+def test_a_setting_has_one_name_everywhere() -> None:
+    """section_of asserts uniqueness; every section has settings."""
+    assert set(section_of().values()) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("cli", "environ", "key"),
+    [
+        ({"port": "99999"}, {}, "server.port"),
+        ({"port": "http"}, {}, "server.port"),
+        ({"k": "-1"}, {}, "speculation.k"),
+        ({"dtype": "float8"}, {}, "model.dtype"),
+        ({}, {"AERIE_NO_SUCH_KEY": "1"}, "AERIE_NO_SUCH_KEY"),
+        ({}, {"AERIE_PRESET": "nope"}, "preset"),
+        ({}, {"AERIE_CONFIG": "/no/such.toml"}, "config"),
+        ({"engine_args": "{"}, {}, "engine.engine_args"),
+        ({"engine_args": "[1]"}, {}, "engine.engine_args"),
+        ({"model": "org/some-model"}, {}, "drafter"),
+    ],
+)
+def test_unknown_and_invalid_keys_are_named(
+    cli: dict[str, str], environ: dict[str, str], key: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(cli, environ)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[server]\nprot = 1\n", "server.prot"),
+        ("[sever]\nport = 1\n", "sever"),
+        ("[model]\nport = 1\n", "model.port"),
+        ("port = 1\n", "port"),
+        ("[server\n", "config"),
+    ],
+)
+def test_unknown_keys_in_a_file_are_named(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load({}, {}, config_file=toml(tmp_path, text))
+    assert caught.value.key == key
+
+
+def test_where_an_invalid_value_came_from_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="from environment"):
+        load({"host": "::1"}, {"AERIE_PORT": "x"})
+
+
+def test_a_preset_can_be_a_file(tmp_path: Path) -> None:
+    preset = toml(tmp_path, '[model]\nmodel = "a/b"\n[speculation]\ndrafter = "c/d"\nk = 7\n')
+    settings = load({}, {}, preset=preset)
+    assert (settings.model.model, settings.speculation.drafter) == ("a/b", "c/d")
+
+
+def test_options_that_were_not_given_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AERIE_PORT", "2222")
+    assert load_settings({"port": None, "config": None, "preset": None}).server.port == 2222

@@ -1,0 +1,190 @@
+"""The import map: which room of the house may import which.
+
+A room is a package or module named below; a file belongs to the longest room name that
+prefixes its module name. Inside a room everything may import everything.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROOTS = ("app", "drafters")
+
+# Room -> the rooms it may import. `app` and `drafters` alone are the bare packages.
+GROUND = {"app", "app.errors", "app.metrics", "app.settings"}
+POLICY = {"drafters.config", "drafters.control"}
+ENGINE = {"app.engine"}
+DOOR = {"app.admission", "app.engine"}
+MAP: dict[str, set[str]] = {
+    "app": set(),
+    "app.errors": {"app"},
+    "app.metrics": {"app", "app.errors"} | POLICY,
+    "app.settings": {"app", "app.errors"} | POLICY,
+    "app.engine": GROUND | POLICY,
+    "app.admission": GROUND | POLICY,
+    "app.api": GROUND | DOOR | POLICY,
+    "app.main": GROUND | DOOR | {"app.api"} | POLICY,
+    "app.server": GROUND | ENGINE | {"app.main"} | POLICY,
+    "app.doctor": GROUND | POLICY,
+    "app.cli": GROUND | {"app.server", "app.doctor"},
+    "drafters": set(),
+    "drafters.config": set(),
+    "drafters.control": set(),
+    "drafters.ops": set(),
+    "drafters.model": {"drafters.ops"},
+    "drafters.train": {"drafters.model", "drafters.ops", "drafters.config"},
+    "drafters.vllm": {"drafters.model", "drafters.control", "drafters.ops", "drafters.config"},
+}
+
+# Commands that need torch and no gateway: the only way from app/ into training, and only
+# inside a function, so that no other command pays for the import.
+LAZY_HOOKS = {"app.cli": {"drafters.train.evaluate"}}
+
+# Heavy packages -> the only rooms that may import them.
+GUARDED = {
+    "vllm": {"app.engine", "drafters.vllm"},
+    "torch": {
+        "app.engine",
+        "app.doctor",
+        "drafters.model",
+        "drafters.ops",
+        "drafters.train",
+        "drafters.vllm",
+    },
+}
+
+# Rooms that run anywhere: nothing outside the standard library.
+STANDARD_LIBRARY_ONLY = {"drafters.config", "drafters.control"}
+
+
+def room_of(module: str) -> str:
+    """The longest room name that `module` lies in."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        # A bare package is the room of its __init__ alone, never of a module nobody placed.
+        if name in MAP and (length > 1 or len(parts) == 1):
+            return name
+    raise LookupError(f"{module} lies in no room of the import map")
+
+
+def imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool]]:
+    """(line, absolute module, inside a function) of each import, type-checking ones too."""
+    lazy = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in lazy
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                # `from app import settings` imports a module, `from app.errors import X` a name.
+                name = f"{base}.{alias.name}"
+                yield node.lineno, name if name in MAP else base, id(node) in lazy
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What is wrong with the imports of one file; `path` is relative to the repository."""
+    parts = Path(path).with_suffix("").parts
+    package = ".".join(parts[:-1])
+    module = package if parts[-1] == "__init__" else ".".join(parts)
+    try:
+        room = room_of(module)
+    except LookupError as error:
+        return [f"{path}: {error}"]
+    found = []
+    for line, target, lazy in imports(ast.parse(source), package):
+        where, top = f"{path}:{line}: {room} imports {target}", target.split(".")[0]
+        if top in ROOTS:
+            if target in LAZY_HOOKS.get(module, ()):
+                if not lazy:
+                    found.append(f"{where}, allowed inside a function only")
+                continue
+            try:
+                home = room_of(target)
+            except LookupError as error:
+                found.append(f"{where}: {error}")
+                continue
+            if home != room and home not in MAP[room]:
+                found.append(where)
+        elif room in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
+            found.append(f"{where}, not in the standard library")
+        elif top in GUARDED and room not in GUARDED[top]:
+            found.append(where)
+    return found
+
+
+def test_every_file_keeps_to_the_map() -> None:
+    files = [file for root in ROOTS for file in sorted((REPOSITORY / root).rglob("*.py"))]
+    assert files, "no source found: the roots moved"
+    assert not [
+        problem
+        for file in files
+        for problem in violations(str(file.relative_to(REPOSITORY)), file.read_text("utf-8"))
+    ]
+
+
+def test_the_map_has_no_cycle() -> None:
+    """A cycle would make "one way" empty words."""
+    done: set[str] = set()
+    while ready := [room for room in MAP if room not in done and MAP[room] <= done]:
+        done.update(ready)
+    assert done == set(MAP)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("app/settings.py", "from app.main import create_app"),
+        ("app/settings.py", "from app import main"),
+        ("app/engine/llm.py", "import app.api.health"),
+        ("app/engine/llm.py", "from ..api import health"),
+        ("app/engine/llm.py", "from app.admission import keys"),
+        ("app/api/health.py", "import vllm.outputs"),
+        ("app/api/health.py", "def late():\n    import torch"),
+        ("app/main.py", "from drafters.train.evaluate import main"),
+        ("app/cli.py", "from drafters.train.evaluate import main"),
+        ("app/cli.py", "def f():\n    from drafters.train.loop import main"),
+        ("app/engine/options.py", "from drafters.model.peagle import Head"),
+        ("app/utils.py", "import os"),
+        ("drafters/control/policy.py", "import numpy"),
+        ("drafters/control/policy.py", "from drafters.ops import reference"),
+        ("drafters/config.py", "from pydantic import BaseModel"),
+        ("drafters/model/peagle.py", "from drafters.train import loss"),
+        ("drafters/train/evaluate.py", "if TYPE_CHECKING:\n    from vllm import LLM"),
+        ("drafters/train/evaluate.py", "from drafters.vllm import compat"),
+        ("drafters/vllm/compat.py", "from app.errors import AerieError"),
+        ("drafters/ops/reference.py", "from app import __version__"),
+    ],
+)
+def test_a_file_off_the_map_is_caught(path: str, source: str) -> None:
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("app/__init__.py", "import importlib.metadata"),
+        ("app/engine/llm.py", "from .options import arguments\nfrom vllm import outputs"),
+        ("app/api/health.py", "from app.engine import supervisor\nfrom app import __version__"),
+        ("app/cli.py", "def f():\n    from drafters.train.evaluate import main"),
+        ("drafters/control/policy.py", "from drafters.control.cost import Cost\nimport math"),
+        ("drafters/vllm/compat.py", "import vllm.version\nfrom drafters.model import peagle"),
+    ],
+)
+def test_a_file_on_the_map_passes(path: str, source: str) -> None:
+    assert violations(path, source) == []

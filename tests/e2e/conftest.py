@@ -1,0 +1,115 @@
+"""One live gateway for the whole suite, and the clients that talk to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from .gateway import MODEL, Gateway
+
+# Set to the address of a gateway that already runs, to try a change without a start.
+URL = os.environ.get("AERIE_TEST_URL")
+PLAIN_URL = os.environ.get("AERIE_TEST_PLAIN_URL")
+CLIENT_TIMEOUT_S = 30.0
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "final: ends a shared gateway, so it runs after every other test"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("e2e")
+    items.sort(key=lambda item: item.get_closest_marker("final") is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def direct() -> Iterator[None]:
+    """Loopback traffic never goes through a proxy, whatever the caller's environment says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        yield
+
+
+def _serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
+    if url:
+        yield Gateway.attach(url)
+        return
+    gateway = Gateway.launch(log, args)
+    try:
+        yield gateway.wait_ready()
+        code = gateway.stop()
+        assert code == 0, f"exit code {code} after SIGTERM{gateway.tail()}"
+        assert gateway.leftovers() == [], "processes outlived the gateway"
+    finally:
+        gateway.kill()
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The gateway as it comes: embedded model, drafter on."""
+    yield from _serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", [])
+
+
+@pytest.fixture(scope="session")
+def plain_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The same model without any drafter."""
+    yield from _serve(PLAIN_URL, tmp_path_factory.mktemp("plain") / "gateway.log", ["--k", "0"])
+
+
+@pytest.fixture(scope="session")
+def http(gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def plain_http(plain_gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(
+        base_url=plain_gateway.url, timeout=CLIENT_TIMEOUT_S, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=CLIENT_TIMEOUT_S
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def claude(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=gateway.url, api_key="unused", max_retries=0, timeout=CLIENT_TIMEOUT_S
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def context_length(http: httpx.Client) -> int:
+    """How many tokens prompt and output may have together."""
+    return int(http.post("/tokenize", json={"model": MODEL, "prompt": "a"}).json()["max_model_len"])
+
+
+@pytest.fixture(autouse=True)
+def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Blames the test that took the gateway down, not the next one."""
+    yield
+    if "http" in request.fixturenames:
+        shared: Gateway = request.getfixturevalue("gateway")
+        assert shared.alive(), f"this test ended the gateway{shared.tail()}"
+        ready = request.getfixturevalue("http").get("/readyz")
+        assert ready.status_code == 200, f"no longer ready: {ready.text}{shared.tail()}"

@@ -1,0 +1,168 @@
+"""One gateway process, run as an operator would run it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+MODEL = "aerie-embedded"
+POLL_S = 0.1
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def command() -> list[str]:
+    """The installed console script that belongs to the running interpreter."""
+    script = Path(sys.executable).with_name("aerie")
+    assert script.exists(), f"{script} is missing: install the project into this environment first"
+    return [str(script), "serve"]
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without any gateway setting in it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AERIE_", "SM_VLLM_"))}
+    return {**kept, "PYTHONUNBUFFERED": "1", **extra}
+
+
+@dataclass
+class Gateway:
+    url: str
+    log: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    bound_after_s: float | None = None
+    ready_after_s: float | None = None
+    # What clients saw before readiness, by request line.
+    while_starting: dict[str, list[httpx.Response]] = field(default_factory=dict)
+
+    @classmethod
+    def attach(cls, url: str) -> Gateway:
+        return cls(url=url.rstrip("/"))
+
+    @classmethod
+    def launch(
+        cls, log: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> Gateway:
+        port = free_port()
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command(), "--host", "127.0.0.1", "--port", str(port), *args],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(env or {}),
+                start_new_session=True,
+            )
+        return cls(f"http://127.0.0.1:{port}", log, process, time.monotonic())
+
+    @property
+    def owned(self) -> bool:
+        return self.process is not None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log else ""
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n--- end of the gateway's log ---\n" + "\n".join(self.text().splitlines()[-lines:])
+
+    def alive(self) -> bool:
+        return self.process is None or self.process.poll() is None
+
+    def _see(
+        self, http: httpx.Client, method: str, path: str, body: object = None
+    ) -> httpx.Response | None:
+        try:
+            response = http.request(method, path, json=body)
+        except httpx.TransportError:
+            return None
+        self.while_starting.setdefault(f"{method} {path}", []).append(response)
+        return response
+
+    def wait_bound(self, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        with httpx.Client(base_url=self.url, timeout=10, trust_env=False) as http:
+            while self._see(http, "GET", "/livez") is None:
+                assert self.alive(), f"the gateway exited before it bound its port{self.tail()}"
+                assert time.monotonic() < deadline, (
+                    f"port not bound after {timeout_s} s{self.tail()}"
+                )
+                time.sleep(POLL_S)
+        self.bound_after_s = time.monotonic() - self.started_at
+
+    def wait_ready(self, timeout_s: float = 240.0) -> Gateway:
+        self.wait_bound()
+        deadline = time.monotonic() + timeout_s
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
+            while (seen := self._see(http, "GET", "/readyz")) is None or seen.status_code != 200:
+                if len(self.while_starting.get("GET /readyz", ())) == 1:
+                    self._see(http, "POST", "/v1/chat/completions", CHAT)
+                    self._see(
+                        http,
+                        "POST",
+                        "/v1/completions",
+                        {"model": MODEL, "prompt": "a", "stream": True},
+                    )
+                    self._see(http, "GET", "/ping")
+                assert self.alive(), f"the gateway exited while starting{self.tail()}"
+                assert time.monotonic() < deadline, f"not ready after {timeout_s} s{self.tail()}"
+                time.sleep(POLL_S)
+        self.ready_after_s = time.monotonic() - self.started_at
+        return self
+
+    def wait_exit(self, timeout_s: float) -> int:
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s{self.tail()}") from None
+
+    def signal(self, number: int, whole_terminal: bool = False) -> None:
+        """SIGTERM goes to the process alone; a terminal sends Ctrl-C to every process in it."""
+        assert self.process is not None
+        if whole_terminal:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.wait_exit(timeout_s)
+
+    def kill(self) -> None:
+        """Whatever happened, leave nothing of this gateway behind."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def leftovers(self) -> list[str]:
+        """Processes of this gateway's session that still exist (Linux; empty elsewhere)."""
+        assert self.process is not None
+        found: list[str] = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                content = stat.read_text()
+            except OSError:
+                continue
+            match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+)", content, re.DOTALL)
+            if match and int(match[4]) == self.process.pid and match[3] != "Z":
+                found.append(f"{match[1]} {match[2]}")
+        return found

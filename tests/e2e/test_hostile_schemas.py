@@ -1,0 +1,183 @@
+"""Schemas, grammars and tools made to break a compiler: refused by name or answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from . import shapes
+from .gateway import MODEL
+from .wire import JSON, assert_error, post_chunks
+
+PATH = "/v1/chat/completions"
+ASK: JSON = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+TOOL: JSON = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
+STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "stream"])
+
+
+def nested(depth: int) -> JSON:
+    schema: JSON = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def fan_out(width: int) -> JSON:
+    """Each definition refers twice to the next: 2**width paths."""
+    refs: JSON = {
+        f"d{i}": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2}}
+        for i in range(width)
+    }
+    return {"$defs": {**refs, f"d{width}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+def schema_format(schema: Any) -> JSON:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+
+
+def send(http: httpx.Client, body: JSON, streaming: bool) -> httpx.Response | None:
+    """The refusal, or None after checking that a 200 is whole and well-formed."""
+    if not streaming:
+        response = http.post(PATH, json=body)
+        if response.status_code == 200:
+            shapes.chat(response.json())
+            return None
+        return response
+    with http.stream("POST", PATH, json={**body, "stream": True}) as response:
+        if response.status_code != 200:
+            response.read()
+            return response
+    for piece in post_chunks(http, PATH, body):
+        shapes.chunk(piece)
+    return None
+
+
+LEGAL_OR_REFUSED: dict[str, JSON] = {
+    "self-reference": schema_format({"$ref": "#"}),
+    "mutual-references": schema_format(
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    ),
+    "deep": schema_format(nested(70)),
+    "very-deep": schema_format(nested(400)),
+    "fan-out": schema_format(fan_out(24)),
+    "empty-enum": schema_format({"enum": []}),
+    "impossible-range": schema_format({"type": "integer", "minimum": 5, "maximum": 1}),
+    "huge-length": schema_format({"type": "string", "minLength": 10**9}),
+    "huge-array": schema_format({"type": "array", "items": {"type": "integer"}, "minItems": 10**7}),
+    "everything-allowed": schema_format({}),
+    "left-recursion": {"structured_outputs": {"grammar": 'root ::= root "a" | "a"'}},
+    "endless-rule": {"structured_outputs": {"grammar": "root ::= a\na ::= root"}},
+    "counted-regex": {"structured_outputs": {"regex": "((a{1,500}){1,500}){1,500}"}},
+    "nested-stars": {"structured_outputs": {"regex": "(((a*)*)*)*b"}},
+    "look-behind": {"structured_outputs": {"regex": "(?<=a)b"}},
+    "tool-self-reference": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}],
+        "tool_choice": "required",
+    },
+    "odd-tool-name": {
+        "tools": [{"type": "function", "function": {"name": "../\n\u0000", "parameters": {}}}],
+        "tool_choice": "required",
+    },
+}
+
+WRONG: dict[str, tuple[JSON, str]] = {
+    "schema-missing": ({"response_format": {"type": "json_schema"}}, "response_format"),
+    "schema-null": (
+        {"response_format": {"type": "json_schema", "json_schema": None}},
+        "response_format",
+    ),
+    "schema-a-string": (schema_format("object"), "response_format"),
+    "schema-unknown-type": (schema_format({"type": "nonsense"}), "response_format"),
+    "schema-dangling-ref": (schema_format({"$ref": "#/$defs/none"}), "response_format"),
+    "schema-bad-pattern": (schema_format({"type": "string", "pattern": "["}), "response_format"),
+    "format-unknown": ({"response_format": {"type": "yaml"}}, "response_format"),
+    "format-without-type": ({"response_format": {}}, "response_format"),
+    "format-a-string": ({"response_format": "json"}, "response_format"),
+    "format-a-list": ({"response_format": []}, "response_format"),
+    "grammar-empty-rule": ({"structured_outputs": {"grammar": "root ::= "}}, "structured_outputs"),
+    "grammar-empty": ({"structured_outputs": {"grammar": ""}}, "structured_outputs"),
+    "grammar-unclosed": (
+        {"structured_outputs": {"grammar": 'root ::= ("a"'}},
+        "structured_outputs",
+    ),
+    "grammar-undefined-rule": (
+        {"structured_outputs": {"grammar": "root ::= missing"}},
+        "structured_outputs",
+    ),
+    "grammar-no-root": ({"structured_outputs": {"grammar": 'other ::= "a"'}}, "structured_outputs"),
+    "regex-unclosed": ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    "choice-empty": ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    "two-constraints": (
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        "structured_outputs",
+    ),
+    "tools-a-string": ({"tools": "f"}, "tools"),
+    "tool-without-function": ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    "named-tool-without-function": (
+        {
+            "tools": [{"type": "function"}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+        "tools",
+    ),
+    "tool-without-name": ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+    "tool-of-unknown-type": ({"tools": [{**TOOL, "type": "browser"}]}, "tools"),
+    "tool-parameters-a-string": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "object"}}]},
+        "tools",
+    ),
+    "choice-of-absent-tool": (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+    ),
+    "choice-without-tools": ({"tool_choice": "required"}, "tool_choice"),
+    "choice-named-without-tools": (
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice",
+    ),
+    "choice-unknown": ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    "choice-without-function": (
+        {"tools": [TOOL], "tool_choice": {"type": "function"}},
+        "tool_choice",
+    ),
+    "choice-a-number": ({"tools": [TOOL], "tool_choice": 1}, "tool_choice"),
+}
+
+
+@STREAMING
+@pytest.mark.parametrize("name", LEGAL_OR_REFUSED)
+def test_answered_or_refused(http: httpx.Client, name: str, streaming: bool) -> None:
+    refusal = send(http, {**ASK, **LEGAL_OR_REFUSED[name]}, streaming)
+    if refusal is not None:
+        error = assert_error(refusal, 400)
+        assert error["param"], "a refusal names its field"
+
+
+@STREAMING
+@pytest.mark.parametrize("name", WRONG)
+def test_refused_by_name(http: httpx.Client, name: str, streaming: bool) -> None:
+    changes, field = WRONG[name]
+    refusal = send(http, {**ASK, **changes}, streaming)
+    assert refusal is not None, "accepted what cannot be honoured"
+    error = assert_error(refusal, 400)
+    param = str(error["param"])
+    assert param == field or param.startswith(field + "."), f"param {param!r} does not name {field}"
+
+
+def test_the_engine_still_compiles_a_schema(http: httpx.Client) -> None:
+    """Runs after the table: the workers that compile grammars are still there."""
+    response = http.post(PATH, json={**ASK, "structured_outputs": {"choice": ["yes", "no"]}})
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] in {"yes", "no"}

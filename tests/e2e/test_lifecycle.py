@@ -1,0 +1,185 @@
+"""Starting, refusing to start, and stopping."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .gateway import MODEL, Gateway
+from .wire import assert_error, chunks, metric, read_events
+
+HEAD = Path(__file__).parents[2] / "models" / "embedded" / "p-eagle"
+TARGET = HEAD.with_name("target")
+BIND_WITHIN_S = 8.0
+REFUSE_WITHIN_S = 60.0
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Any]:
+    started: list[Gateway] = []
+
+    def start(*args: str, **env: str) -> Gateway:
+        started.append(Gateway.launch(tmp_path / f"gateway{len(started)}.log", args, env))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.kill()
+
+
+def assert_refuses(gateway: Gateway, within_s: float, *words: str) -> None:
+    """Ends by itself, non-zero, saying why in its last lines rather than in a stack trace alone."""
+    code = gateway.wait_exit(within_s)
+    assert code > 0, f"exit code {code}{gateway.tail()}"
+    end = "\n".join(gateway.text().splitlines()[-8:])
+    missing = [w for w in words if w.lower() not in end.lower()]
+    assert not missing, f"the last lines do not mention {missing}{gateway.tail()}"
+    assert "ready in" not in gateway.text()
+    assert gateway.leftovers() == []
+
+
+def starting(gateway: Gateway, line: str) -> list[httpx.Response]:
+    if not gateway.owned:
+        pytest.skip("this gateway already ran")
+    return gateway.while_starting.get(line, [])
+
+
+def test_the_port_is_bound_at_once(gateway: Gateway) -> None:
+    assert starting(gateway, "GET /livez")[0].status_code == 200
+    assert gateway.bound_after_s is not None
+    assert gateway.bound_after_s < BIND_WITHIN_S
+    print(f"bound after {gateway.bound_after_s:.1f} s, ready after {gateway.ready_after_s:.1f} s")
+
+
+def test_readiness_names_the_phase_while_starting(gateway: Gateway) -> None:
+    *seen, last = starting(gateway, "GET /readyz")
+    assert len(seen) > 5
+    assert last.status_code == 200
+    phases: list[str] = []
+    for response in seen:
+        assert response.status_code == 503
+        assert response.headers["content-type"].startswith("application/json")
+        phase = response.json()["phase"]
+        assert isinstance(phase, str)
+        assert phase
+        if phase not in phases:
+            phases.append(phase)
+    print(f"phases: {phases}")
+
+
+@pytest.mark.parametrize("line", ["POST /v1/chat/completions", "POST /v1/completions"])
+def test_requests_while_starting_are_told_to_retry(gateway: Gateway, line: str) -> None:
+    responses = starting(gateway, line)
+    assert responses, "asked once, after the first 503 from /readyz"
+    for response in responses:
+        assert_error(response, 503)
+        assert int(response.headers["retry-after"]) >= 1
+
+
+def test_ping_while_starting(gateway: Gateway) -> None:
+    assert [r.status_code for r in starting(gateway, "GET /ping")] == [503]
+
+
+def test_a_model_that_is_not_there(launch: Any) -> None:
+    assert_refuses(launch("--model", "/nonexistent"), REFUSE_WITHIN_S, "/nonexistent")
+
+
+def test_an_unknown_environment_key(launch: Any) -> None:
+    assert_refuses(launch(AERIE_NO_SUCH_KEY="1"), 15, "AERIE_NO_SUCH_KEY")
+
+
+def test_an_unknown_option(launch: Any) -> None:
+    assert_refuses(launch("--no-such-option", "1"), 15, "no-such-option")
+
+
+@pytest.mark.parametrize("value", ["five", "-1", "1.5", ""])
+def test_an_invalid_value(launch: Any, value: str) -> None:
+    assert_refuses(launch(AERIE_K=value), 15, "AERIE_K")
+
+
+def test_a_head_that_does_not_fit_is_never_served_around(launch: Any, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(HEAD, head)
+    config = json.loads((head / "config.json").read_text())
+
+    def grow(node: Any) -> None:
+        """Twice every hidden size, wherever the config keeps it."""
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in {"hidden_size", "target_hidden_size"} and isinstance(value, int):
+                    node[key] = 2 * value
+                else:
+                    grow(value)
+
+    grow(config)
+    (head / "config.json").write_text(json.dumps(config))
+    gateway = launch("--model", str(TARGET), "--drafter", str(head))
+    assert_refuses(gateway, 120, "hidden")
+    ready = gateway.while_starting.get("GET /readyz", [])
+    assert all(r.status_code != 200 for r in ready)
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["SIGTERM", "ctrl-c"])
+def test_stopping_while_starting(launch: Any, terminal: bool) -> None:
+    gateway = launch()
+    gateway.wait_bound()
+    gateway.signal(signal.SIGINT if terminal else signal.SIGTERM, whole_terminal=terminal)
+    code = gateway.wait_exit(30)
+    assert code == 0, f"exit code {code}{gateway.tail()}"
+    assert gateway.leftovers() == [], "processes outlived the gateway"
+
+
+def test_a_taken_port(launch: Any, gateway: Gateway) -> None:
+    port = str(httpx.URL(gateway.url).port)
+    assert_refuses(launch("--port", port), 60, port)
+
+
+@pytest.mark.final
+def test_sigterm_lets_a_stream_finish(plain_gateway: Gateway, plain_http: httpx.Client) -> None:
+    if not plain_gateway.owned:
+        pytest.skip("this gateway is not ours to stop")
+    body = {
+        "model": MODEL,
+        "prompt": "def f(",
+        "temperature": 0,
+        "ignore_eos": True,
+        "max_tokens": 400,
+        "stream": True,
+    }
+    ends: list[str] = []
+    refused: list[int] = []
+    with plain_http.stream("POST", "/v1/completions", json=body) as response:
+        events = read_events(response.iter_lines())
+        seen = [next(events)]
+        assert metric(plain_http, "vllm:num_requests_running") == 1
+        plain_gateway.signal(signal.SIGTERM)
+
+        def ask() -> None:
+            """New work is turned away while the old is finished."""
+            try:
+                refused.append(
+                    httpx.post(
+                        f"{plain_gateway.url}/v1/completions", json=body, trust_env=False
+                    ).status_code
+                )
+            except httpx.TransportError:
+                refused.append(0)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        seen += list(events)
+        asking.join()
+        pieces = chunks(seen)
+        ends = [c["finish_reason"] for p in pieces for c in p["choices"] if c["finish_reason"]]
+    assert ends == ["length"], "the stream was cut"
+    assert refused in ([503], [0]), "accepted new work while draining"
+    assert plain_gateway.wait_exit(30) == 0
+    assert plain_gateway.leftovers() == []

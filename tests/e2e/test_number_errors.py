@@ -1,0 +1,65 @@
+"""Every numeric field, given numbers out of its range and things that are no numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from .bodies import CHAT, COMPLETIONS, RESPONSES, STREAMING, Raw, send
+from .wire import JSON, assert_error
+
+# Every numeric field of a route: the values that its range forbids.
+NUMBERS: dict[str, dict[str, list[Any]]] = {
+    CHAT: {
+        "temperature": [3, -1, 1e30],
+        "top_p": [0, 2, -0.1],
+        "n": [0, -1, 100_000, 1.5],
+        "max_tokens": [0, -1, 10**30, 1.5],
+        "max_completion_tokens": [0, -1, 10**30, 1.5],
+        "presence_penalty": [-3, 3],
+        "frequency_penalty": [-3, 3],
+        "seed": [10**30, 1.5],
+        "top_logprobs": [21, -1, 10**30, 1.5],
+    },
+    COMPLETIONS: {
+        "temperature": [3, -1],
+        "top_p": [0, 2],
+        "n": [0, -1, 100_000],
+        "max_tokens": [-1, 10**30, 1.5],
+        "presence_penalty": [-3, 3],
+        "frequency_penalty": [-3, 3],
+        "seed": [10**30],
+        "logprobs": [-1, 10**30, 1_000],
+    },
+    RESPONSES: {
+        "temperature": [3, -1],
+        "top_p": [0, 2],
+        "max_output_tokens": [0, -1, 10**30, 1.5],
+        "top_logprobs": [21, -1],
+    },
+}
+NOT_NUMBERS: list[Any] = ["many", "", True, [], {}, Raw("NaN"), Raw("1e400"), Raw("-1e400")]
+
+
+def number_cases() -> list[Any]:
+    return [
+        pytest.param(path, field, value, id=f"{path}-{field}-{value!r:.12}")
+        for path, fields in NUMBERS.items()
+        for field, forbidden in fields.items()
+        for value in [*forbidden, *NOT_NUMBERS]
+    ]
+
+
+@STREAMING
+@pytest.mark.parametrize(("path", "field", "value"), number_cases())
+def test_numbers_out_of_range_or_no_numbers(
+    http: httpx.Client, path: str, field: str, value: Any, streaming: bool
+) -> None:
+    changes: JSON = (
+        {field: value, "logprobs": True}
+        if field == "top_logprobs" and path == CHAT
+        else {field: value}
+    )
+    assert_error(send(http, path, changes, streaming), 400, param=field)

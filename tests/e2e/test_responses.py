@@ -1,0 +1,216 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types.responses import Response
+
+from .gateway import MODEL
+from .wire import JSON, Event, assert_error, stream
+
+PATH = "/v1/responses"
+ASK: JSON = {
+    "model": MODEL,
+    "input": "def area(",
+    "temperature": 0,
+    "max_output_tokens": 24,
+    "ignore_eos": True,
+}
+
+
+def respond(http: httpx.Client, **changes: Any) -> JSON:
+    response = http.post(PATH, json={**ASK, **changes})
+    assert response.status_code == 200, response.text
+    body: JSON = response.json()
+    Response.model_validate(body)
+    return body
+
+
+def output_text(body: JSON) -> str:
+    parts = [p for item in body["output"] if item["type"] == "message" for p in item["content"]]
+    return "".join(p["text"] for p in parts if p["type"] == "output_text")
+
+
+def parsed(events: list[Event]) -> list[JSON]:
+    """Named events whose name is their data's type."""
+    found: list[JSON] = []
+    for event in events:
+        assert event.data != "[DONE]", "this route ends with its last event"
+        body: JSON = json.loads(event.data)
+        assert event.name == body["type"]
+        found.append(body)
+    return found
+
+
+def test_the_client_gets_a_response(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
+    assert answer.object == "response"
+    assert answer.model == MODEL
+    assert answer.status in {"completed", "incomplete"}
+    assert isinstance(answer.output_text, str)
+    assert answer.id
+
+
+def test_a_cut_response_says_so(http: httpx.Client) -> None:
+    body = respond(http)
+    assert body["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["type"] == "message"
+    assert body["output"][0]["role"] == "assistant"
+    assert body["usage"]["output_tokens"] == 24
+    assert body["usage"]["total_tokens"] == body["usage"]["input_tokens"] + 24
+    assert body["usage"]["input_tokens_details"]["cached_tokens"] >= 0
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_the_same_model_answers_here_and_in_chat(http: httpx.Client) -> None:
+    chat = http.post(
+        "/v1/chat/completions",
+        json={
+            "model": MODEL,
+            "messages": [{"role": "user", "content": ASK["input"]}],
+            "temperature": 0,
+            "max_tokens": 24,
+            "ignore_eos": True,
+        },
+    ).json()
+    assert output_text(respond(http)) == chat["choices"][0]["message"]["content"]
+
+
+def test_instructions_reach_the_model(http: httpx.Client) -> None:
+    more = respond(http, instructions="Answer with one word, in capitals, without a stop.")
+    assert more["usage"]["input_tokens"] > respond(http)["usage"]["input_tokens"]
+    assert more["instructions"] == "Answer with one word, in capitals, without a stop."
+
+
+def test_a_list_of_messages_is_input_too(http: httpx.Client) -> None:
+    plain = respond(http, input=[{"role": "user", "content": ASK["input"]}])
+    parts = respond(
+        http,
+        input=[
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": ASK["input"]}],
+            }
+        ],
+    )
+    assert output_text(plain) == output_text(parts) == output_text(respond(http))
+
+
+def test_events_come_in_order(http: httpx.Client) -> None:
+    events = parsed(stream(http, PATH, ASK))
+    kinds = [e["type"].removeprefix("response.") for e in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert len(kinds) > 11
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    done = next(e for e in events if e["type"] == "response.output_text.done")
+    final = events[-1]["response"]
+    assert text == done["text"] == output_text(final) == output_text(respond(http))
+    assert final["usage"]["output_tokens"] == 24
+    assert len({e["item_id"] for e in events if "item_id" in e}) == 1
+    assert events[0]["response"]["id"] == final["id"]
+    assert events[0]["response"]["status"] == "in_progress"
+
+
+def test_the_client_streams(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="hi", max_output_tokens=16) as events:
+        kinds = [e.type for e in events]
+        final = events.get_final_response()
+    assert kinds[0] == "response.created"
+    assert final.usage is not None
+    assert 1 <= final.usage.output_tokens <= 16
+
+
+def test_a_schema_is_obeyed(http: httpx.Client) -> None:
+    schema: JSON = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["good", "bad"]}, "sure": {"type": "boolean"}},
+        "required": ["mood", "sure"],
+        "additionalProperties": False,
+    }
+    request = {k: v for k, v in ASK.items() if k != "ignore_eos"}
+    text_format = {"type": "json_schema", "name": "mood", "schema": schema, "strict": True}
+    response = http.post(
+        PATH, json={**request, "max_output_tokens": 120, "text": {"format": text_format}}
+    )
+    assert response.status_code == 200, response.text
+    assert response.json()["status"] == "completed"
+    jsonschema.validate(json.loads(output_text(response.json())), schema)
+
+
+def test_a_forced_function_is_called(http: httpx.Client) -> None:
+    parameters: JSON = {
+        "type": "object",
+        "properties": {"zone": {"enum": ["utc", "cet"]}},
+        "required": ["zone"],
+        "additionalProperties": False,
+    }
+    tool = {
+        "type": "function",
+        "name": "clock",
+        "description": "The time.",
+        "parameters": parameters,
+        "strict": True,
+    }
+    request = {k: v for k, v in ASK.items() if k != "ignore_eos"}
+    response = http.post(
+        PATH,
+        json={
+            **request,
+            "max_output_tokens": 120,
+            "tools": [tool],
+            "tool_choice": {"type": "function", "name": "clock"},
+        },
+    )
+    assert response.status_code == 200, response.text
+    calls = [item for item in response.json()["output"] if item["type"] == "function_call"]
+    assert len(calls) == 1
+    assert calls[0]["name"] == "clock"
+    assert calls[0]["call_id"]
+    jsonschema.validate(json.loads(calls[0]["arguments"]), parameters)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "nobody", "content": "x"}]}, "input"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"instructions": 5}, "instructions"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"text": {"format": {"type": "yaml"}}}, "text"),
+        ({"include": ["nothing"]}, "include"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_field(
+    http: httpx.Client, changes: JSON, field: str, streaming: bool
+) -> None:
+    error = assert_error(http.post(PATH, json={**ASK, **changes, "stream": streaming}), 400)
+    param = str(error["param"])
+    assert param == field or param.startswith(field + "."), f"param {param!r} does not name {field}"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_unknown_previous_response_is_an_error(http: httpx.Client, streaming: bool) -> None:
+    response = http.post(
+        PATH, json={**ASK, "previous_response_id": "resp_none", "stream": streaming}
+    )
+    assert_error(response, {400, 404}, param="previous_response_id")

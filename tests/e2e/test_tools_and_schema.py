@@ -1,0 +1,266 @@
+"""Tool calls and constrained output: what comes back obeys the schema that went in."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+
+from . import shapes
+from .gateway import MODEL
+from .wire import JSON, post_chunks, text_of
+
+PATH = "/v1/chat/completions"
+# Bounded on every side, so that an untrained model too comes to an end.
+FORECAST: JSON = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["rome", "oslo", "lima"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CLOCK: JSON = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["utc", "cet"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, JSON] = {"forecast": FORECAST, "clock": CLOCK}
+TOOLS: list[JSON] = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": f"The {name}.", "parameters": schema},
+    }
+    for name, schema in SCHEMAS.items()
+]
+ASK: JSON = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Will it rain in Rome?"}],
+    "temperature": 0,
+    "max_tokens": 160,
+}
+NAMED: JSON = {"type": "function", "function": {"name": "forecast"}}
+COLOURS = ["red", "green", "blue"]
+
+
+def chat(http: httpx.Client, **changes: Any) -> JSON:
+    response = http.post(PATH, json={**ASK, **changes})
+    assert response.status_code == 200, response.text
+    body: JSON = response.json()
+    shapes.chat(body)
+    return body
+
+
+def schema_format(schema: JSON) -> JSON:
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "strict": True, "schema": schema},
+    }
+
+
+def assert_calls_obey(calls: list[JSON]) -> None:
+    assert calls
+    assert len({c["id"] for c in calls}) == len(calls)
+    assert all(c["id"] for c in calls)
+    for call in calls:
+        assert call["type"] == "function"
+        jsonschema.validate(
+            json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]]
+        )
+
+
+def streamed_calls(pieces: list[JSON]) -> list[JSON]:
+    """Rebuilds tool calls as clients do: by index, id and name once, arguments piece by piece."""
+    calls: dict[int, JSON] = {}
+    for delta in (c["delta"] for p in pieces for c in p["choices"]):
+        for part in delta.get("tool_calls") or ():
+            function = part.get("function") or {}
+            if part["index"] not in calls:
+                assert part["id"]
+                assert part["type"] == "function"
+                assert function["name"]
+                calls[part["index"]] = {
+                    "id": part["id"],
+                    "type": "function",
+                    "function": {"name": function["name"], "arguments": ""},
+                }
+            else:
+                assert not function.get("name"), "the name comes once"
+            calls[part["index"]]["function"]["arguments"] += function.get("arguments") or ""
+    assert sorted(calls) == list(range(len(calls)))
+    return [calls[i] for i in sorted(calls)]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_named_tool_is_called(http: httpx.Client, temperature: float, seed: int) -> None:
+    body = chat(http, tools=TOOLS, tool_choice=NAMED, temperature=temperature, seed=seed)
+    choice = body["choices"][0]
+    assert_calls_obey(choice["message"]["tool_calls"])
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["forecast"]
+    assert choice["finish_reason"] in {"stop", "tool_calls"}
+    assert not choice["message"]["content"]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_required_tool_is_called(http: httpx.Client, temperature: float) -> None:
+    body = chat(
+        http,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=temperature,
+    )
+    choice = body["choices"][0]
+    assert_calls_obey(choice["message"]["tool_calls"])
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_auto_is_well_formed(http: httpx.Client) -> None:
+    message = chat(http, tools=TOOLS, tool_choice="auto", max_tokens=24)["choices"][0]["message"]
+    assert message.get("tool_calls") or isinstance(message["content"], str)
+
+
+def test_auto_is_the_default_with_tools(http: httpx.Client) -> None:
+    implied = chat(http, tools=TOOLS, max_tokens=24)["choices"][0]["message"]
+    said = chat(http, tools=TOOLS, tool_choice="auto", max_tokens=24)["choices"][0]["message"]
+    assert implied["content"] == said["content"]
+
+
+def test_none_calls_nothing(http: httpx.Client) -> None:
+    message = chat(http, tools=TOOLS, tool_choice="none", max_tokens=24)["choices"][0]["message"]
+    assert "tool_calls" not in message
+    assert isinstance(message["content"], str)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_streamed_calls_equal_the_whole(http: httpx.Client, choice: object) -> None:
+    request: JSON = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    reference = chat(http, **request)["choices"][0]["message"]["tool_calls"]
+    pieces = post_chunks(http, PATH, {**ASK, **request})
+    for piece in pieces:
+        shapes.chunk(piece)
+    calls = streamed_calls(pieces)
+    assert_calls_obey(calls)
+    assert [c["function"] for c in calls] == [c["function"] for c in reference]
+    ends = [c["finish_reason"] for p in pieces for c in p["choices"] if c["finish_reason"]]
+    assert len(ends) == 1
+    assert ends[0] in ({"tool_calls"} if choice == "required" else {"stop", "tool_calls"})
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_streaming_with_tools_that_stay_unused(http: httpx.Client, choice: str) -> None:
+    request: JSON = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 24}
+    pieces = post_chunks(http, PATH, {**ASK, **request})
+    message = chat(http, **request)["choices"][0]["message"]
+    text = "".join(c["delta"].get("content") or "" for p in pieces for c in p["choices"])
+    assert text == (message["content"] or "")
+
+
+def test_a_whole_tool_conversation(http: httpx.Client) -> None:
+    call = chat(http, tools=TOOLS, tool_choice=NAMED)["choices"][0]["message"]
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "content": None, "tool_calls": call["tool_calls"]},
+        {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "rain"},
+    ]
+    assert (
+        chat(http, messages=messages, tools=TOOLS, max_tokens=8)["usage"]["completion_tokens"] >= 1
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_json_schema_is_obeyed(http: httpx.Client, temperature: float) -> None:
+    body = chat(http, response_format=schema_format(FORECAST), temperature=temperature, n=3)
+    for choice in body["choices"]:
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), FORECAST)
+
+
+def test_nested_schema_is_obeyed(http: httpx.Client) -> None:
+    schema: JSON = {
+        "type": "object",
+        "properties": {
+            "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+            "inner": FORECAST,
+            "maybe": {"anyOf": [{"type": "null"}, {"enum": ["a", "b"]}]},
+            "tag": {"type": "string", "maxLength": 5},
+        },
+        "required": ["flags", "inner", "maybe", "tag"],
+        "additionalProperties": False,
+    }
+    body = chat(http, response_format=schema_format(schema), temperature=1.0)
+    jsonschema.validate(json.loads(text_of(body)), schema)
+
+
+def test_streamed_schema_is_obeyed(http: httpx.Client) -> None:
+    pieces = post_chunks(http, PATH, {**ASK, "response_format": schema_format(FORECAST)})
+    text = "".join(c["delta"].get("content") or "" for p in pieces for c in p["choices"])
+    jsonschema.validate(json.loads(text), FORECAST)
+    assert text == text_of(chat(http, response_format=schema_format(FORECAST)))
+
+
+def test_json_object_is_json(http: httpx.Client) -> None:
+    """A poor model may never close its object: then the text must at least be the start of one."""
+    for seed in range(3):
+        choice = chat(
+            http, response_format={"type": "json_object"}, temperature=1.0, seed=seed, max_tokens=96
+        )["choices"][0]
+        text = choice["message"]["content"]
+        assert re.match(r"\s*\{\s*(\"|\}|$)", text), text
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(text), dict)
+
+
+def test_the_client_parses_into_a_type(client: openai.OpenAI) -> None:
+    class Forecast(BaseModel):
+        city: Literal["rome", "oslo"]
+        sunny: bool
+
+    answer = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Will it rain?"}],
+        response_format=Forecast,
+        max_tokens=120,
+    )
+    assert isinstance(answer.choices[0].message.parsed, Forecast)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"choice": COLOURS}, "|".join(COLOURS)),
+        ({"regex": "[ab]{3}-[0-9]{2}"}, "[ab]{3}-[0-9]{2}"),
+        ({"grammar": 'root ::= "x" ("y" | "z") "!"'}, "x(y|z)!"),
+    ],
+    ids=["choice", "regex", "grammar"],
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_other_constraints_hold(
+    http: httpx.Client, constraint: JSON, pattern: str, temperature: float
+) -> None:
+    body = chat(http, structured_outputs=constraint, temperature=temperature, n=2)
+    for choice in body["choices"]:
+        assert re.fullmatch(pattern, choice["message"]["content"]), choice
+
+
+def test_a_constraint_holds_for_every_prompt_of_a_batch(http: httpx.Client) -> None:
+    body = http.post(
+        "/v1/completions",
+        json={
+            "model": MODEL,
+            "prompt": ["a"] * 4,
+            "max_tokens": 40,
+            "structured_outputs": {"choice": COLOURS},
+        },
+    ).json()
+    assert {c["text"] for c in body["choices"]} <= set(COLOURS)

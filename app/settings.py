@@ -188,32 +188,18 @@ def load(
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise _explain(error, origin) from None
-    return _resolve(settings)
+    return _check(settings)
 
 
-def _resolve(settings: Settings) -> Settings:
-    """Anchor the embedded paths and refuse a tree that asks for the impossible."""
-    speculation = settings.speculation
-    if settings.speculates and speculation.drafter is None:
+def _check(settings: Settings) -> Settings:
+    """Refuse a tree that asks for the impossible."""
+    if settings.speculates and settings.speculation.drafter is None:
         raise SettingsError(
             "drafter",
             f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
             "or --k 0 to serve without speculation",
         )
-    drafter = _anchored(speculation.drafter) if speculation.drafter else None
-    return settings.model_copy(
-        update={
-            "model": settings.model.model_copy(update={"model": _anchored(settings.model.model)}),
-            "speculation": speculation.model_copy(update={"drafter": drafter}),
-        }
-    )
-
-
-def _anchored(path: str) -> str:
-    """`models/...` means the folder of this repository, whatever the working directory."""
-    if path.startswith("models/") and not Path(path).exists():
-        return str(REPOSITORY / path)
-    return path
+    return settings
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -249,10 +235,15 @@ def _from_toml(path: Path) -> dict[str, Any]:
 
 def _from_preset(name: str) -> dict[str, Any]:
     known = sorted(file.stem for file in PRESETS.glob("*.toml"))
-    path = PRESETS / f"{name}.toml" if name in known else Path(name)
-    if name not in known and path.suffix != ".toml":
-        raise SettingsError("preset", f"unknown preset {name}; known: {', '.join(known)}")
-    return _from_toml(path)
+    if name not in known:
+        if not name.endswith(".toml"):
+            raise SettingsError("preset", f"unknown preset {name}; known: {', '.join(known)}")
+        return _from_toml(Path(name))
+    values = _from_toml(PRESETS / f"{name}.toml")
+    for key in ("model", "drafter"):  # our own presets may name this repository's models
+        if (path := REPOSITORY / str(values.get(key))).is_dir():
+            values[key] = str(path)
+    return values
 
 
 def _explain(error: ValidationError, origin: Mapping[str, str]) -> SettingsError:

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from app.api.body import read_json
 from app.api.streaming import EventResponse, EventStream
 from app.engine.supervisor import Engine
-from app.errors import ApiError
 from app.settings import Settings
 
 CLIENT_CLOSED_REQUEST = 499
@@ -52,15 +51,13 @@ async def answer(request: Request, name: str, payload: dict[str, Any]) -> Respon
     return await _unless_disconnected(request, work())
 
 
-async def _unless_disconnected(
-    request: Request, work: Coroutine[Any, Any, Response]
-) -> Response:
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """The work's response, or 499 (which nobody reads) once the client has gone.
 
     The body has been read, so the next message that can arrive is the disconnect.
     """
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(request.receive())
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -72,8 +72,8 @@ class EventStream:
 
     async def body(self) -> AsyncGenerator[str, None]:
         """The events, and a comment whenever there was none for the keep-alive time."""
-        for event in self._head:
-            yield event
+        for held_back in self._head:
+            yield held_back
         while not self._ended:
             try:
                 async with asyncio.timeout(self._keep_alive_s):

@@ -8,6 +8,7 @@ server-sent event texts (a stream), or raises ApiError.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -98,10 +99,23 @@ class Operation:
         return without_nulls(result.model_dump(mode="json"))
 
 
+# These log each refused request as an error, with a stack where there is one: a client
+# could fill the disk. What is our fault is logged by failures.py.
+_LOG_CLIENT_MISTAKES = (
+    "vllm.entrypoints.anthropic.serving",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+    "vllm.entrypoints.openai.responses.serving",
+    "vllm.renderers.online_renderer",
+)
+
+
 class Adapter:
     """All operations of one engine."""
 
     def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        for logger in _LOG_CLIENT_MISTAKES:
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
         name = settings.served_model_name
         self.models = OpenAIServingModels(
             engine_client=engine,
@@ -141,32 +155,51 @@ class Adapter:
             operation.name: operation
             for operation in (
                 Operation(
-                    "chat", "messages", ChatRequest.model_validate,
-                    chat.create_chat_completion, _check_chat,
+                    "chat",
+                    "messages",
+                    ChatRequest.model_validate,
+                    chat.create_chat_completion,
+                    _check_chat,
                 ),
                 Operation(
-                    "completions", "prompt", TextRequest.model_validate,
-                    text.create_completion, _checker(TextRequest, "completions"),
+                    "completions",
+                    "prompt",
+                    TextRequest.model_validate,
+                    text.create_completion,
+                    _checker(TextRequest, "completions"),
                 ),
                 Operation(
-                    "responses", "input", ResponsesRequest.model_validate,
-                    responses.create_responses, _checker(ResponsesRequest, "responses"),
+                    "responses",
+                    "input",
+                    ResponsesRequest.model_validate,
+                    responses.create_responses,
+                    _checker(ResponsesRequest, "responses"),
                 ),
                 Operation(
-                    "messages", "messages", AnthropicMessagesRequest.model_validate,
-                    messages.create_messages, _checker(AnthropicMessagesRequest, "messages"),
+                    "messages",
+                    "messages",
+                    AnthropicMessagesRequest.model_validate,
+                    messages.create_messages,
+                    _checker(AnthropicMessagesRequest, "messages"),
                 ),
                 Operation(
-                    "count_tokens", "messages", AnthropicCountTokensRequest.model_validate,
+                    "count_tokens",
+                    "messages",
+                    AnthropicCountTokensRequest.model_validate,
                     lambda request: messages.count_tokens(request, None),
                     _checker(AnthropicCountTokensRequest, "count_tokens"),
                 ),
                 Operation(
-                    "tokenize", "prompt", _parse_tokenize,
-                    lambda request: tokens.create_tokenize(request, None), _check_tokenize,
+                    "tokenize",
+                    "prompt",
+                    _parse_tokenize,
+                    lambda request: tokens.create_tokenize(request, None),
+                    _check_tokenize,
                 ),
                 Operation(
-                    "detokenize", "tokens", DetokenizeRequest.model_validate,
+                    "detokenize",
+                    "tokens",
+                    DetokenizeRequest.model_validate,
                     lambda request: tokens.create_detokenize(request, None),
                     _checker(DetokenizeRequest, "detokenize"),
                 ),
@@ -211,10 +244,8 @@ def _parse_tokenize(payload: Payload) -> BaseModel:
 
 
 # Fields that OpenAI's schema declares nullable; any other null is left out.
-_NULLABLE = frozenset(
-    {"content", "refusal", "logprobs", "finish_reason", "usage", "bytes"}
-)
-_STREAMED_NULL = re.compile(r',"(?!(?:%s)")[a-z_]+":null' % "|".join(sorted(_NULLABLE)))
+_NULLABLE = frozenset({"content", "refusal", "logprobs", "finish_reason", "usage", "bytes"})
+_STREAMED_NULL = re.compile(rf',"(?!(?:{"|".join(sorted(_NULLABLE))})")[a-z_]+":null')
 
 
 def without_nulls(value: Any) -> Any:

@@ -22,9 +22,7 @@ from app.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_CONTEXT_LENGTH = re.compile(
-    r"maximum (context|model) length|exceeds the max_model_len|max_model_len|longer than the maximum"
-)
+_CONTEXT_LENGTH = re.compile(r"maximum (context|model) length|max_model_len|longer than the max")
 _PARAMETER_SUFFIX = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 # A request's own mistake that vLLM reports with a bare Python error.
 _CLIENT_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)

@@ -24,7 +24,9 @@ class GatewayLLM(AsyncLLM):
         return watched(_ranked(super().generate(*args, **kwargs)))
 
 
-async def _ranked(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
+async def _ranked(
+    outputs: AsyncGenerator[RequestOutput, None],
+) -> AsyncGenerator[RequestOutput, None]:
     try:
         async for output in outputs:
             for completion in output.outputs:

@@ -22,7 +22,9 @@ class Drafts(Protocol):
     draft_tokens: int
 
 
-def check_reports(settings: Settings, reports: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+def check_reports(
+    settings: Settings, reports: list[dict[str, Any] | None]
+) -> dict[str, Any] | None:
     """Compare every worker's account with what was asked for; returns the first account.
 
     Raises StartupError naming what is wrong.

@@ -24,7 +24,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # Accepted because every answer already honours them: bookkeeping, hints that cannot
 # change the text, and deprecated names whose only harmless value is their default.
-_NO_EFFECT = {
+_NO_EFFECT: dict[str, dict[str, type]] = {
     "chat": {
         "metadata": dict,
         "prediction": dict,
@@ -162,7 +162,8 @@ def _check_message(message: Any, where: str) -> None:
         if role == "assistant" and (message.get("tool_calls") or message.get("refusal")):
             return
         raise invalid(
-            f"{where}.content", f"Missing required parameter: '{where}.content'.",
+            f"{where}.content",
+            f"Missing required parameter: '{where}.content'.",
             "missing_parameter",
         )
     if isinstance(content, str):

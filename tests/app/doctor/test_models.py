@@ -1,0 +1,129 @@
+"""Target and head: compatible pairs pass, every mismatch is named."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.doctor import models
+
+TARGET = models.Checkpoint(
+    folder="target",
+    config={
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8,
+        "vocab_size": 100,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 512,
+    },
+    shapes={"embed": [100, 8]},
+    files=frozenset({"tokenizer.json"}),
+)
+HEAD = models.Checkpoint(
+    folder="head",
+    config={
+        "hidden_size": 8,
+        "vocab_size": 100,
+        "ptd_token_id": 3,
+        "num_hidden_layers": 2,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+    },
+    shapes={"mask_hidden": [1, 24]},
+)
+
+
+def changed(checkpoint: models.Checkpoint, **config: Any) -> models.Checkpoint:
+    """The same checkpoint with other values in its config.json; None takes one out."""
+    merged = {**checkpoint.config, **config}
+    return replace(checkpoint, config={k: v for k, v in merged.items() if v is not None})
+
+
+def test_a_matching_pair_passes() -> None:
+    assert models.check_target(TARGET, 512).status == "ok"
+    assert models.check_head(HEAD, TARGET, 5).status == "ok"
+
+
+def test_nested_configurations_are_read() -> None:
+    """Multimodal targets and heads from speculators nest the language model's values."""
+    sizes = ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings")
+    nested = {name: TARGET.config[name] for name in sizes}
+    target = replace(TARGET, config={"architectures": ["X"], "text_config": nested})
+    layer = {"hidden_size": 8, "vocab_size": 100, "num_hidden_layers": 2}
+    head = replace(HEAD, config={"mask_token_id": 3, "transformer_layer_config": layer})
+    assert models.check_target(target, 513).status == "FAIL"
+    assert models.check_head(head, target, 5).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("target", "max_model_len", "detail"),
+    [
+        (TARGET, 513, "--max-model-len 513"),
+        (changed(TARGET, architectures=None), None, "names no architecture"),
+        (replace(TARGET, shapes={}), None, "no *.safetensors"),
+        (replace(TARGET, files=frozenset({"config.json"})), None, "no tokenizer"),
+    ],
+)
+def test_a_target_that_cannot_be_served(
+    target: models.Checkpoint, max_model_len: int | None, detail: str
+) -> None:
+    finding = models.check_target(target, max_model_len)
+    assert finding.status == "FAIL"
+    assert detail in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("head", "detail"),
+    [
+        (changed(HEAD, target_hidden_size=16), "reads hidden size 16"),
+        (changed(HEAD, hidden_size=16), "reads hidden size 16"),
+        (changed(HEAD, vocab_size=90), "vocabulary 90"),
+        (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3, 7]), "taps layer 7"),
+        (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3]), "mask_hidden is 24 wide"),
+        (changed(HEAD, ptd_token_id=None), "no ptd_token_id"),
+        (changed(HEAD, ptd_token_id=100), "outside its vocabulary"),
+        (changed(HEAD, parallel_drafting=False), "parallel_drafting"),
+        (changed(HEAD, draft_vocab_size=50), "no d2t"),
+        (replace(HEAD, shapes={"fc.weight": [8, 24]}), "no mask_hidden"),
+    ],
+)
+def test_a_head_that_does_not_fit(head: models.Checkpoint, detail: str) -> None:
+    finding = models.check_head(head, TARGET, 5)
+    assert finding.status == "FAIL"
+    assert detail in finding.detail
+
+
+def test_more_drafts_than_trained_for_warns() -> None:
+    finding = models.check_head(replace(HEAD, trained_k=8), TARGET, 9)
+    assert finding.status == "warn"
+    assert finding.remedy is not None
+    assert finding.remedy.startswith("--k 8")
+
+
+def test_a_folder_is_read_without_its_weights(tmp_path: Path) -> None:
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "mask_hidden": {"dtype": "BF16", "shape": [1, 24], "data_offsets": [0, 48]},
+        }
+    ).encode()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "provenance.json").write_text('{"k_train": 8}')
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    checkpoint = models.read_checkpoint(tmp_path)
+    assert checkpoint.shapes == {"mask_hidden": [1, 24]}
+    assert checkpoint.trained_k == 8
+    assert checkpoint.weights_bytes == 8 + len(header)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 16, struct.pack("<Q", 4) + b"oops"])
+def test_a_broken_weight_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    """A pointer file of a large-file store in place of the weights is the usual one."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error is one, each with its text
+        models.read_checkpoint(tmp_path)

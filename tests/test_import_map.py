@@ -31,7 +31,7 @@ MAP: dict[str, set[str]] = {
     "app.api": GROUND | DOOR | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.server": GROUND | ENGINE | {"app.main"} | POLICY,
-    "app.doctor": GROUND | POLICY,
+    "app.doctor": GROUND | ENGINE | POLICY,
     "app.cli": GROUND | {"app.server", "app.doctor"},
     "drafters": set(),
     "drafters.config": set(),
@@ -51,7 +51,6 @@ GUARDED = {
     "vllm": {"app.engine", "drafters.vllm"},
     "torch": {
         "app.engine",
-        "app.doctor",
         "drafters.model",
         "drafters.ops",
         "drafters.train",

@@ -110,7 +110,6 @@ def test_the_wrong_method_on_a_get_route(http: httpx.Client, path: str, method: 
         "/V1/MODELS",
         "//v1/models",
         "/v1//models",
-        "/v1%2Fmodels",
         "/v1/models/a%2Fb",
         "/v1/models/..%2f..%2fmetrics",
         "/v1/chat/completions/extra",
@@ -128,6 +127,15 @@ def test_paths_that_do_not_exist(http: httpx.Client, path: str, method: str) -> 
     else:
         assert_error(response, 404)
     assert "x-injected" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1%2Fmodels", "/v1/chat%2Fcompletions"])
+def test_an_encoded_slash_is_one_slash_or_none(http: httpx.Client, path: str) -> None:
+    """Servers decode paths before they route: both readings are fine, a failure is not."""
+    for method in ("GET", "POST"):
+        response = http.request(method, path)
+        if response.status_code != 200:
+            assert_error(response, {400, 404, 405, 415})
 
 
 def test_an_error_leaves_the_connection_usable(http: httpx.Client) -> None:

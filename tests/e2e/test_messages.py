@@ -128,7 +128,6 @@ def test_events_come_in_order(http: httpx.Client) -> None:
     assert start["role"] == "assistant"
     assert start["content"] == []
     assert start["model"] == MODEL
-    assert start["stop_reason"] is None
     assert start["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
     assert "".join(
         b["delta"]["text"] for b in bodies if b["type"] == "content_block_delta"
@@ -136,6 +135,14 @@ def test_events_come_in_order(http: httpx.Client) -> None:
     assert {b["index"] for b in bodies if "index" in b} == {0}
     assert bodies[-2]["delta"]["stop_reason"] == whole["stop_reason"]
     assert bodies[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_the_first_event_holds_a_whole_message(http: httpx.Client) -> None:
+    start = json.loads(stream(http, PATH, ASK)[0].data)["message"]
+    assert {"id", "type", "role", "content", "model", "usage"} <= set(start)
+    assert "stop_reason" in start, "null until the end, but there"
+    assert "stop_sequence" in start, "null until the end, but there"
+    assert (start["stop_reason"], start["stop_sequence"]) == (None, None)
 
 
 def test_the_client_streams(claude: anthropic.Anthropic) -> None:

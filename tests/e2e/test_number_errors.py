@@ -62,4 +62,6 @@ def test_numbers_out_of_range_or_no_numbers(
         if field == "top_logprobs" and path == CHAT
         else {field: value}
     )
-    assert_error(send(http, path, changes, streaming), 400, param=field)
+    # NaN is no JSON at all, so then the body as a whole may be what is refused.
+    params = {field, None} if isinstance(value, Raw) else {field}
+    assert_error(send(http, path, changes, streaming), 400, param=params)

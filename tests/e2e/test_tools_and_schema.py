@@ -99,10 +99,14 @@ def streamed_calls(pieces: list[JSON]) -> list[JSON]:
     return [calls[i] for i in sorted(calls)]
 
 
+STRICT: list[JSON] = [{**t, "function": {**t["function"], "strict": True}} for t in TOOLS]
+EITHER = pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["free", "strict"])
+
+
+@EITHER
 @pytest.mark.parametrize("temperature", [0, 1.0])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_named_tool_is_called(http: httpx.Client, temperature: float, seed: int) -> None:
-    body = chat(http, tools=TOOLS, tool_choice=NAMED, temperature=temperature, seed=seed)
+def test_a_named_tool_is_called(http: httpx.Client, temperature: float, tools: list[JSON]) -> None:
+    body = chat(http, tools=tools, tool_choice=NAMED, temperature=temperature)
     choice = body["choices"][0]
     assert_calls_obey(choice["message"]["tool_calls"])
     assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["forecast"]
@@ -110,11 +114,14 @@ def test_a_named_tool_is_called(http: httpx.Client, temperature: float, seed: in
     assert not choice["message"]["content"]
 
 
+@EITHER
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_required_tool_is_called(http: httpx.Client, temperature: float) -> None:
+def test_a_required_tool_is_called(
+    http: httpx.Client, temperature: float, tools: list[JSON]
+) -> None:
     body = chat(
         http,
-        tools=TOOLS,
+        tools=tools,
         tool_choice="required",
         parallel_tool_calls=False,
         temperature=temperature,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,18 @@ def describe(response: httpx.Response) -> str:
     sent = request.content[:300].decode(errors="replace") if hasattr(request, "_content") else "..."
     answer = f"{response.status_code} {response.text[:400]}"
     return f"{request.method} {request.url.path} {sent} -> {answer}"
+
+
+def dotted(param: str | None) -> str | None:
+    """`messages[0].role`, as OpenAI writes it, and `messages.0.role` are the same field."""
+    return None if param is None else re.sub(r"\[(\d+)\]", r".\1", param)
+
+
+def assert_names(error: JSON, field: str) -> None:
+    """The error is about the field or something inside it."""
+    param = dotted(error["param"])
+    assert param is not None, f"no param, wanted {field}: {error['message']}"
+    assert param == field or param.startswith(field + "."), f"{param!r} is not {field}: {error}"
 
 
 def assert_error(
@@ -50,7 +63,7 @@ def assert_error(
     assert error["type"] == expected, f"wanted type {expected}: {where}"
     if param != "any":
         names = {param} if param is None or isinstance(param, str) else set(param)
-        assert error["param"] in names, f"wanted param {names}: {where}"
+        assert dotted(error["param"]) in names, f"wanted param {names}: {where}"
     if code != "any":
         assert error["code"] == code, f"wanted code {code}: {where}"
     return dict(error)

@@ -18,6 +18,9 @@ import httpx
 
 MODEL = "aerie-embedded"
 POLL_S = 0.1
+# Hosting platforms kill what has not ended 30 s after SIGTERM.
+STOP_WITHIN_S = 25.0
+LEFTOVERS_WITHIN_S = 5.0
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
@@ -140,7 +143,7 @@ class Gateway:
         else:
             self.process.send_signal(number)
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = STOP_WITHIN_S) -> int:
         assert self.process is not None
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
@@ -154,15 +157,23 @@ class Gateway:
             self.process.wait()
 
     def leftovers(self) -> list[str]:
-        """Processes of this gateway's session that still exist (Linux; empty elsewhere)."""
+        """Processes of this gateway's session that do not end with it."""
+        deadline = time.monotonic() + LEFTOVERS_WITHIN_S
+        while (found := self._session()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return found
+
+    def _session(self) -> list[str]:
+        """Running processes of this gateway's session (Linux; empty elsewhere)."""
         assert self.process is not None
         found: list[str] = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 content = stat.read_text()
+                match = re.match(r"(\d+) \(.*\) (\S) \d+ \d+ (\d+)", content, re.DOTALL)
+                if match and int(match[3]) == self.process.pid and match[2] != "Z":
+                    line = stat.with_name("cmdline").read_bytes().replace(b"\0", b" ")
+                    found.append(f"{match[1]} {line.decode(errors='replace')[:100]}")
             except OSError:
                 continue
-            match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+)", content, re.DOTALL)
-            if match and int(match[4]) == self.process.pid and match[3] != "Z":
-                found.append(f"{match[1]} {match[2]}")
         return found

@@ -178,11 +178,10 @@ def test_seed_repeats_at_temperature_zero(http: httpx.Client) -> None:
 
 
 def test_seed_repeats_a_sample(http: httpx.Client) -> None:
+    """Promised for a request that is alone in the batch."""
     texts = [text_of(chat(http, seed=7, temperature=1.0)) for _ in range(4)]
-    if len(set(texts)) > 1:
-        pytest.skip(
-            f"a seed does not repeat a sampled text under drafting: {len(set(texts))} texts of 4"
-        )
+    assert len(set(texts)) == 1, texts
+    assert text_of(chat(http, seed=8, temperature=1.0)) != texts[0], "the seed is not used"
 
 
 def test_text_parts_equal_plain_text(http: httpx.Client) -> None:

@@ -74,7 +74,7 @@ def test_thirty_two_at_once_equal_themselves_alone(http: httpx.Client, gateway: 
 def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> None:
     """A grammar's mask, a temperature and a stop string belong to their own row of the batch."""
     kinds: list[JSON] = [
-        {"structured_outputs": {"choice": ["red", "green"]}},
+        {"structured_outputs": {"choice": ["red", "green"]}, "ignore_eos": False},
         {"temperature": 1.5},
         {"stop": "e"},
         {},

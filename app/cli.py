@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from app.errors import AerieError, SettingsError
+from app import doctor
+from app.errors import AerieError, SettingsError, StartupError
 from app.settings import Settings, load, sections
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -27,9 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(options)
         if command == "doctor":
-            from app.doctor import main as doctor
-
-            return doctor(settings, as_json=as_json)
+            return doctor.main(settings, as_json=as_json)
+        _refuse_unfit_models(settings)
         from app.server import serve
 
         serve(settings)
@@ -37,6 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"aerie: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED
     return 0
+
+
+def _refuse_unfit_models(settings: Settings) -> None:
+    """Say in one line now what the engine would say in a stack trace after half a minute."""
+    findings, _ = doctor.check_models(settings)
+    for finding in findings:
+        if finding.status == "FAIL":
+            raise StartupError(f"{finding.check}: {finding.detail} ({finding.remedy})")
 
 
 def load_settings(options: dict[str, Any]) -> Settings:
@@ -50,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="start the gateway", allow_abbrev=False)
-    doctor = commands.add_parser(
+    examine = commands.add_parser(
         "doctor", help="check this machine, the models and the port", allow_abbrev=False
     )
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    examine.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser(
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
     )
-    for command in (serve, doctor):
+    for command in (serve, examine):
         _add_settings(command)
     return parser
 

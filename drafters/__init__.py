@@ -1,0 +1,1 @@
+"""Parallel drafting: heads, training, control and the vLLM integration."""

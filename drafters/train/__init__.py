@@ -1,0 +1,1 @@
+"""Training of the embedded target and of its draft heads."""

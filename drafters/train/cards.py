@@ -1,0 +1,85 @@
+"""Model cards of the embedded models, from their provenance and the evaluation's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_TARGET = """\
+# aerie-embedded: the target
+
+A Llama-architecture language model of {parameters:.1f} M parameters that runs anywhere, so that
+the gateway can be tried, tested and measured without a download. 12 layers of 384, 6 query and
+2 key-value heads of 64, byte-level BPE of 8,192 entries, tied embeddings, context {context},
+bf16, {size:.1f} MiB.
+
+- Data: the source of the Python {python} standard library (PSF-2.0), deduplicated, less a
+  held-out 3% of the files chosen by the hash of their path; and chat turns derived mechanically
+  from it (docstring to code, code to docstring, code to its continuation). Data hash
+  `{data_sha256}`.
+- Training: {tokens:,} tokens in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s)
+  with bf16 matrix units; Muon and AdamW. `provenance.json` has the command and the versions.
+- Loss: {train_loss:.2f} nats a token in training, {held_out_loss:.2f} on held-out files and chats.
+- Chat format: ChatML; tools and tool calls in the Hermes form (`chat_template.jinja`).
+
+## What it is not for
+
+Answers. It writes text that looks like Python or like its documentation and knows nothing;
+it was not trained to call tools. Use it to exercise the gateway and the drafters, and label
+every benchmark on it with its size.
+"""
+
+_HEAD = """\
+# aerie-embedded: the P-EAGLE head
+
+A parallel draft head (P-EAGLE, arXiv 2602.01469) for the model in `../target`: {layers} decoder
+layers of {hidden}, three taps of the target (the residual stream after layers {taps}), a learnt
+shared hidden state and a placeholder token for the parallel slots, trainable embeddings; the
+output matrix is the target's own and not in the file. {parameters:.1f} M parameters, bf16,
+{size:.1f} MiB. vLLM 0.32 loads it as it is:
+`--speculative-config '{{"method": "eagle3", "model": "models/embedded/p-eagle",
+"num_speculative_tokens": 5, "parallel_drafting": true}}'`.
+
+- Data: {rows:,} continuations that the target itself wrote (70% greedy, 30% at temperature 0.7)
+  after prompts from its training files. Licence of the underlying text: PSF-2.0.
+- Training: {tokens:,} anchors in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s);
+  K = 8, COD with r = 0.8, cross-entropy, Muon and AdamW. `provenance.json` has the command.
+- Loss per depth, nats: {losses}.
+
+## Acceptance on held-out prompts
+
+Greedy; acceptance length in tokens per target step, bonus token included; positions are the
+share of all steps that accepted them. As printed by `aerie evaluate`:
+
+{table}
+
+`code` continues held-out files of the standard library, `chat` answers questions derived from
+them. The target is small and repeats itself more than a large model does, which raises these
+figures: they say nothing about heads of other targets.
+
+## What it is not for
+
+Any other target. A head predicts one model's text from that model's hidden states.
+"""
+
+
+def write_cards(folder: Path, table: str) -> None:
+    """Write README.md beside both checkpoints in `folder`."""
+    for name, card in (("target", _TARGET), ("p-eagle", _HEAD)):
+        place = folder / name
+        config = json.loads((place / "config.json").read_text())
+        facts = json.loads((place / "provenance.json").read_text())
+        size = (place / "model.safetensors").stat().st_size
+        values = {
+            **facts,
+            "python": ".".join(str(facts["python"]).split(".")[:2]),
+            "parameters": size / 2e6,  # bf16
+            "size": size / 2**20,
+            "context": config["max_position_embeddings"],
+            "layers": config["num_hidden_layers"],
+            "hidden": config["hidden_size"],
+            "taps": ", ".join(map(str, config.get("eagle_aux_hidden_state_layer_ids", []))),
+            "losses": " ".join(f"{loss:.2f}" for loss in facts.get("loss_per_depth", [])),
+            "table": table,
+        }
+        (place / "README.md").write_text(card.format(**values))

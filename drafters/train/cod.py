@@ -1,0 +1,38 @@
+"""Conditional drop of deep slots (COD; paper, section 3.1).
+
+With K slots for each of n anchors a pass would hold n * K elements. COD keeps n * r^d of
+depth d: at r = 0.8 and K = 8 that is 4.2 n, and shallow slots, which decide whether deep
+ones count, get most of the training.
+"""
+
+from __future__ import annotations
+
+import torch
+
+RETAIN = 0.8
+K_TRAIN = 8
+
+
+def sample_chains(
+    first: int,
+    last: int,
+    generator: torch.Generator,
+    *,
+    k_train: int = K_TRAIN,
+    retain: float = RETAIN,
+) -> list[torch.Tensor]:
+    """Anchors of each depth 1..k_train-1, sorted, drawn from `first..last`.
+
+    `last` is the last anchor whose depth-0 prediction lies within the text; depth d ends d
+    anchors earlier. The sets are nested, since a slot needs all its chain's earlier slots.
+    """
+    count = last - first + 1
+    kept = torch.arange(first, last + 1)
+    chains: list[torch.Tensor] = []
+    for depth in range(1, k_train):
+        inside = kept[kept <= last - depth]
+        size = min(len(inside), round(count * retain**depth))
+        order = torch.randperm(len(inside), generator=generator)[:size]
+        kept = inside[order].sort().values
+        chains.append(kept)
+    return chains

@@ -1,0 +1,46 @@
+"""provenance.json: what made a checkpoint, so that it can be made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+
+
+def write_provenance(
+    folder: Path, argv: Sequence[str], seed: int, facts: Mapping[str, object]
+) -> None:
+    """Write the record beside the weights; `facts` are the run's own figures."""
+    document = {
+        # Folders differ from machine to machine and mean nothing elsewhere.
+        "argv": [Path(word).name if "/" in word else word for word in argv],
+        "seed": seed,
+        "git": _revision(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        **facts,
+    }
+    (folder / "provenance.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _revision() -> str | None:
+    """The commit of the code that ran, or None outside a repository."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or None

@@ -1,0 +1,180 @@
+"""Pretraining of the embedded target: a deep, narrow Llama over the standard library.
+
+Twelve layers of 384: a target step has to cost clearly more than one pass of a two-layer
+head, or speculation could not pay whatever the acceptance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from drafters.train.data import Corpus, load_corpus
+from drafters.train.loss import cross_entropy_backward
+from drafters.train.optimizer import MixedOptimizer, trapezoid
+from drafters.train.progress import Progress
+from drafters.train.provenance import write_provenance
+from drafters.train.runtime import prepare_cpu
+from drafters.train.stream import rows, tokenise
+from drafters.train.tokenizer import END_OF_TEXT, IM_END, MAX_LENGTH, load_tokenizer
+
+# (end of the phase as a share of the run, row length). Attention's backward pass is the one
+# part that AMX does not speed up, so most of the run sees short rows.
+PHASES = ((0.50, 256), (0.85, 512), (1.0, 1024))
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def target_config(vocab_size: int, end_of_text: int, im_end: int) -> LlamaConfig:
+    """The architecture: 22.0 M parameters at 8,192 entries."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=12,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_LENGTH,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=[im_end, end_of_text],
+        pad_token_id=end_of_text,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+
+
+def new_target(folder: Path, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised bf16 target for the tokenizer in `folder`."""
+    tokenizer = load_tokenizer(folder)
+    end, im_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)
+    torch.manual_seed(seed)
+    config = target_config(tokenizer.get_vocab_size(), end, im_end)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[im_end, end], pad_token_id=end, do_sample=False
+    )
+    return model
+
+
+def save_target(model: LlamaForCausalLM, folder: Path, tokenizer_folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        if folder.resolve() != tokenizer_folder.resolve():
+            shutil.copy(tokenizer_folder / name, folder / name)
+
+
+def phase_length(fraction: float) -> int:
+    """The row length at a point of the run."""
+    return next(length for end, length in PHASES if fraction <= end)
+
+
+@torch.no_grad()
+def evaluate_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> float:
+    """Mean cross-entropy in nats a token over rows `[rows, length + 1]`."""
+    total = 0.0
+    for row in batch.split(8):
+        logits = model(row[:, :-1], use_cache=False).logits.float()
+        total += functional.cross_entropy(
+            logits.flatten(0, 1), row[:, 1:].flatten(), reduction="sum"
+        ).item()
+    return total / batch[:, 1:].numel()
+
+
+def held_out_rows(corpus: Corpus, folder: Path, count: int, length: int) -> torch.Tensor:
+    """The same rows of held-out files and conversations every time: `[count, length + 1]`."""
+    documents = tokenise(corpus.held_out, load_tokenizer(folder), seed=0)
+    return torch.stack(list(islice(rows(documents, length, 0.35, seed=1), count)))
+
+
+def train_target(
+    model: LlamaForCausalLM,
+    streams: dict[int, Iterator[torch.Tensor]],
+    progress: Progress,
+    *,
+    batch_tokens: int,
+    muon_lr: float,
+    adam_lr: float,
+) -> float:
+    """Run the budget down; `streams` gives rows for each length. Returns the smoothed loss."""
+    optimizer = MixedOptimizer(model, muon_lr=muon_lr, adam_lr=adam_lr, weight_decay=0.01)
+    smoothed = 0.0
+    model.train()
+    while progress.fraction < 1.0:
+        fraction = progress.fraction
+        length = phase_length(fraction)
+        batch = torch.stack(list(islice(streams[length], batch_tokens // length)))
+        hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        loss = cross_entropy_backward(
+            hidden.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten()
+        ).item()
+        norm = optimizer.step(trapezoid(fraction))
+        weight = max(0.02, 1.0 / (progress.steps + 1))
+        smoothed += weight * (loss - smoothed)
+        progress.advance(batch[:, 1:].numel(), loss=smoothed, norm=norm, length=length)
+    model.eval()
+    return smoothed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m drafters.train.target", description=__doc__)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of its files")
+    parser.add_argument("--out", type=Path, required=True)
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float)
+    budget.add_argument("--tokens", type=int)
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--chat-share", type=float, default=0.35)
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args(argv)
+    prepare_cpu(args.threads)
+    corpus = load_corpus()
+    documents = tokenise(corpus.train, load_tokenizer(args.tokenizer), args.seed)
+    streams = {
+        length: rows(documents, length, args.chat_share, args.seed + length) for _, length in PHASES
+    }
+    model = new_target(args.tokenizer, args.seed)
+    progress = Progress(minutes=args.minutes, tokens=args.tokens)
+    loss = train_target(
+        model,
+        streams,
+        progress,
+        batch_tokens=args.batch_tokens,
+        muon_lr=args.muon_lr,
+        adam_lr=args.adam_lr,
+    )
+    save_target(model, args.out, args.tokenizer)
+    held_out = evaluate_loss(model, held_out_rows(corpus, args.tokenizer, 64, 512))
+    write_provenance(
+        args.out,
+        ["drafters.train.target", *argv],
+        args.seed,
+        {
+            "data_sha256": corpus.sha256,
+            "tokens": progress.tokens,
+            "steps": progress.steps,
+            "minutes": round(progress.seconds / 60, 1),
+            "train_loss": round(loss, 4),
+            "held_out_loss": round(held_out, 4),
+        },
+    )
+    print(f"train loss {loss:.4f}, held-out loss {held_out:.4f} nats/token")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

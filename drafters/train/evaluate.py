@@ -102,7 +102,7 @@ def as_json(name: str, table: Mapping[str, Mapping[int, Acceptance]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m drafters.train.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="aerie evaluate", description=__doc__)
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--head", type=Path, default=EMBEDDED / "p-eagle")
     parser.add_argument("--prompts", type=int, default=48, help="of each workload")

@@ -68,6 +68,11 @@ class ModelSettings(Section):
     tool_call_parser: str | None = Field(
         None, description="vLLM tool parser; without one, tool_choice `auto` is refused."
     )
+    tool_strict_level: Literal["auto", "function", "parameter"] = Field(
+        "parameter",
+        description="How far tool calls are held to their JSON schema: `parameter` always, "
+        "`function` only the call's envelope, `auto` only where a tool says strict.",
+    )
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
 
 
@@ -89,7 +94,10 @@ class EngineSettings(Section):
     max_num_seqs: int | None = Field(None, ge=1, description="Most requests in one batch.")
     max_num_batched_tokens: int | None = Field(None, ge=16, description="Most tokens in one step.")
     kv_cache_gib: float | None = Field(
-        None, gt=0, description="KV cache in GiB (default: vLLM's share of the device's memory)."
+        None,
+        gt=0,
+        description="KV cache in GiB (default: on a GPU vLLM's share of its memory, on a CPU a "
+        "quarter of what is free).",
     )
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="Share of GPU memory that vLLM may use."

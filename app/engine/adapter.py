@@ -125,6 +125,7 @@ class Adapter:
         tools: dict[str, Any] = {
             "enable_auto_tools": settings.model.tool_call_parser is not None,
             "tool_parser": settings.model.tool_call_parser,
+            "tool_strict_level": settings.model.tool_strict_level,
             "reasoning_parser": settings.model.reasoning_parser or "",
         }
         common: dict[str, Any] = {

@@ -8,10 +8,14 @@ from app.settings import Settings
 
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
+CPU_KV_SHARE = 0.25
 
 
-def engine_options(settings: Settings) -> dict[str, Any]:
+def engine_options(settings: Settings, free_cpu_memory: int | None = None) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
+
+    `free_cpu_memory`, in bytes, is given when the model runs on a CPU: there vLLM would
+    take 92% of all memory for itself, and not start if less than that is free.
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -39,6 +43,8 @@ def engine_options(settings: Settings) -> dict[str, Any]:
     options.update({name: value for name, value in given.items() if value is not None})
     if engine.kv_cache_gib is not None:
         options["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
+    elif free_cpu_memory is not None:
+        options["kv_cache_memory_bytes"] = int(free_cpu_memory * CPU_KV_SHARE)
     if settings.speculates:
         options["speculative_config"] = speculative_config(settings)
     return {**options, **engine.engine_args}

@@ -129,13 +129,15 @@ class Engine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         _check_version()
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
 
         from app.engine.llm import GatewayLLM
         from app.engine.steps import StepWatch
 
         self._enter(Phase.LOADING)
         try:
-            arguments = AsyncEngineArgs(**engine_options(self.settings))
+            free = psutil.virtual_memory().available if current_platform.is_cpu() else None
+            arguments = AsyncEngineArgs(**engine_options(self.settings, free))
             config = arguments.create_engine_config()
         except TypeError as error:
             raise StartupError(f"engine_args: {error}") from error

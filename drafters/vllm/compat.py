@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 
 VLLM_VERSION = "0.32.0"
 
@@ -19,6 +21,27 @@ def apply() -> None:
     load = torch.compiler.load_compiled_function
     if not hasattr(load, "__wrapped__"):
         torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]
+    if current_platform.is_cpu():
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor,  # [batch]
+    cu_num_tokens: torch.Tensor,  # [batch], inclusive prefix sums of tokens per request
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Each request's value once per draft token of it: `[num_tokens]`.
+
+    vLLM's CPU kernel writes into an int64 copy of the result and drops it
+    (vllm/utils/cpu_triton_utils.py, _expand_kernel_impl), so that temperature, top_k and
+    top_p of every batch with a sampled request are uninitialised memory: greedy requests
+    change their text beside sampled ones, and a seed does not repeat.
+    """
+    values = torch.where(x == replace_from, replace_to, x).to(x.dtype)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return values.repeat_interleave(counts.long(), output_size=num_tokens)
 
 
 def _loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:

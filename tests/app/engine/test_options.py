@@ -23,6 +23,13 @@ def test_sizes_left_open_are_left_to_vllm() -> None:
     assert engine_options(load({"kv_cache_gib": "0.5"}, {}))["kv_cache_memory_bytes"] == 2**29
 
 
+def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
+    free = 8 * 2**30
+    plain = load({"model": "a/b", "k": "0"}, {})
+    assert engine_options(plain, free)["kv_cache_memory_bytes"] == 2 * 2**30
+    assert engine_options(load({"kv_cache_gib": "0.5"}, {}), free)["kv_cache_memory_bytes"] == 2**29
+
+
 def test_the_operator_has_the_last_word() -> None:
     options = engine_options(load({"engine_args": '{"dtype": "float32", "block_size": 64}'}, {}))
     assert (options["dtype"], options["block_size"]) == ("float32", 64)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,6 +44,11 @@ def examine(settings: Settings) -> list[Finding]:
         ),
         machine.check_device(
             _cuda_device(), _cpu_flags(), machine=platform.machine(), cpu_build=cpu_build
+        ),
+        machine.check_compiler(
+            shutil.which(os.environ.get("CXX") or "g++"),
+            (Path(sysconfig.get_path("include")) / "Python.h").exists(),
+            needed=cpu_build and not settings.engine.enforce_eager,
         ),
         machine.check_cores(len(os.sched_getaffinity(0))),
         machine.check_memory(

@@ -87,6 +87,22 @@ def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: 
     return ok("device", f"CPU: {', '.join(['AVX-512', *found])}")
 
 
+def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) -> Finding:
+    """On a CPU the model is compiled through C++; `needed` unless `enforce_eager` is set."""
+    if not needed:
+        return ok("compiler", "not needed")
+    missing = [] if compiler else ["no C++ compiler"]
+    if not python_headers:
+        missing.append("no Python.h")
+    if missing:
+        return fail(
+            "compiler",
+            " and ".join(missing),
+            "apt-get install g++ python3-dev, or --enforce-eager, which is slower",
+        )
+    return ok("compiler", f"{compiler}")
+
+
 def check_cores(cores: int) -> Finding:
     """The gateway and the engine's core want one of their own beside the worker."""
     if cores < 2:

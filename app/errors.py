@@ -8,7 +8,12 @@ AerieError
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# What a request quotes into its own error: a name of ten thousand letters helps nobody.
+_LONG_WORD = re.compile(r"\S{101,}")
+MAX_MESSAGE = 2000
 
 
 class AerieError(Exception):
@@ -30,8 +35,8 @@ class StartupError(AerieError):
 class ApiError(AerieError):
     """A request that ends with an error response.
 
-    `param` names the offending field (dotted, OpenAI's style) and `code` is one of
-    OpenAI's machine-readable strings or None.
+    `param` names the offending field as OpenAI writes it, `messages[0].role`, and `code` is
+    one of OpenAI's machine-readable strings or None.
     """
 
     def __init__(
@@ -43,10 +48,11 @@ class ApiError(AerieError):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        message = _LONG_WORD.sub(lambda word: shorten(word[0]), message)
+        self.message = shorten(message, MAX_MESSAGE)
+        super().__init__(self.message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.param = None if param is None else shorten(param, 200)
         self.code = code
         self.headers = headers
 
@@ -65,6 +71,11 @@ class ApiError(AerieError):
                 "code": self.code,
             }
         }
+
+
+def shorten(text: str, limit: int = 100) -> str:
+    """The text, or its first `limit` characters and dots."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import deque
 from typing import Any, NoReturn
 
 from fastapi import Request
 
 from app.errors import ApiError
+
+# Only a body that matches can hold an unusable value; all others are spared the search for it.
+_SUSPECT = re.compile(r"\\u[dD][89a-fA-F]|[0-9]{19}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_INTEGERS = range(-(2**63), 2**63)
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -17,14 +24,39 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         raise ApiError(415, "Unsupported media type: send Content-Type: application/json.")
     data = await _read(request, limit)
     try:
-        payload = json.loads(data, parse_constant=_reject_constant)
+        text = data.decode("utf-8-sig")
+        payload = json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
         raise ApiError(400, "The body is not usable JSON: nested too deeply.") from None
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(payload, dict):
         raise ApiError(400, "The body must be a JSON object.")
+    if _SUSPECT.search(text):
+        _refuse_unusable(payload)
     return payload
+
+
+def _refuse_unusable(payload: dict[str, Any]) -> None:
+    """Values that are legal JSON and that no part of an engine can hold. Breadth first: the
+    depth is the client's choice."""
+    waiting: deque[tuple[str, Any]] = deque([("", payload)])
+    while waiting:
+        path, value = waiting.popleft()
+        problem = None
+        if isinstance(value, str) and _SURROGATE.search(value):
+            problem = "half of a surrogate pair is no character"
+        elif isinstance(value, int) and value not in _INTEGERS:
+            problem = "the integer does not fit into 64 bits"
+        elif isinstance(value, list):
+            waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
+        elif isinstance(value, dict):
+            if any(_SURROGATE.search(key) for key in value):
+                problem = "a name in it holds half of a surrogate pair"
+            waiting.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
+        if problem is not None:
+            name = path or "body"
+            raise ApiError(400, f"Invalid value for '{name}': {problem}.", param=path or None)
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -8,7 +8,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.errors import ApiError
+from app.api.request_id import given_to
+from app.errors import ApiError, shorten
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -33,7 +34,7 @@ async def _api_error(request: Request, error: ApiError) -> JSONResponse:
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """404 and 405 from the router."""
-    path, method = request.url.path, request.method
+    path, method = shorten(request.url.path), request.method
     message = {
         404: f"Unknown request URL: {method} {path}.",
         405: f"Not allowed to {method} on {path}.",
@@ -43,9 +44,12 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """A defect of ours. The traceback goes to the log, not to the client."""
+    """A defect of ours. The traceback goes to the log, not to the client.
+
+    The only handler that answers from outside of the RequestId middleware.
+    """
     message = "The server had an error while processing your request."
-    return await _api_error(request, ApiError(500, message))
+    return await _api_error(request, ApiError(500, message, headers=given_to(request.scope)))
 
 
 def body(request: Request, error: ApiError) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from app.errors import ApiError
+from app.errors import ApiError, shorten
 
 router = APIRouter()
 
@@ -33,7 +33,6 @@ async def list_models(request: Request) -> dict[str, Any]:
 async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     """The card of a served model, 404 for any other."""
     if model != request.app.state.settings.served_model_name:
-        raise ApiError(
-            404, f"The model `{model}` does not exist.", param="model", code="model_not_found"
-        )
+        message = f"The model `{shorten(model)}` does not exist."
+        raise ApiError(404, message, param="model", code="model_not_found")
     return card(request)

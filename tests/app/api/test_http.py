@@ -38,6 +38,8 @@ class FakeOperation:
             except asyncio.CancelledError:
                 FakeOperation.cancelled = True
                 raise
+        if payload.get("break"):
+            raise KeyError("a defect")
         if payload.get("fail_late"):
             return Reply(self.events(), FirstOutput(True, ValueError("bad grammar")))
         if payload.get("stream"):
@@ -48,7 +50,9 @@ class FakeOperation:
         yield "data: 1\n\n"
         yield "data: [DONE]\n\n"
 
-    def failure(self, error: BaseException, payload: dict[str, Any]) -> ApiError:
+    def failure(
+        self, error: BaseException, payload: dict[str, Any], first: FirstOutput
+    ) -> ApiError:
         return ApiError(400, str(error), param="stop")
 
 
@@ -133,6 +137,66 @@ def test_bad_bodies(client: TestClient, content: bytes, media_type: str, status:
     response = client.post("/v1/completions", content=content, headers={"content-type": media_type})
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (rb'{"messages": [{"content": "\ud800"}]}', "messages[0].content"),
+        (rb'{"prompt": "a\uDFFFb"}', "prompt"),
+        (rb'{"metadata": {"\udabc": 1}}', "metadata"),
+        (rb'{"\ud800": 1}', None),
+        (b'{"max_tokens": 1%s}' % (b"0" * 30), "max_tokens"),
+        (b'{"prompt": [1, -9223372036854775809]}', "prompt[1]"),
+    ],
+)
+def test_values_that_nothing_can_hold(
+    client: TestClient, content: bytes, param: str | None
+) -> None:
+    response = client.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        rb'{"prompt": "\ud83d\ude00", "seed": 9223372036854775807}',
+        rb'{"prompt": "1234567890123456789012345 \\ud800", "temperature": 0.12345678901234567890}',
+        b'\xef\xbb\xbf{"prompt": "x"}',
+    ],
+)
+def test_values_that_only_look_like_it(client: TestClient, content: bytes) -> None:
+    response = client.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200
+
+
+def test_a_deep_body_is_no_failure_of_ours(client: TestClient) -> None:
+    content = b'{"a":' * 900 + rb'"\ud800"' + b"}" * 900
+    response = client.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400
+
+
+def test_a_defect_is_a_500_with_a_request_id(client: TestClient) -> None:
+    response = client.post(
+        "/v1/completions", json={"break": True}, headers={"x-request-id": "mine"}
+    )
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert response.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/"])
+def test_errors_do_not_echo_long_names(client: TestClient, path: str) -> None:
+    response = client.get(path + "a" * 10_000)
+    assert response.status_code == 404
+    assert len(response.json()["error"]["message"]) < 200
 
 
 def test_a_body_without_length_is_limited_too(client: TestClient) -> None:

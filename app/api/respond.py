@@ -45,7 +45,7 @@ async def answer(request: Request, name: str, payload: dict[str, Any]) -> Respon
             error = broken
         if error is not None:
             await stream.close()
-            raise operation.failure(error, payload) from error
+            raise operation.failure(error, payload, reply.first) from error
         return EventResponse(stream)
 
     return await _unless_disconnected(request, work())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from vllm.exceptions import (
     VLLMNotFoundError,
     VLLMValidationError,
 )
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from app.errors import ApiError
@@ -25,7 +27,26 @@ logger = logging.getLogger(__name__)
 _CONTEXT_LENGTH = re.compile(r"maximum (context|model) length|max_model_len|longer than the max")
 _PARAMETER_SUFFIX = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 # A request's own mistake that vLLM reports with a bare Python error.
-_CLIENT_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
+_CLIENT_ERRORS: tuple[type[Exception], ...] = (
+    ValueError,
+    TypeError,
+    OverflowError,
+    NotImplementedError,
+    RecursionError,
+)
+# Fields that constrain the output. vLLM turns each into the same internal constraint, and
+# when that is no good its error does not say where it came from.
+_CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "tools")
+_CONSTRAINT_CHECKS = {
+    SamplingParams._validate_structured_outputs.__code__,
+    StructuredOutputsParams.__post_init__.__code__,
+}
+# vLLM's name for a field, where it is not the request's.
+_SENT_AS = {"response_id": "previous_response_id"}
+
+
+class ConstraintError(VLLMValidationError):
+    """The engine could not compile what the request constrains its output to."""
 
 
 def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: str) -> ApiError:
@@ -42,23 +63,49 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
         error = error.__cause__
     if isinstance(error, ValidationError):
         return _from_pydantic(error, payload)
-    if isinstance(error, EngineDeadError):
-        return ApiError(503, "The engine stopped; try again later.", headers={"Retry-After": "10"})
     if isinstance(error, GracefulHTTPError):
         return ApiError(int(error.http_status), error.message, headers={"Retry-After": "1"})
     if isinstance(error, VLLMNotFoundError):
         return _client_error(404, str(error), "model", payload, prompt)
     if isinstance(error, (VLLMClientError, *_CLIENT_ERRORS)) or _is_template_error(error):
         param = error.parameter if isinstance(error, VLLMValidationError) else None
+        if param is None and _about_constraint(error):
+            param = next((name for name in _CONSTRAINTS if payload.get(name) is not None), None)
         return _client_error(400, str(error), param, payload, prompt)
-    logger.error("request failed", exc_info=error)
+    return internal(error)
+
+
+def internal(error: BaseException | ErrorResponse) -> ApiError:
+    """A failure that is not the request's. The log gets all of it, the client a sentence."""
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "The engine stopped; try again later.", headers={"Retry-After": "10"})
+    if isinstance(error, ErrorResponse):
+        logger.error("request failed: %s", error.error.message)
+    else:
+        logger.error("request failed", exc_info=error)
     return ApiError(500, "The server had an error while processing your request.")
+
+
+def _about_constraint(error: BaseException) -> bool:
+    """Whether the error comes from vLLM's check of what constrains the output."""
+    return isinstance(error, ConstraintError) or any(
+        frame.f_code in _CONSTRAINT_CHECKS
+        for cause in _causes(error)
+        for frame, _ in traceback.walk_tb(cause.__traceback__)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _client_error(
     status: int, message: str, param: str | None, payload: Mapping[str, Any], prompt: str
 ) -> ApiError:
     message = sanitize_message(_PARAMETER_SUFFIX.sub("", message))
+    param = _SENT_AS.get(param or "", param)
     if status >= 500:
         return ApiError(status, message)
     if _CONTEXT_LENGTH.search(message):

@@ -23,6 +23,11 @@ class FirstOutput:
     settled: bool = False
     error: BaseException | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Whether the engine has begun to answer, so that the request itself was good."""
+        return self.settled and self.error is None
+
 
 _current: ContextVar[FirstOutput | None] = ContextVar("first_output", default=None)
 

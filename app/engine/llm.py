@@ -1,40 +1,66 @@
-"""AsyncLLM with the two corrections that must sit at the source of every protocol."""
+"""AsyncLLM with the corrections that must sit at the source of every protocol."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from vllm.exceptions import GenerationError
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
+
+Outputs = AsyncGenerator[RequestOutput, None]
 
 
 class GatewayLLM(AsyncLLM):
     """vLLM's engine client (vllm/v1/engine/async_llm.py).
 
-    Its outputs settle the request's FirstOutput, and the alternatives of each token come
-    in order of probability: stock puts the sampled token first, so that the k entries
-    which the serving classes cut off are not the k most likely ones.
+    Its outputs settle the request's FirstOutput; a request that the engine gives up before
+    its first token raises; and the alternatives of each token come in order of probability:
+    stock puts the sampled token first, so that the k entries which the serving classes cut
+    off are not the k most likely ones.
     """
 
-    def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        """Same contract as AsyncLLM.generate."""
-        return watched(_ranked(super().generate(*args, **kwargs)))
+    def generate(
+        self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
+    ) -> Outputs:
+        """Same contract as AsyncLLM.generate, but `max_tokens` may be 0: the prompt is
+        scored and nothing comes after it."""
+        silent = sampling_params.max_tokens == 0
+        if silent:
+            sampling_params.max_tokens = 1  # a request without a step cannot be scheduled
+        outputs = super().generate(prompt, sampling_params, *args, **kwargs)
+        constrained = sampling_params.structured_outputs is not None
+        return watched(_corrected(outputs, constrained, silent))
 
 
-async def _ranked(
-    outputs: AsyncGenerator[RequestOutput, None],
-) -> AsyncGenerator[RequestOutput, None]:
+async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outputs:
+    begun = False
     try:
         async for output in outputs:
-            for completion in output.outputs:
-                if completion.logprobs:
-                    completion.logprobs = [_by_probability(step) for step in completion.logprobs]
+            if not begun and any(choice.finish_reason == "error" for choice in output.outputs):
+                raise _given_up(constrained)
+            begun = True
+            for choice in output.outputs:
+                if silent:
+                    choice.text, choice.token_ids, choice.logprobs = "", [], None
+                if choice.logprobs:
+                    choice.logprobs = [_by_probability(step) for step in choice.logprobs]
             yield output
     finally:
         await outputs.aclose()
+
+
+def _given_up(constrained: bool) -> Exception:
+    """Why a request ended before it began: its grammar compiles only in the engine, so that
+    an empty or endless one is noticed there."""
+    if constrained:
+        return ConstraintError("The output cannot be constrained like this: nothing matches it.")
+    return GenerationError()
 
 
 def _by_probability(step: dict[int, Any] | None) -> dict[int, Any] | None:

@@ -1,4 +1,4 @@
-"""vLLM's request models with the one rule of theirs that OpenAI does not have taken out."""
+"""vLLM's request models without the rules of theirs that OpenAI does not have."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ class ChatRequest(_ManyGreedyChoices, ChatCompletionRequest):
 
 class TextRequest(_ManyGreedyChoices, CompletionRequest):
     """Body of POST /v1/completions."""
+
+    def to_sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
+        """As vLLM's, but an echo without output says so: vLLM generates, and counts, one
+        token for it. GatewayLLM knows what 0 means."""
+        params = super().to_sampling_params(max_tokens, defaults)
+        if self.echo and self.max_tokens == 0:
+            params.max_tokens = 0
+        return params

@@ -19,8 +19,10 @@ from app.errors import ApiError
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# OpenAI's bound of top_logprobs, and vLLM's default bound of every kind of logprobs.
+MAX_LOGPROBS = 20
+# The kinds of constraint that `structured_outputs` knows; each excludes the others.
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 # Accepted because every answer already honours them: bookkeeping, hints that cannot
 # change the text, and deprecated names whose only harmless value is their default.
@@ -116,15 +118,26 @@ def _is_scalar(annotation: Any) -> bool:
     return False
 
 
-def check_generation(payload: Mapping[str, Any]) -> None:
+def check_generation(payload: Mapping[str, Any], operation: str) -> None:
     """Bounds that stock leaves open and a hostile client would use."""
+    # An echo alone is a request too: the prompt comes back scored.
+    least = 0 if operation == "completions" and payload.get("echo") is True else 1
     n = payload.get("n")
     if isinstance(n, int) and not 1 <= n <= MAX_CHOICES:
         raise invalid("n", f"'n' must be between 1 and {MAX_CHOICES}, got {n}.")
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value = payload.get(name)
-        if isinstance(value, int) and value < 1:
-            raise invalid(name, f"'{name}' must be at least 1, got {value}.")
+        if isinstance(value, int) and value < least:
+            raise invalid(name, f"'{name}' must be at least {least}, got {value}.")
+    for name in ("logprobs", "top_logprobs"):
+        value = payload.get(name)
+        if isinstance(value, int) and not 0 <= value <= MAX_LOGPROBS:
+            raise invalid(name, f"'{name}' must be between 0 and {MAX_LOGPROBS}, got {value}.")
+    _check_stop(payload)
+    _check_constraint(payload)
+
+
+def _check_stop(payload: Mapping[str, Any]) -> None:
     stop = payload.get("stop")
     sequences = [stop] if isinstance(stop, str) else stop
     if sequences is None:
@@ -137,67 +150,25 @@ def check_generation(payload: Mapping[str, Any]) -> None:
         raise invalid("stop", f"Each stop sequence must have 1 to {MAX_STOP_LENGTH} characters.")
 
 
-def check_messages(messages: Any) -> None:
-    """Roles and contents as OpenAI defines them; `param` points at the exact message."""
-    if messages is None:
-        raise invalid("messages", "Missing required parameter: 'messages'.", "missing_parameter")
-    if not isinstance(messages, list):
-        raise invalid("messages", "'messages' must be a list of messages.")
-    if not messages:
-        raise invalid("messages", "'messages' must hold at least one message.")
-    for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
-
-
-def _check_message(message: Any, where: str) -> None:
-    if not isinstance(message, dict):
-        raise invalid(where, f"'{where}' must be an object.")
-    role = message.get("role")
-    if role not in ROLES:
-        raise invalid(
-            f"{where}.role", f"Invalid value for '{where}.role': supported are {', '.join(ROLES)}."
-        )
-    content = message.get("content")
-    if content is None:
-        if role == "assistant" and (message.get("tool_calls") or message.get("refusal")):
-            return
-        raise invalid(
-            f"{where}.content",
-            f"Missing required parameter: '{where}.content'.",
-            "missing_parameter",
-        )
-    if isinstance(content, str):
+def _check_constraint(payload: Mapping[str, Any]) -> None:
+    name = "structured_outputs"
+    given = payload.get(name)
+    if given is None:
         return
-    if not isinstance(content, list):
-        raise invalid(
-            f"{where}.content", f"'{where}.content' must be a string or a list of content parts."
-        )
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise invalid(
-                f"{where}.content[{index}]",
-                f"'{where}.content[{index}]' must be an object with a 'type'.",
-            )
+    if not isinstance(given, dict):
+        raise invalid(name, f"'{name}' must be an object.")
+    if sum(given.get(kind) is not None for kind in CONSTRAINTS) != 1:
+        raise invalid(name, f"'{name}' takes exactly one of {', '.join(CONSTRAINTS)}.")
 
 
-def check_tools(payload: Mapping[str, Any]) -> None:
-    """Tools must name a function; a missing `function` is a 500 in stock."""
-    tools = payload.get("tools")
-    if tools is None:
+def check_token_ids(payload: Mapping[str, Any], name: str, vocabulary: int) -> None:
+    """Token ids, alone or in batches, must be ids of the model's vocabulary. Whether they are
+    integers is left to vLLM's request models."""
+    value = payload.get(name)
+    if not isinstance(value, list):
         return
-    if not isinstance(tools, list):
-        raise invalid("tools", "'tools' must be a list of tools.")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise invalid(f"{where}.type", f"'{where}.type' must be 'function'.")
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise invalid(
-                f"{where}.function", f"'{where}.function' must be an object with a 'name'."
-            )
-        if not isinstance(function.get("parameters", {}), (dict, type(None))):
-            raise invalid(
-                f"{where}.function.parameters",
-                f"'{where}.function.parameters' must be a JSON schema object.",
-            )
+    for index, item in enumerate(value):
+        ids = item if isinstance(item, list) else [item]
+        if any(isinstance(token, int) and not 0 <= token < vocabulary for token in ids):
+            where = f"{name}[{index}]"
+            raise invalid(name, f"'{where}' is outside of the vocabulary of {vocabulary} tokens.")

@@ -19,8 +19,9 @@ from app.errors import AerieError, ApiError, StartupError
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from app.engine.adapter import Adapter, Operation
+    from app.engine.adapter import Adapter
     from app.engine.llm import GatewayLLM
+    from app.engine.operation import Operation
     from app.engine.steps import StepWatch
 
 logger = logging.getLogger(__name__)

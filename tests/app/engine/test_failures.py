@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from app.engine.failures import from_exception, from_response
+from app.engine.failures import ConstraintError, from_exception, from_response
 from app.engine.protocol import ChatRequest
 from app.errors import ApiError
 
@@ -79,6 +80,24 @@ def test_pydantic_paths_skip_union_branches() -> None:
     assert error.param is not None
     assert error.param.startswith("stop")
     assert "list" not in error.param
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "text", "tools"])
+def test_a_constraint_that_is_no_good_is_named(field: str) -> None:
+    """vLLM turns every such field into one constraint, whose errors do not say which it was."""
+    payload = {"response_format": None, field: {"type": "x"}}
+    assert from_exception(ConstraintError("empty"), payload, "prompt").param == field
+    with pytest.raises(Exception, match="one kind") as caught:
+        StructuredOutputsParams(regex="a", choice=["a"])
+    assert from_exception(caught.value, payload, "prompt").param == field
+
+
+def test_a_field_is_named_as_the_request_names_it() -> None:
+    response = ErrorResponse(
+        error=ErrorInfo(message="no", type="NotFoundError", param="response_id", code=404)
+    )
+    payload = {"previous_response_id": "resp_none"}
+    assert from_response(response, payload, "input").param == "previous_response_id"
 
 
 def test_our_own_errors_pass_through() -> None:

@@ -1,8 +1,21 @@
-"""Nulls: OpenAI's schema allows them in few places."""
+"""What vLLM's serving classes give, as it goes over the wire."""
 
 from __future__ import annotations
 
-from app.engine.adapter import without_nulls, without_streamed_nulls
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+
+from app.engine.events import events
+from app.engine.first_output import watched
+from app.engine.nulls import without_nulls, without_streamed_nulls
+from app.engine.operation import Operation
+from app.errors import ApiError
 
 
 def test_only_nullable_fields_keep_their_null() -> None:
@@ -25,3 +38,100 @@ def test_streamed_nulls_go_and_text_that_looks_like_one_stays() -> None:
     )
     expected = f'data: {{"delta":{{{text}}},"logprobs":null,"finish_reason":null}}\n\n'
     assert without_streamed_nulls(event) == expected
+
+
+class Answer(BaseModel):
+    """A response of vLLM's."""
+
+    input: dict[str, Any] = {}
+    status: Literal["completed", "incomplete"] = "completed"
+
+
+class Completed(BaseModel):
+    """An event of vLLM's Responses."""
+
+    type: str = "response.completed"
+    response: Answer
+
+
+async def stream_of(*items: Any) -> AsyncGenerator[Any, None]:
+    for item in items:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+def sent(operation: str, *items: Any) -> list[str]:
+    async def collect() -> list[str]:
+        error = ApiError(500, "sorry")
+        return [text async for text in events(stream_of(*items), operation, lambda _: error)]
+
+    return asyncio.run(collect())
+
+
+def test_only_openais_chunks_lose_their_nulls() -> None:
+    event = 'data: {"type":"x","stop_sequence":null}\n\n'
+    assert sent("messages", event) == [event]
+    assert sent("chat", event) == ['data: {"type":"x"}\n\n']
+
+
+def test_a_response_that_was_cut_ends_incomplete() -> None:
+    (cut,) = sent("responses", Completed(response=Answer(status="incomplete")))
+    name, data = cut.strip().split("\n")
+    assert name == "event: response.incomplete"
+    assert json.loads(data.removeprefix("data: "))["type"] == "response.incomplete"
+    (whole,) = sent("responses", Completed(response=Answer()))
+    assert whole.startswith("event: response.completed\n")
+
+
+@pytest.mark.parametrize(
+    ("operation", "item", "expected"),
+    [
+        ("chat", 'data: {"error":{"message":"boo","type":"x","code":500}}\n\n', {"error"}),
+        ("chat", ValueError("boo"), {"error"}),
+        ("messages", 'event: error\ndata: {"boo":1}\n\n', {"type", "error"}),
+        ("responses", ValueError("boo"), {"type", "code", "message", "param", "sequence_number"}),
+    ],
+)
+def test_an_error_inside_a_stream_wears_its_apis_envelope(
+    operation: str, item: Any, expected: set[str]
+) -> None:
+    last = sent(operation, "data: 1\n\n", item)[-1]
+    assert "boo" not in last
+    assert set(json.loads(last[last.index("data:") + 5 :])) == expected
+
+
+def operation(call: Callable[[Any], Awaitable[Any]]) -> Operation:
+    return Operation("messages", "messages", Answer.model_validate, call, lambda payload: None)
+
+
+async def broken_answer(request: Any) -> Any:
+    async for _ in watched(stream_of("token")):
+        pass
+    return Answer.model_validate({"input": "no object"})
+
+
+async def early_error(request: Any) -> Any:
+    async for _ in watched(stream_of(ValueError("'input' is too long"))):
+        pass
+
+
+async def refused(request: Any) -> Any:
+    return ErrorResponse(error=ErrorInfo(message="no", type="x", param="input", code=400))
+
+
+@pytest.mark.parametrize(
+    ("payload", "call", "status", "param"),
+    [
+        ({"input": 5}, broken_answer, 400, "input"),  # the request
+        ({"input": {}}, broken_answer, 500, None),  # the answer: ours, though it looks the same
+        ({"input": {}}, early_error, 400, "input"),
+        ({"input": {}}, refused, 400, "input"),
+    ],
+)
+def test_only_a_requests_own_mistakes_are_blamed_on_it(
+    payload: dict[str, Any], call: Any, status: int, param: str | None
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(operation(call)(payload))  # type: ignore[arg-type]
+    assert (caught.value.status, caught.value.param) == (status, param)

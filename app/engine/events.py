@@ -1,0 +1,71 @@
+"""Server-sent event texts from what vLLM's serving classes stream.
+
+They stream ready-made texts, or pydantic objects for Responses. An error that comes after
+the first token can only be an event: it gets the envelope of the operation's API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from app.engine.nulls import without_streamed_nulls
+from app.errors import ApiError
+
+_ERROR = 'data: {"error":'
+_ANTHROPIC_ERROR = "event: error\n"
+# Operations whose schema has few nullable fields; Anthropic's and Responses' want their nulls.
+_FEW_NULLS = ("chat", "completions")
+
+ToError = Callable[[BaseException | ErrorResponse], ApiError]
+
+
+async def events(
+    stream: AsyncGenerator[Any, None], operation: str, to_error: ToError
+) -> AsyncGenerator[str, None]:
+    """The stream as event texts. `to_error` raises what must not become an event."""
+    sent = 0
+    try:
+        async for item in stream:
+            yield _text(item, operation, to_error)
+            sent += 1
+    except Exception as broken:
+        yield error_event(to_error(broken), operation, sent)
+    finally:
+        await stream.aclose()
+
+
+def _text(item: Any, operation: str, to_error: ToError) -> str:
+    if not isinstance(item, str):
+        return _framed(item)
+    if item.startswith(_ERROR):
+        response = ErrorResponse.model_validate_json(item.removeprefix("data:"))
+        return error_event(to_error(response), operation)
+    if item.startswith(_ANTHROPIC_ERROR):  # it quotes whatever broke inside vLLM
+        return error_event(to_error(RuntimeError(item)), operation)
+    return without_streamed_nulls(item) if operation in _FEW_NULLS else item
+
+
+def _framed(item: Any) -> str:
+    """An event object of Responses. vLLM calls an answer that was cut completed, too."""
+    kind, data = item.type, item.model_dump_json(by_alias=True)
+    if kind == "response.completed" and item.response.status == "incomplete":
+        kind = "response.incomplete"
+        data = json.dumps({**json.loads(data), "type": kind})
+    return f"event: {kind}\ndata: {data}\n\n"
+
+
+def error_event(error: ApiError, operation: str, sequence_number: int = 0) -> str:
+    """An error inside a stream, as the operation's API writes it."""
+    if operation == "messages":
+        inner = {"type": "api_error", "message": error.message}
+        return f"event: error\ndata: {json.dumps({'type': 'error', 'error': inner})}\n\n"
+    if operation == "responses":
+        body: dict[str, Any] = {"type": "error", "code": error.code or error.type}
+        body |= {"message": error.message, "param": error.param}
+        body |= {"sequence_number": sequence_number}
+        return f"event: error\ndata: {json.dumps(body)}\n\n"
+    return f"data: {json.dumps(error.envelope())}\n\n"

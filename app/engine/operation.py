@@ -1,0 +1,84 @@
+"""One API operation: JSON object in, answer out, errors as ApiError."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from app.engine import failures
+from app.engine.events import events
+from app.engine.first_output import FirstOutput, expect
+from app.engine.nulls import without_nulls
+from app.errors import ApiError
+
+Payload = dict[str, Any]
+Answer = dict[str, Any] | AsyncIterator[str]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An operation's result. `first` tells when a stream's first token exists."""
+
+    answer: Answer
+    first: FirstOutput
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a body is checked and parsed, and who answers it.
+
+    `prompt` names the field that holds the prompt, for over-long ones.
+    """
+
+    name: str
+    prompt: str
+    parse: Callable[[Payload], BaseModel]
+    call: Callable[[Any], Awaitable[Any]]
+    check: Callable[[Payload], None]
+
+    async def __call__(self, payload: Payload) -> Reply:
+        """Answer one request. Raises ApiError; never returns an error as an answer."""
+        first = expect()
+        try:
+            self.check(payload)
+            result = await self.call(self.parse(payload))
+        except Exception as error:
+            raise self._error(first.error or error, payload, first) from error
+        if isinstance(result, ErrorResponse):
+            raise self._error(first.error or result, payload, first)
+        if isinstance(result, BaseModel):
+            return Reply(self._body(result), first)
+
+        def to_error(error: BaseException | ErrorResponse) -> ApiError:
+            if not first.settled and isinstance(error, BaseException):
+                raise error  # nothing is on the wire yet: it becomes the response's status
+            return self._error(error, payload, first)
+
+        return Reply(events(result, self.name, to_error), first)
+
+    def failure(self, error: BaseException, payload: Payload, first: FirstOutput) -> ApiError:
+        """The ApiError for an error that came while a stream was awaited."""
+        return self._error(error, payload, first)
+
+    def _error(
+        self, error: BaseException | ErrorResponse, payload: Payload, first: FirstOutput
+    ) -> ApiError:
+        """Once the engine has begun to answer, the request was good: what breaks then is ours,
+        even if it looks like a mistake in a request."""
+        if first.answered:
+            return failures.internal(error)
+        if isinstance(error, ErrorResponse):
+            return failures.from_response(error, payload, self.prompt)
+        return failures.from_exception(error, payload, self.prompt)
+
+    def _body(self, result: BaseModel) -> dict[str, Any]:
+        if self.name == "responses":  # OpenAI's schema wants this object's nulls
+            return result.model_dump(mode="json", by_alias=True)
+        if self.name == "messages":
+            return {"stop_sequence": None, **result.model_dump(mode="json", exclude_none=True)}
+        body: dict[str, Any] = without_nulls(result.model_dump(mode="json"))
+        return body

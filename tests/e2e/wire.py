@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,16 +23,12 @@ def describe(response: httpx.Response) -> str:
     return f"{request.method} {request.url.path} {sent} -> {answer}"
 
 
-def dotted(param: str | None) -> str | None:
-    """`messages[0].role`, as OpenAI writes it, and `messages.0.role` are the same field."""
-    return None if param is None else re.sub(r"\[(\d+)\]", r".\1", param)
-
-
 def assert_names(error: JSON, field: str) -> None:
     """The error is about the field or something inside it."""
-    param = dotted(error["param"])
+    param = error["param"]
     assert param is not None, f"no param, wanted {field}: {error['message']}"
-    assert param == field or param.startswith(field + "."), f"{param!r} is not {field}: {error}"
+    inside = param.startswith((f"{field}.", f"{field}["))
+    assert param == field or inside, f"{param!r} is not {field}: {error}"
 
 
 def assert_error(
@@ -63,7 +58,7 @@ def assert_error(
     assert error["type"] == expected, f"wanted type {expected}: {where}"
     if param != "any":
         names = {param} if param is None or isinstance(param, str) else set(param)
-        assert dotted(error["param"]) in names, f"wanted param {names}: {where}"
+        assert error["param"] in names, f"wanted param {names}: {where}"
     if code != "any":
         assert error["code"] == code, f"wanted code {code}: {where}"
     return dict(error)

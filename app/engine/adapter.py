@@ -33,14 +33,15 @@ from app.engine.operation import Operation
 from app.engine.protocol import ChatRequest, TextRequest
 from app.settings import Settings
 
-# These log each refused request as an error, with a stack where there is one: a client
-# could fill the disk. What is our fault is logged by failures.py.
+# These log each refused request, and each tool call that the token limit cut, as an error with
+# a stack: a client could fill the disk. What is our fault is logged by failures.py.
 _LOG_CLIENT_MISTAKES = (
     "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
     "vllm.entrypoints.openai.responses.serving",
     "vllm.renderers.online_renderer",
+    "vllm.tool_parsers",
 )
 
 

@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
+from app.engine.whitespace import bounded
 
 Outputs = AsyncGenerator[RequestOutput, None]
 
@@ -33,9 +34,15 @@ class GatewayLLM(AsyncLLM):
         silent = sampling_params.max_tokens == 0
         if silent:
             sampling_params.max_tokens = 1  # a request without a step cannot be scheduled
+        constraint = sampling_params.structured_outputs
+        if constraint and constraint.structural_tag and self._white_space_is_bounded:
+            constraint.structural_tag = bounded(constraint.structural_tag)
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
-        constrained = sampling_params.structured_outputs is not None
-        return watched(_corrected(outputs, constrained, silent))
+        return watched(_corrected(outputs, constraint is not None, silent))
+
+    @property
+    def _white_space_is_bounded(self) -> bool:
+        return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
 
 
 async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outputs:

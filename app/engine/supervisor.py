@@ -164,6 +164,8 @@ class Engine:
             await asyncio.sleep(0.1)
         if self._llm is not None:
             llm, self._llm = self._llm, None
+            if llm.output_handler is not None:  # or it reports the engine's end as a death
+                llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MOST = 1
+MOST = 1  # xgrammar takes no 0
 
 
 def bounded(tag: str) -> str:

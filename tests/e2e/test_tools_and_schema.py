@@ -99,6 +99,10 @@ def streamed_calls(pieces: list[JSON]) -> list[JSON]:
     return [calls[i] for i in sorted(calls)]
 
 
+def meaning(call: JSON) -> tuple[str, JSON]:
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
+
+
 STRICT: list[JSON] = [{**t, "function": {**t["function"], "strict": True}} for t in TOOLS]
 EITHER = pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["free", "strict"])
 
@@ -158,7 +162,8 @@ def test_streamed_calls_equal_the_whole(http: httpx.Client, choice: object) -> N
         shapes.chunk(piece)
     calls = streamed_calls(pieces)
     assert_calls_obey(calls)
-    assert [c["function"] for c in calls] == [c["function"] for c in reference]
+    # White space in the arguments may differ: for the whole they are written anew.
+    assert [meaning(c) for c in calls] == [meaning(c) for c in reference]
     ends = [c["finish_reason"] for p in pieces for c in p["choices"] if c["finish_reason"]]
     assert len(ends) == 1
     assert ends[0] in ({"tool_calls"} if choice == "required" else {"stop", "tool_calls"})

@@ -1,0 +1,60 @@
+"""What the gateway's end of the engine corrects in its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from vllm.exceptions import GenerationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from app.engine.failures import ConstraintError
+from app.engine.llm import _corrected
+
+
+def output(finish_reason: str | None = None, **fields: Any) -> RequestOutput:
+    values = {"text": "a", "token_ids": [5], "cumulative_logprob": None, "logprobs": None}
+    choice = CompletionOutput(index=0, finish_reason=finish_reason, **{**values, **fields})
+    return RequestOutput("id", "prompt", [1, 2], None, [choice], finish_reason is not None)
+
+
+def corrected(
+    *outputs: RequestOutput, constrained: bool = False, silent: bool = False
+) -> list[CompletionOutput]:
+    async def engine() -> AsyncGenerator[RequestOutput, None]:
+        for item in outputs:
+            yield item
+
+    async def collect() -> list[CompletionOutput]:
+        return [item.outputs[0] async for item in _corrected(engine(), constrained, silent)]
+
+    return asyncio.run(collect())
+
+
+def test_a_grammar_that_the_engine_cannot_compile_is_the_requests_mistake() -> None:
+    with pytest.raises(ConstraintError):
+        corrected(output("error", token_ids=[]), constrained=True)
+
+
+def test_any_other_request_given_up_before_its_first_token_is_ours() -> None:
+    with pytest.raises(GenerationError):
+        corrected(output("error", token_ids=[]))
+
+
+def test_after_the_first_token_the_serving_classes_tell() -> None:
+    assert corrected(output(), output("error"), constrained=True)[-1].finish_reason == "error"
+
+
+def test_a_scored_prompt_has_no_output() -> None:
+    (choice,) = corrected(output("length", logprobs=[{5: Logprob(-1.0)}]), silent=True)
+    assert (choice.text, list(choice.token_ids), choice.logprobs) == ("", [], None)
+
+
+def test_alternatives_come_in_order_of_probability() -> None:
+    step = {5: Logprob(-3.0), 1: Logprob(-1.0), 2: Logprob(-2.0)}
+    (choice,) = corrected(output(logprobs=[step]))
+    assert choice.logprobs is not None
+    assert list(choice.logprobs[0]) == [1, 2, 5]

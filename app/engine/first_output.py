@@ -22,6 +22,7 @@ class FirstOutput:
 
     settled: bool = False
     error: BaseException | None = None
+    late: BaseException | None = None  # an error after the first output
 
     @property
     def answered(self) -> bool:
@@ -48,7 +49,9 @@ async def watched(outputs: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
                 first.settled = True
             yield output
     except Exception as error:
-        if first is not None and not first.settled:
+        if first is not None and first.answered:
+            first.late = error
+        elif first is not None and not first.settled:
             first.settled, first.error = True, error
         raise
     finally:

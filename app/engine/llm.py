@@ -49,7 +49,8 @@ async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outpu
     begun = False
     try:
         async for output in outputs:
-            if not begun and any(choice.finish_reason == "error" for choice in output.outputs):
+            failed = any(choice.finish_reason == "error" for choice in output.outputs)
+            if failed and (constrained or not begun):
                 raise _given_up(constrained)
             begun = True
             for choice in output.outputs:
@@ -63,8 +64,8 @@ async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outpu
 
 
 def _given_up(constrained: bool) -> Exception:
-    """Why a request ended before it began: its grammar compiles only in the engine, so that
-    an empty or endless one is noticed there."""
+    """Why the engine gave a request up. That nothing can follow, at the start of a grammar or
+    further on, is noticed only when a token is to be chosen."""
     if constrained:
         return ConstraintError("The output cannot be constrained like this: nothing matches it.")
     return GenerationError()

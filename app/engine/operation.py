@@ -69,6 +69,8 @@ class Operation:
     ) -> ApiError:
         """Once the engine has begun to answer, the request was good: what breaks then is ours,
         even if it looks like a mistake in a request."""
+        if isinstance(first.late, failures.ConstraintError):  # but for a grammar's dead end
+            return failures.from_exception(first.late, payload, self.prompt)
         if first.answered:
             return failures.internal(error)
         if isinstance(error, ErrorResponse):

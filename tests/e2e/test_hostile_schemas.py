@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from . import shapes
 from .gateway import MODEL
-from .wire import JSON, assert_error, assert_names, post_chunks
+from .wire import JSON, assert_error, assert_names, post_chunks, stream
 
 PATH = "/v1/chat/completions"
 ASK: JSON = {
@@ -172,6 +173,15 @@ def test_refused_by_name(http: httpx.Client, name: str, streaming: bool) -> None
     refusal = send(http, {**ASK, **changes}, streaming)
     assert refusal is not None, "accepted what cannot be honoured"
     assert_names(assert_error(refusal, 400), field)
+
+
+def test_a_grammar_that_leads_nowhere_is_named_when_it_gets_there(http: httpx.Client) -> None:
+    """The beginning can be generated: a stream is under way by then."""
+    body = {**ASK, "structured_outputs": {"grammar": 'root ::= "ab" x\nx ::= x'}}
+    error = assert_error(http.post(PATH, json=body), 400)
+    assert_names(error, "structured_outputs")
+    frames = [json.loads(e.data) for e in stream(http, PATH, body) if e.data != "[DONE]"]
+    assert frames[-1]["error"] == error
 
 
 def test_the_engine_still_compiles_a_schema(http: httpx.Client) -> None:

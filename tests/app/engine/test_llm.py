@@ -45,7 +45,12 @@ def test_any_other_request_given_up_before_its_first_token_is_ours() -> None:
 
 
 def test_after_the_first_token_the_serving_classes_tell() -> None:
-    assert corrected(output(), output("error"), constrained=True)[-1].finish_reason == "error"
+    assert corrected(output(), output("error"))[-1].finish_reason == "error"
+
+
+def test_a_grammar_may_end_in_nothing_later_on() -> None:
+    with pytest.raises(ConstraintError):
+        corrected(output(), output("error"), constrained=True)
 
 
 def test_a_scored_prompt_has_no_output() -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from app.engine.events import events
+from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
 from app.engine.nulls import without_nulls, without_streamed_nulls
 from app.engine.operation import Operation
@@ -111,6 +112,11 @@ async def broken_answer(request: Any) -> Any:
     return Answer.model_validate({"input": "no object"})
 
 
+async def dead_end(request: Any) -> Any:
+    async for _ in watched(stream_of("token", ConstraintError("a dead end"))):
+        pass
+
+
 async def early_error(request: Any) -> Any:
     async for _ in watched(stream_of(ValueError("'input' is too long"))):
         pass
@@ -126,6 +132,7 @@ async def refused(request: Any) -> Any:
         ({"input": 5}, broken_answer, 400, "input"),  # the request
         ({"input": {}}, broken_answer, 500, None),  # the answer: ours, though it looks the same
         ({"input": {}}, early_error, 400, "input"),
+        ({"input": {}, "response_format": {}}, dead_end, 400, "response_format"),
         ({"input": {}}, refused, 400, "input"),
     ],
 )

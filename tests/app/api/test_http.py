@@ -120,6 +120,12 @@ def test_router_errors_wear_the_envelope(
     assert ("allow" in response.headers) == (status == 405)
 
 
+def post(
+    client: TestClient, content: bytes, media_type: str = "application/json"
+) -> httpx.Response:
+    return client.post("/v1/completions", content=content, headers={"content-type": media_type})
+
+
 @pytest.mark.parametrize(
     ("content", "media_type", "status"),
     [
@@ -134,7 +140,7 @@ def test_router_errors_wear_the_envelope(
     ],
 )
 def test_bad_bodies(client: TestClient, content: bytes, media_type: str, status: int) -> None:
-    response = client.post("/v1/completions", content=content, headers={"content-type": media_type})
+    response = post(client, content, media_type)
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
 
@@ -153,9 +159,7 @@ def test_bad_bodies(client: TestClient, content: bytes, media_type: str, status:
 def test_values_that_nothing_can_hold(
     client: TestClient, content: bytes, param: str | None
 ) -> None:
-    response = client.post(
-        "/v1/completions", content=content, headers={"content-type": "application/json"}
-    )
+    response = post(client, content)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
@@ -169,17 +173,13 @@ def test_values_that_nothing_can_hold(
     ],
 )
 def test_values_that_only_look_like_it(client: TestClient, content: bytes) -> None:
-    response = client.post(
-        "/v1/completions", content=content, headers={"content-type": "application/json"}
-    )
+    response = post(client, content)
     assert response.status_code == 200
 
 
 def test_a_deep_body_is_no_failure_of_ours(client: TestClient) -> None:
     content = b'{"a":' * 900 + rb'"\ud800"' + b"}" * 900
-    response = client.post(
-        "/v1/completions", content=content, headers={"content-type": "application/json"}
-    )
+    response = post(client, content)
     assert response.status_code == 400
 
 

@@ -120,10 +120,8 @@ def test_router_errors_wear_the_envelope(
     assert ("allow" in response.headers) == (status == 405)
 
 
-def post(
-    client: TestClient, content: bytes, media_type: str = "application/json"
-) -> httpx.Response:
-    return client.post("/v1/completions", content=content, headers={"content-type": media_type})
+def post(client: TestClient, content: bytes, kind: str = "application/json") -> httpx.Response:
+    return client.post("/v1/completions", content=content, headers={"content-type": kind})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -39,6 +40,11 @@ class GatewayLLM(AsyncLLM):
             constraint.structural_tag = bounded(constraint.structural_tag)
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         return watched(_corrected(outputs, constraint is not None, silent))
+
+    def __del__(self) -> None:
+        """As vLLM's, but not while the interpreter ends: its modules are gone by then."""
+        if not sys.is_finalizing():
+            super().__del__()
 
     @property
     def _white_space_is_bounded(self) -> bool:

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +17,7 @@ import psutil
 
 from app.doctor import machine, models, report
 from app.doctor.report import Finding
+from app.engine.cpu import compiler, has_python_headers
 from app.settings import Settings
 
 
@@ -46,8 +46,8 @@ def examine(settings: Settings) -> list[Finding]:
             _cuda_device(), _cpu_flags(), machine=platform.machine(), cpu_build=cpu_build
         ),
         machine.check_compiler(
-            shutil.which(os.environ.get("CXX") or "g++"),
-            (Path(sysconfig.get_path("include")) / "Python.h").exists(),
+            compiler(),
+            has_python_headers(),
             needed=cpu_build and not settings.engine.enforce_eager,
         ),
         machine.check_cores(len(os.sched_getaffinity(0))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.engine.cpu import CpuMachine
 from app.settings import Settings
 
 VLLM_VERSION = "0.32.0"
@@ -11,11 +12,11 @@ GIB = 1024**3
 CPU_KV_SHARE = 0.25
 
 
-def engine_options(settings: Settings, free_cpu_memory: int | None = None) -> dict[str, Any]:
+def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
-    `free_cpu_memory`, in bytes, is given when the model runs on a CPU: there vLLM would
-    take 92% of all memory for itself, and not start if less than that is free.
+    `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
+    itself, and not start if less than that is free; nor without a C++ compiler.
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -43,8 +44,10 @@ def engine_options(settings: Settings, free_cpu_memory: int | None = None) -> di
     options.update({name: value for name, value in given.items() if value is not None})
     if engine.kv_cache_gib is not None:
         options["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
-    elif free_cpu_memory is not None:
-        options["kv_cache_memory_bytes"] = int(free_cpu_memory * CPU_KV_SHARE)
+    elif cpu is not None:
+        options["kv_cache_memory_bytes"] = int(cpu.free_memory * CPU_KV_SHARE)
+    if cpu is not None and not cpu.can_compile:
+        options["enforce_eager"] = True
     if settings.speculates:
         options["speculative_config"] = speculative_config(settings)
     return {**options, **engine.engine_args}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from app.engine.cpu import cpu_machine, preload
 from app.engine.options import VLLM_VERSION, engine_options
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
 from app.errors import AerieError, ApiError, StartupError
@@ -136,9 +137,13 @@ class Engine:
         from app.engine.steps import StepWatch
 
         self._enter(Phase.LOADING)
+        machine = cpu_machine() if current_platform.is_cpu() else None
+        if machine is not None:
+            os.environ["LD_PRELOAD"] = preload(os.environ)
+            if not machine.can_compile:
+                logger.warning("no C++ compiler with Python.h: not compiled, slower")
         try:
-            free = psutil.virtual_memory().available if current_platform.is_cpu() else None
-            arguments = AsyncEngineArgs(**engine_options(self.settings, free))
+            arguments = AsyncEngineArgs(**engine_options(self.settings, machine))
             config = arguments.create_engine_config()
         except TypeError as error:
             raise StartupError(f"engine_args: {error}") from error

@@ -48,8 +48,6 @@ def test_a_good_machine_passes() -> None:
         (machine.check_media_packages({"torchvision": "RuntimeError: nms"}), "torchvision: Run"),
         (machine.check_device(None, AVX512, machine="x86_64", cpu_build=False), "no NVIDIA GPU"),
         (machine.check_device(None, {"sse4_2"}, machine="x86_64", cpu_build=True), "without AVX2"),
-        (machine.check_compiler(None, True, needed=True), "no C++ compiler"),
-        (machine.check_compiler("/usr/bin/g++", False, needed=True), "no Python.h"),
         (machine.check_memory(6.4, 0.0, 4.0, on_cpu=True), "needs 6.5"),
         (machine.check_memory(6.4, 4.0, None, on_cpu=False), "needs 6.5"),
         (machine.check_cache("/cache", "Permission denied"), "/cache: Permission denied"),
@@ -67,6 +65,8 @@ def test_what_cannot_serve_fails_with_a_remedy(finding: Finding, detail: str) ->
     [
         machine.check_device("H200", AVX512, machine="x86_64", cpu_build=True),
         machine.check_device(None, {"avx2"}, machine="x86_64", cpu_build=True),
+        machine.check_compiler(None, True, needed=True),
+        machine.check_compiler("/usr/bin/g++", False, needed=True),
         machine.check_cores(1),
         machine.check_disk(0.5, "/cache"),
     ],

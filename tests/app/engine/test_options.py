@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.engine.cpu import CpuMachine
 from app.engine.options import engine_options
 from app.settings import load
 
@@ -24,10 +25,19 @@ def test_sizes_left_open_are_left_to_vllm() -> None:
 
 
 def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
-    free = 8 * 2**30
+    machine = CpuMachine(free_memory=8 * 2**30, can_compile=True)
     plain = load({"model": "a/b", "k": "0"}, {})
-    assert engine_options(plain, free)["kv_cache_memory_bytes"] == 2 * 2**30
-    assert engine_options(load({"kv_cache_gib": "0.5"}, {}), free)["kv_cache_memory_bytes"] == 2**29
+    assert engine_options(plain, machine)["kv_cache_memory_bytes"] == 2 * 2**30
+    given = load({"kv_cache_gib": "0.5"}, {})
+    assert engine_options(given, machine)["kv_cache_memory_bytes"] == 2**29
+
+
+def test_without_a_compiler_a_cpu_serves_uncompiled() -> None:
+    """A fresh machine has Python and make, but not always g++."""
+    settings = load({}, {})
+    assert engine_options(settings, CpuMachine(2**33, can_compile=True))["enforce_eager"] is False
+    assert engine_options(settings, CpuMachine(2**33, can_compile=False))["enforce_eager"] is True
+    assert engine_options(settings)["enforce_eager"] is False
 
 
 def test_the_operator_has_the_last_word() -> None:

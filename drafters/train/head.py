@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {
             "target_sha256": _sha256(args.target / "model.safetensors"),
             "rollouts_sha256": [_sha256(file) for file in args.rollouts],
+            "k_train": args.k_train,
             "rows": sum(len(rollout.tokens) for rollout in rollouts),
             "tokens": progress.tokens,
             "steps": progress.steps,

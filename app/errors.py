@@ -2,7 +2,7 @@
 
 AerieError
 ├── SettingsError   start-up: a setting is unknown or invalid       (exit code 2)
-├── StartupError    start-up: the engine cannot do what was asked   (exit code 1)
+├── StartupError    the engine cannot do what was asked, or died    (exit code 1)
 └── ApiError        a request: has a status and OpenAI's envelope
 """
 
@@ -29,7 +29,7 @@ class SettingsError(AerieError):
 
 
 class StartupError(AerieError):
-    """The engine did not come up as asked; the message is for the operator."""
+    """The engine did not come up as asked, or died; the message is for the operator."""
 
 
 class ApiError(AerieError):

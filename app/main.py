@@ -26,12 +26,12 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        start = asyncio.create_task(engine.start(lambda: _announce(settings)))
+        running = asyncio.create_task(engine.run(lambda: _announce(settings)))
         try:
             yield
         finally:
             await engine.stop()
-            await start
+            await running
 
     app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
     app.state.settings = settings

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 10.0
+WATCH_INTERVAL_S = 0.5
 
 
 class Phase(StrEnum):
@@ -78,17 +79,22 @@ class Engine:
         """Longest prompt plus output, in tokens; None before the engine is up."""
         return self._llm.model_config.max_model_len if self._llm is not None else None
 
-    async def start(self, on_ready: Callable[[], None]) -> None:
-        """Bring the engine up to READY, or to FAILED with `failure` set."""
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Bring the engine up to READY and watch it until `stop`. If it cannot start, or dies,
+        the phase is FAILED, `failure` says why and `ended` is set."""
         try:
             await self._start()
-        except asyncio.CancelledError:
-            raise
+            on_ready()
+            await self._watch()
         except Exception as error:
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
-        else:
-            on_ready()
+
+    async def _watch(self) -> None:
+        while self.phase is Phase.READY:
+            if self._llm is not None and self._llm.errored:
+                raise StartupError("the engine died while serving; the cause is in the log above")
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
     def _enter(self, phase: Phase) -> None:
         """Next phase, unless the end has begun meanwhile."""
@@ -97,7 +103,7 @@ class Engine:
         self.phase = phase
 
     def _fail(self, error: Exception) -> None:
-        logger.debug("engine failed to start", exc_info=error)
+        logger.debug("engine failed", exc_info=error)
         self.phase = Phase.FAILED
         self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
         self.ended.set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -61,7 +62,7 @@ class FakeEngine(Engine):
 
     operations = FakeOperation()
 
-    async def start(self, on_ready: Callable[[], None]) -> None:
+    async def run(self, on_ready: Callable[[], None]) -> None:
         self.phase = Phase.READY
 
     async def stop(self) -> None:
@@ -286,14 +287,38 @@ def test_metrics_are_prometheus_text(client: TestClient) -> None:
 
 
 def test_a_failed_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine.start turns any error into a phase, a reason and the end of the process."""
+    """Engine.run turns any error into a phase, a reason and the end of the process."""
     engine = Engine(SETTINGS)
 
     def broken() -> Any:
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(engine, "_launch", broken)
-    asyncio.run(engine.start(lambda: pytest.fail("not ready")))
+    asyncio.run(engine.run(lambda: pytest.fail("not ready")))
     assert engine.phase is Phase.FAILED
     assert isinstance(engine.failure, StartupError)
     assert engine.ended.is_set()
+
+
+def test_an_engine_that_dies_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a gateway that answers 503 for ever while it calls itself ready."""
+    engine = Engine(SETTINGS)
+    llm = SimpleNamespace(errored=False)
+
+    async def started() -> None:
+        engine._llm = cast("Any", llm)
+        engine.phase = Phase.READY
+
+    monkeypatch.setattr(engine, "_start", started)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(engine.run(lambda: None))
+        await asyncio.sleep(0.01)
+        assert engine.ready
+        llm.errored = True
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(scenario())
+    assert engine.phase is Phase.FAILED
+    assert engine.ended.is_set()
+    assert "died" in str(engine.failure)

@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.body import read_json
-from app.api.respond import answer, respond
+from app.api.respond import answer, read_payload, respond
 from app.errors import ApiError
 
 router = APIRouter()
@@ -38,8 +37,7 @@ for _path, _operation in OPERATIONS.items():
 @router.post("/invocations", response_model=None)
 async def invocations(request: Request) -> Response:
     """SageMaker's one route: the body's shape says which operation is meant."""
-    limit = int(request.app.state.settings.server.max_body_mib * 2**20)
-    payload = await read_json(request, limit)
+    payload = await read_payload(request)
     return await answer(request, _operation_of(payload), payload)
 
 

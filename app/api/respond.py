@@ -19,9 +19,13 @@ CLIENT_CLOSED_REQUEST = 499
 
 async def respond(request: Request, operation: str) -> Response:
     """Read the body and answer it with the named operation."""
+    return await answer(request, operation, await read_payload(request))
+
+
+async def read_payload(request: Request) -> dict[str, Any]:
+    """The body as a JSON object, within the limit of the settings."""
     settings: Settings = request.app.state.settings
-    limit = int(settings.server.max_body_mib * 2**20)
-    return await answer(request, operation, await read_json(request, limit))
+    return await read_json(request, int(settings.server.max_body_mib * 2**20))
 
 
 async def answer(request: Request, name: str, payload: dict[str, Any]) -> Response:

@@ -1,8 +1,7 @@
-"""The engine's steps as this process sees them: how many, when, and what they drafted."""
+"""The engine's steps as this process sees them: what they drafted."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,10 +13,7 @@ class StepWatch(StatLoggerBase):
     """A vLLM stat logger (vllm/v1/metrics/loggers.py) that counts instead of logging."""
 
     def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
-        self.steps = 0
-        self.last_step = time.monotonic()
         self.draft_tokens = 0
-        self.accepted_tokens = 0
 
     def record(
         self,
@@ -27,11 +23,8 @@ class StepWatch(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called once per engine output (vllm/v1/engine/async_llm.py, output_handler)."""
-        self.steps += 1
-        self.last_step = time.monotonic()
         if scheduler_stats is not None and scheduler_stats.spec_decoding_stats is not None:
             self.draft_tokens += scheduler_stats.spec_decoding_stats.num_draft_tokens
-            self.accepted_tokens += scheduler_stats.spec_decoding_stats.num_accepted_tokens
 
     def log_engine_initialized(self) -> None:
         """Nothing to announce."""

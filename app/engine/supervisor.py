@@ -55,7 +55,6 @@ class Engine:
         self.drafter: dict[str, Any] | None = None
         self._launching = False
         self._llm: GatewayLLM | None = None
-        self._steps: StepWatch | None = None
         self._adapter: Adapter | None = None
 
     @property
@@ -111,7 +110,8 @@ class Engine:
     async def _start(self) -> None:
         self._launching = True
         try:
-            self._llm, self._steps = llm, steps = await asyncio.to_thread(self._launch)
+            llm, steps = await asyncio.to_thread(self._launch)
+            self._llm = llm
         finally:
             self._launching = False
         self._enter(Phase.WARMING)

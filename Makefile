@@ -47,7 +47,7 @@ lock: $(INSTALLED) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for
 	@$(BIN)/python requirements/lock.py $(ARGS)
 
 models: $(INSTALLED) ## Retrain the embedded models
-	@$(BIN)/python -m drafters.train.embedded $(ARGS)
+	@$(BIN)/python -m drafters.train.embedded.build $(ARGS)
 
 evaluate: $(INSTALLED) ## Acceptance length of the embedded head on held-out prompts
 	@$(BIN)/aerie evaluate $(ARGS)

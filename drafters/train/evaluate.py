@@ -18,12 +18,12 @@ import torch
 from drafters.model.checkpoint import load_head
 from drafters.model.llama import Llama, load_llama
 from drafters.model.peagle import PEagleHead
-from drafters.train.data import load_corpus
+from drafters.train.embedded.data import load_corpus
+from drafters.train.embedded.prompts import chat_prompts, code_prompts
+from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, load_tokenizer
 from drafters.train.generate import generate
-from drafters.train.prompts import chat_prompts, code_prompts
 from drafters.train.rollouts import valid_lengths
 from drafters.train.runtime import prepare_cpu
-from drafters.train.tokenizer import END_OF_TEXT, IM_END, load_tokenizer
 from drafters.train.walk import Acceptance, draft_everywhere, walk
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"

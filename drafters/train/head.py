@@ -15,12 +15,12 @@ from drafters.model.checkpoint import save_head
 from drafters.model.config import HeadConfig
 from drafters.model.llama import Llama, load_llama
 from drafters.model.peagle import PEagleHead
+from drafters.train.embedded.tokenizer import MASK, load_tokenizer
 from drafters.train.loop import LoopOptions, train_head
 from drafters.train.progress import Progress
 from drafters.train.provenance import write_provenance
 from drafters.train.rollouts import load_rollouts
 from drafters.train.runtime import prepare_cpu
-from drafters.train.tokenizer import MASK, load_tokenizer
 
 LAYERS = 2  # each costs 8% of the target's twelve; four would eat what they gain
 TAPS = (2, 6, 10)

@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from drafters.model.llama import Llama, load_llama
-from drafters.train.data import load_corpus
+from drafters.train.embedded.data import load_corpus
+from drafters.train.embedded.prompts import chat_prompts, code_prompts
+from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, load_tokenizer
 from drafters.train.generate import generate
 from drafters.train.progress import Progress
-from drafters.train.prompts import chat_prompts, code_prompts
 from drafters.train.runtime import prepare_cpu
-from drafters.train.tokenizer import END_OF_TEXT, IM_END, load_tokenizer
 
 STEPS = 160  # generated tokens a row
 SAMPLED_SHARE = 0.3  # of the batches; the rest is greedy, as serving mostly is

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from drafters.train import evaluate, head, rollouts, target, tokenizer
-from drafters.train.cards import write_cards
+from drafters.train import evaluate, head, rollouts
+from drafters.train.embedded import pretrain, tokenizer
+from drafters.train.embedded.cards import write_cards
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m drafters.train.embedded", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m drafters.train.embedded.build", description=__doc__
+    )
     parser.add_argument("--out", type=Path, default=evaluate.EMBEDDED)
     parser.add_argument("--target-minutes", type=float, default=42.0)
     parser.add_argument("--rollout-tokens", type=int, default=450_000)
@@ -31,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     base, draft = work / "target", work / "p-eagle"
     tokenizer.main(["--out", str(base)])
     minutes = ["--minutes", str(args.target_minutes)]
-    target.main(["--tokenizer", str(base), "--out", str(base), *minutes, *threads])
+    pretrain.main(["--tokenizer", str(base), "--out", str(base), *minutes, *threads])
     tokens = ["--tokens", str(args.rollout_tokens)]
     rollouts.main(["--target", str(base), "--out", str(text), *tokens, *threads])
     minutes = ["--minutes", str(args.head_minutes)]

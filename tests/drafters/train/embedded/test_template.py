@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from drafters.train.template import CHAT_TEMPLATE, Message, render
+from drafters.train.embedded.template import CHAT_TEMPLATE, Message, render
 
 CALL = {
     "id": "call_1",

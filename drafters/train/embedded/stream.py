@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from drafters.train.chat import chat_samples
-from drafters.train.data import SourceFile
-from drafters.train.template import render
-from drafters.train.tokenizer import END_OF_TEXT
+from drafters.train.embedded.chat import chat_samples
+from drafters.train.embedded.data import SourceFile
+from drafters.train.embedded.template import render
+from drafters.train.embedded.tokenizer import END_OF_TEXT
 
 Tokens = npt.NDArray[np.int16]  # 8,192 entries fit
 

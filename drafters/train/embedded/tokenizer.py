@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from drafters.train.chat import ChatSample, chat_samples
-from drafters.train.data import load_corpus
-from drafters.train.template import CHAT_TEMPLATE, render
+from drafters.train.embedded.chat import ChatSample, chat_samples
+from drafters.train.embedded.data import load_corpus
+from drafters.train.embedded.template import CHAT_TEMPLATE, render
 
 VOCAB_SIZE = 8192
 MAX_LENGTH = 2048
@@ -74,7 +74,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m drafters.train.tokenizer", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m drafters.train.embedded.tokenizer", description=__doc__
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write the files to")
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     args = parser.parse_args(argv)

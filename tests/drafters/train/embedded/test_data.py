@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.train.chat import chat_samples
-from drafters.train.data import Corpus, SourceFile, is_held_out, load_corpus
-from drafters.train.stream import Documents, rows
-from drafters.train.tokenizer import MARKERS, SPECIAL, save_tokenizer, train_tokenizer
+from drafters.train.embedded.chat import chat_samples
+from drafters.train.embedded.data import Corpus, SourceFile, is_held_out, load_corpus
+from drafters.train.embedded.stream import Documents, rows
+from drafters.train.embedded.tokenizer import MARKERS, SPECIAL, save_tokenizer, train_tokenizer
 
 CODE = '''"""Sums and the like."""
 

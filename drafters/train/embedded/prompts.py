@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from drafters.train.chat import chat_samples
-from drafters.train.data import SourceFile
-from drafters.train.template import render
+from drafters.train.embedded.chat import chat_samples
+from drafters.train.embedded.data import SourceFile
+from drafters.train.embedded.template import render
 
 CODE_TOKENS = (48, 96, 160)  # prompt lengths
 MAX_CHAT_TOKENS = 256

@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from drafters.train.data import SourceFile
-from drafters.train.template import Message
+from drafters.train.embedded.data import SourceFile
+from drafters.train.embedded.template import Message
 
 _MAX_CHARACTERS = 1800  # about 600 tokens: question and answer fit a 1,024-token row
 _SYSTEM = (

@@ -1,0 +1,1 @@
+"""The embedded models from nothing: corpus, tokenizer, target, and the prompts of their heads."""

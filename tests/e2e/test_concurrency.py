@@ -19,8 +19,10 @@ CLIENTS = 32
 SAME = 0.95
 ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 GENERATED = "vllm:generation_tokens_total"
-ABORT_WITHIN_S = 5.0
-LONG_CLIENTS = 8
+ABORT_WITHIN_S = 15.0
+# 127,000 tokens: far more than a fast machine makes before the clients leave, or a slow one's
+# gateway needs to notice that they left.
+LONG_CLIENTS, COPIES = 8, 8
 
 
 def request(i: int) -> JSON:
@@ -97,8 +99,8 @@ def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> 
 
 
 def long_body(context_length: int, streaming: bool) -> bytes:
-    """Runs to the end of the context if nothing stops it."""
-    body = {**request(0), "max_tokens": context_length - 64, "n": 2, "stream": streaming}
+    """`COPIES` answers that run to the end of the context if nothing stops them."""
+    body = {**request(0), "max_tokens": context_length - 64, "n": COPIES, "stream": streaming}
     return json.dumps(body).encode()
 
 
@@ -115,10 +117,10 @@ def send_raw(gateway: Gateway, body: bytes) -> socket.socket:
 
 def assert_aborted(http: httpx.Client, before: float, context_length: int) -> None:
     took = wait_for_metric(http, ACTIVE, 0, ABORT_WITHIN_S)
-    asked = LONG_CLIENTS * 2 * (context_length - 64)
+    asked = LONG_CLIENTS * COPIES * (context_length - 64)
     made = metric(http, GENERATED) - before
     print(f"idle {took:.1f} s after the clients left, {made:.0f} of {asked} tokens made")
-    assert made < 0.7 * asked, f"{made:.0f} of {asked} tokens were made: the requests ran on"
+    assert made < 0.5 * asked, f"{made:.0f} of {asked} tokens were made: the requests ran on"
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["stream", "whole"])
@@ -130,7 +132,7 @@ def test_a_client_that_leaves_midway_frees_the_engine(
     connections = [
         send_raw(gateway, long_body(context_length, streaming)) for _ in range(LONG_CLIENTS)
     ]
-    wait_for_metric(http, ACTIVE, LONG_CLIENTS * 2, 10)
+    wait_for_metric(http, ACTIVE, LONG_CLIENTS * COPIES, 10)
     if streaming:
         for connection in connections:
             assert connection.recv(1024).startswith(b"HTTP/1.1 200")

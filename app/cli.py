@@ -18,10 +18,14 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["evaluate"]:  # has its own options; needs torch, not a gateway
+    if arguments[:1] == ["evaluate"]:  # these two have their own options and need no gateway
         from drafters.train.evaluate import main as evaluate
 
         return evaluate(arguments[1:])
+    if arguments[:1] == ["train"]:
+        from drafters.train.command import main as train
+
+        return train(arguments[1:])
     options = vars(_parser().parse_args(arguments))
     command = options.pop("command")
     as_json = options.pop("json", False)
@@ -62,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="check this machine, the models and the port", allow_abbrev=False
     )
     examine.add_argument("--json", action="store_true", help="print one JSON object")
+    commands.add_parser(
+        "train", help="train a draft head for a target on your prompts", add_help=False
+    )
     commands.add_parser(
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
     )

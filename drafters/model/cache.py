@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+
+
+class Store(Protocol):
+    """Where a pass leaves its keys and values, and finds those of earlier passes."""
+
+    def append(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take one layer's new entries; returns all that the pass may look at, new ones last."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """The pass of `count` entries is through all layers."""
+        ...
 
 
 class KeyValueCache:
@@ -20,10 +36,11 @@ class KeyValueCache:
         capacity: int,
         head_size: int,
         dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> None:
         shape = (batch, key_heads, capacity, head_size)
-        self._keys = [torch.empty(shape, dtype=dtype) for _ in range(layers)]
-        self._values = [torch.empty(shape, dtype=dtype) for _ in range(layers)]
+        self._keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.capacity = capacity
         self.length = 0
 

@@ -9,22 +9,47 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
-from drafters.model.peagle import PEagleHead
+from drafters.model.head import DraftHead
+
+WEIGHTS = "model.safetensors"
 
 
-def save_head(head: PEagleHead, folder: Path) -> None:
-    """Write the checkpoint in the head's own dtype. No lm_head: the target's is shared."""
+def head_weights(head: DraftHead) -> dict[str, torch.Tensor]:
+    """What the head has itself, under vLLM's names; the target's tensors are not repeated."""
+    return {name: value.detach().contiguous() for name, value in head.state_dict().items()}
+
+
+def save_head(head: DraftHead, folder: Path) -> None:
+    """Write the checkpoint in the head's own dtype."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().contiguous() for name, value in head.state_dict().items()}
     dtype = str(head.fc.weight.dtype).removeprefix("torch.")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(head_weights(head), folder / WEIGHTS, metadata={"format": "pt"})
     document = head.config.to_json(dtype)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def load_head(folder: Path, dtype: torch.dtype | None = None) -> PEagleHead:
-    """Read a checkpoint; missing and unknown weights raise."""
-    weights = load_file(folder / "model.safetensors")
-    head = PEagleHead(HeadConfig.load(folder)).to(dtype or weights["fc.weight"].dtype)
+def load_head(folder: Path, dtype: torch.dtype | None = None) -> DraftHead:
+    """Read a checkpoint of either layout; ValueError for missing and for unknown weights."""
+    weights = {
+        # EAGLE-3's first release names its only layer so (vLLM: hf_to_vllm_mapper).
+        name.replace("midlayer.", "layers.0."): value
+        for name, value in load_file(folder / WEIGHTS).items()
+    }
+    config = HeadConfig.load(folder)
+    if config.draft_vocab_size is None:
+        weights = {n: v for n, v in weights.items() if n not in ("d2t", "t2d")}
+    if "mask_hidden" in weights:  # the speculators library keeps a batch dimension
+        weights["mask_hidden"] = weights["mask_hidden"].view(1, -1)
+    head = DraftHead(
+        config,
+        own_embeddings="embed_tokens.weight" in weights,
+        own_lm_head="lm_head.weight" in weights,
+    )
+    names = set(head.state_dict())
+    if missing := sorted(names - set(weights)):
+        raise ValueError(f"{folder / WEIGHTS} lacks {', '.join(missing)}")
+    if unknown := sorted(set(weights) - names):
+        raise ValueError(f"{folder / WEIGHTS} has unknown {', '.join(unknown)}")
+    head = head.to(dtype or weights["fc.weight"].dtype)
     head.load_state_dict(weights)
     return head.eval()

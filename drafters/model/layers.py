@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from drafters.model.cache import KeyValueCache
+from drafters.model.cache import Store
 
 
 class RMSNorm(nn.Module):
@@ -40,7 +40,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
 
 
 class Attention(nn.Module):
-    """Grouped-query attention under an explicit mask."""
+    """Grouped-query attention, causal or under an explicit mask."""
 
     def __init__(
         self,
@@ -50,20 +50,21 @@ class Attention(nn.Module):
         key_heads: int,
         head_size: int,
         theta: float,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.key_heads, self.head_size, self.theta = heads, key_heads, head_size, theta
-        self.q_proj = nn.Linear(input_size, heads * head_size, bias=False)
-        self.k_proj = nn.Linear(input_size, key_heads * head_size, bias=False)
-        self.v_proj = nn.Linear(input_size, key_heads * head_size, bias=False)
-        self.o_proj = nn.Linear(heads * head_size, hidden_size, bias=False)
+        self.q_proj = nn.Linear(input_size, heads * head_size, bias=bias)
+        self.k_proj = nn.Linear(input_size, key_heads * head_size, bias=bias)
+        self.v_proj = nn.Linear(input_size, key_heads * head_size, bias=bias)
+        self.o_proj = nn.Linear(heads * head_size, hidden_size, bias=bias)
 
     def forward(
         self,
         x: torch.Tensor,  # [batch, n, input]
         positions: torch.Tensor,  # [batch, n]
-        allowed: torch.Tensor,  # bool [batch or 1, n, past + n]
-        cache: KeyValueCache | None = None,
+        allowed: torch.Tensor | None,  # bool [batch or 1, n, past + n]; None: causal, no past
+        cache: Store | None = None,
         layer: int = 0,
     ) -> torch.Tensor:
         batch, n, _ = x.shape
@@ -74,7 +75,12 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.append(layer, key, value)
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed[:, None], enable_gqa=True
+            query,
+            key,
+            value,
+            attn_mask=None if allowed is None else allowed[:, None],
+            is_causal=allowed is None,
+            enable_gqa=True,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, n, -1))
 

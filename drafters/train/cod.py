@@ -26,8 +26,8 @@ def sample_chains(
     `last` is the last anchor whose depth-0 prediction lies within the text; depth d ends d
     anchors earlier. The sets are nested, since a slot needs all its chain's earlier slots.
     """
-    count = last - first + 1
-    kept = torch.arange(first, last + 1)
+    count = max(last - first + 1, 0)
+    kept = torch.arange(first, first + count)
     chains: list[torch.Tensor] = []
     for depth in range(1, k_train):
         inside = kept[kept <= last - depth]

@@ -1,128 +1,366 @@
-"""Acceptance length of a head on held-out prompts, for several K at once.
+"""Acceptance length of a draft head on prompts, for several K at once.
 
-Lossless greedy speculation in plain torch: the target writes the text, the head drafts at
-every point the walk visits, and a draft counts as far as it agrees. The figures are those of
-an engine that runs the same models: tokens per target step, the bonus token included.
+Lossless greedy speculation: the target writes its answers, the head drafts behind each of their
+tokens, and a draft counts as far as it agrees with what the target wrote. No engine runs, and
+the figures are those of one that serves the same models and reports `vllm:spec_decode_*`:
+acceptance length is 1 + accepted tokens / drafts, and position i the share of all drafts whose
+i-th token was accepted. As in the engine's counters, the last step of a request counts in full:
+accepted tokens behind an end token or beyond the token limit are accepted, though never sent.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import copy
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from drafters.model.checkpoint import load_head
-from drafters.model.llama import Llama, load_llama
-from drafters.model.peagle import PEagleHead
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
 from drafters.train.embedded.data import load_corpus
 from drafters.train.embedded.prompts import chat_prompts, code_prompts
-from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, load_tokenizer
-from drafters.train.generate import generate
-from drafters.train.rollouts import valid_lengths
+from drafters.train.embedded.template import CHAT_TEMPLATE
+from drafters.train.embedded.tokenizer import MARKERS, SPECIAL
+from drafters.train.examples import encode, read_examples
+from drafters.train.respond import respond
 from drafters.train.runtime import prepare_cpu
-from drafters.train.walk import Acceptance, draft_everywhere, walk
+from drafters.train.statistics import CONFIDENCE, RESAMPLES
+from drafters.train.table import LEGEND, Figures, as_json, figures, format_table
+from drafters.train.target import FrozenTarget
+from drafters.train.walk import Acceptance, agreement, draft_everywhere, walk
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
-COUNTS = (1, 3, 5, 7)
-SEED = 2602
-_BATCH = 48
+COUNTS = tuple(range(1, 12))
+SEED = 2602  # of the embedded workloads' prompts
+_DTYPES = ("bfloat16", "float16", "float32")
+_REPORT_EVERY = 10.0  # seconds
 
-Table = dict[str, dict[int, Acceptance]]
+Report = Callable[[str], None]
+Malformed = Literal["fail", "skip"]
+Prompts = list[list[int]]
 
 
-def held_out_prompts(target: Path, count: int) -> dict[str, list[list[int]]]:
-    """The workloads: token ids of `count` prompts each, from files kept from training."""
-    tokenizer, files = load_tokenizer(target), load_corpus().held_out
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one workload gave; `results` covers the requests that took a step."""
+
+    prompts: int
+    tokens: int  # of all responses
+    results: dict[int, Acceptance]
+
+
+def load_pair(
+    target: str, head: Path, *, dtype: torch.dtype | None, device: str
+) -> tuple[FrozenTarget, DraftHead]:
+    """Both models, the head in the target's dtype as an engine runs it, or ValueError."""
+    if not (head / "config.json").is_file():
+        raise ValueError(f"no head in {head}: a folder with config.json is needed")
+    config = HeadConfig.load(head)
+    frozen = FrozenTarget.load(target, dtype=dtype, device=device)
+    reasons = misfits(config, frozen)
+    if reasons:
+        raise ValueError(f"head {head} does not fit target {target}: {'; '.join(reasons)}")
+    loaded = load_head(head, frozen.dtype).to(frozen.device)
+    loaded.share(embeddings=frozen.embeddings, lm_head=frozen.lm_head)
+    return frozen, loaded
+
+
+def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
+    """Why a head cannot draft for a target; nothing if it can."""
+    shape, reasons = target.shape, []
+    if config.target_hidden_size != shape.hidden_size:
+        reasons.append(
+            f"it reads hidden states of {config.target_hidden_size}, not {shape.hidden_size}"
+        )
+    # The target's matrices may be padded beyond the tokens that there are.
+    if not min(len(target.tokenizer), shape.vocab_size) <= config.vocab_size <= shape.vocab_size:
+        reasons.append(f"its vocabulary has {config.vocab_size} tokens, not {shape.vocab_size}")
+    taps = config.eagle_aux_hidden_state_layer_ids
+    if not 0 <= taps[0] <= taps[-1] <= shape.num_hidden_layers:
+        reasons.append(
+            f"it taps layers {', '.join(map(str, taps))} of {shape.num_hidden_layers}",
+        )
+    return reasons
+
+
+def held_out_prompts(tokenizer: Any, count: int) -> dict[str, Prompts]:
+    """The embedded workloads: `count` prompts each, from files kept from training.
+
+    `tokenizer` is a `tokenizers.Tokenizer`.
+    """
+    files = load_corpus().held_out
     return {
         "code": code_prompts(files, tokenizer, count, SEED),
         "chat": chat_prompts(files, tokenizer, count, SEED),
     }
 
 
+def is_embedded(tokenizer: Any) -> bool:
+    """Whether a target's tokenizer is of the embedded kind, special tokens, chat format and all."""
+    ids = tokenizer.convert_tokens_to_ids([*SPECIAL, *MARKERS])
+    return ids == list(range(len(ids))) and tokenizer.chat_template == CHAT_TEMPLATE
+
+
+def file_prompts(
+    files: Sequence[Path],
+    tokenizer: Any,
+    count: int,
+    room: int,
+    *,
+    malformed: Malformed,
+    report: Report,
+) -> dict[str, Prompts]:
+    """The first `count` usable prompts of each file: workloads named after the files."""
+    workloads: dict[str, Prompts] = {}
+    for file in files:
+        if file.stem in workloads:
+            raise ValueError(f"two workloads have the name {file.stem!r}: rename a file")
+        prompts: Prompts = []
+        too_long = 0
+        for example in read_examples([file], malformed=malformed, report=report):
+            if len(prompts) == count:
+                break
+            try:
+                ids = encode(example, tokenizer, max_tokens=room)
+            except ValueError as error:
+                if malformed == "fail":
+                    raise
+                report(str(error))
+                continue
+            if ids is None:
+                too_long += 1
+            else:
+                prompts.append(ids)
+        if too_long:
+            report(f"{file}: left out {too_long} prompts of more than {room} tokens")
+        if not prompts:
+            raise ValueError(f"{file}: not one usable prompt")
+        workloads[file.stem] = prompts
+    return workloads
+
+
 def measure(
-    head: PEagleHead,
-    target: Llama,
+    head: DraftHead,
+    target: FrozenTarget,
     prompts: Sequence[Sequence[int]],
-    end_tokens: Sequence[int],
     *,
     steps: int,
     counts: Sequence[int] = COUNTS,
-) -> dict[int, Acceptance]:
-    """Walk `steps` greedy tokens of each prompt, or to its end token, for each K."""
+    report: Report = lambda text: None,
+) -> Measured:
+    """Walk up to `steps` greedy tokens of each prompt, to its end token, for each K."""
     deepest = max(counts)
-    results = {count: Acceptance.nothing(count) for count in counts}
-    for start in range(0, len(prompts), _BATCH):
-        batch = prompts[start : start + _BATCH]
-        # The last draft of a request is verified in full, so the text has to go on behind it.
-        text = generate(target, batch, steps + deepest)
-        ends = valid_lengths(text[:, :steps], end_tokens)
-        for prompt, row, end in zip(batch, text, ends.tolist(), strict=True):
-            if end < 2:
-                continue  # the first token ended the reply: nothing was left to draft
-            tokens = torch.cat([torch.tensor(prompt), row])
-            first, stop = len(prompt) - 1, len(prompt) + end
-            drafted = draft_everywhere(head, target, tokens, first, stop - 3, deepest)
-            for count, result in results.items():
-                walk(drafted, tokens, first, stop, count, result)
-    return results
-
-
-def format_table(table: Mapping[str, Mapping[int, Acceptance]]) -> str:
-    """Markdown, so that a model card can quote it."""
-    positions = max(max(rows) for rows in table.values())
-    head = ["workload", "K", "acceptance length", *(str(i + 1) for i in range(positions))]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for name, rows in table.items():
-        for count, result in rows.items():
-            cells = [f"{value:.3f}" for value in result.per_position]
-            cells += [""] * (positions - count)
-            lines.append(
-                "| " + " | ".join([name, str(count), f"{result.length:.2f}", *cells]) + " |"
-            )
-    return "\n".join(lines)
-
-
-def as_json(name: str, table: Mapping[str, Mapping[int, Acceptance]]) -> str:
-    """One line for machines."""
-    workloads = {
-        workload: {
-            str(count): {
-                "acceptance_length": round(result.length, 4),
-                "per_position": [round(value, 4) for value in result.per_position],
-            }
-            for count, result in rows.items()
-        }
-        for workload, rows in table.items()
+    report(f"the target answers {len(prompts)} prompts")
+    answers = dict(respond(target, prompts, steps=steps, temperature=0.0, seed=0))
+    # The last drafts reach behind the answer, so the target goes on writing behind its end.
+    endless = copy.copy(target)
+    endless.end_tokens = []
+    texts = [answers[index].tokens for index in range(len(prompts))]
+    longer = dict(
+        respond(endless, [text.tolist() for text in texts], steps=deepest, temperature=0.0, seed=0)
+    )
+    written = [len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True)]
+    agreeing: list[list[int]] = []
+    told = time.monotonic()
+    for index, prompt in enumerate(prompts):
+        if written[index] > 1:  # otherwise its first token ended it: nothing was left to draft
+            first, tokens = len(prompt) - 1, longer[index].tokens
+            last = first + written[index] - 2
+            drafted = draft_everywhere(head, target, tokens, first, last, deepest)
+            agreeing.append(agreement(drafted, tokens, first))
+        if time.monotonic() - told > _REPORT_EVERY:
+            told = time.monotonic()
+            report(f"drafted behind {index + 1} of {len(prompts)} answers")
+    results = {
+        count: Acceptance.of([walk(row, count) for row in agreeing], count) for count in counts
     }
-    return json.dumps({"head": name, "workloads": workloads})
+    return Measured(len(prompts), sum(written), results)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="aerie evaluate", description=__doc__)
-    parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
-    parser.add_argument("--head", type=Path, default=EMBEDDED / "p-eagle")
-    parser.add_argument("--prompts", type=int, default=48, help="of each workload")
-    parser.add_argument("--tokens", type=int, default=128, help="to generate for each prompt")
-    parser.add_argument("--k", type=int, nargs="+", default=list(COUNTS), metavar="K")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--json", action="store_true", help="end with one JSON line")
-    args = parser.parse_args(argv)
+    """Print the table; returns the exit code, 2 for what the caller can mend."""
+    args = _parser().parse_args(argv)
+    report = partial(print, file=sys.stderr, flush=True)
+    counts = sorted({count for part in args.k for count in part})
     prepare_cpu(args.threads)
-    tokenizer = load_tokenizer(args.target)
-    ends = [tokenizer.token_to_id(name) for name in (END_OF_TEXT, IM_END)]
-    target, head = load_llama(args.target), load_head(args.head)
-    table: Table = {}
-    for name, prompts in held_out_prompts(args.target, args.prompts).items():
-        table[name] = measure(head, target, prompts, ends, steps=args.tokens, counts=args.k)
-    print(f"head {args.head.name}, {args.prompts} held-out prompts a workload, greedy")
+    try:
+        dtype = None if args.dtype is None else getattr(torch, args.dtype)
+        target, head = load_pair(args.target, args.head, dtype=dtype, device=args.device)
+        measured: dict[str, Measured] = {}
+        for name, prompts in _workloads(args, target, max(counts), report).items():
+            tell = partial(_tell, report, name)
+            measured[name] = measure(
+                head, target, prompts, steps=args.tokens, counts=counts, report=tell
+            )
+            if not len(measured[name].results[counts[0]].steps):
+                raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
+    except (OSError, ValueError) as error:
+        report(f"aerie evaluate: error: {' '.join(str(error).split())}")
+        return 2
+    table = {name: figures(item.results, args.seed) for name, item in measured.items()}
+    name, method = args.head.resolve().name, head.config.method
+    place, kind = _short(args.target), str(target.dtype).removeprefix("torch.")
+    print(f"head {name} ({method}), target {place}, greedy, {kind} on {args.device}")
+    for workload, item in measured.items():
+        print(f"{workload}: {_sizes(item, table[workload])}")
+    print(LEGEND)
     print(format_table(table))
     if args.json:
-        print(as_json(args.head.name, table))
+        settings = {
+            "prompts": {name: item.prompts for name, item in measured.items()},
+            "tokens": {name: item.tokens for name, item in measured.items()},
+            "max_tokens": args.tokens,
+            "files": args.prompts and [str(file) for file in args.prompts],
+            "temperature": 0.0,
+            "dtype": kind,
+            "device": args.device,
+            "confidence": CONFIDENCE,
+            "resamples": RESAMPLES,
+            "seed": args.seed,
+        }
+        facts = {"head": name, "method": method, "target": place, "settings": settings}
+        print(as_json(table, **facts))
     return 0
+
+
+def _workloads(
+    args: argparse.Namespace, target: FrozenTarget, deepest: int, report: Report
+) -> Mapping[str, Prompts]:
+    """The prompts asked for, checked against the target; ValueError says what is wrong."""
+    positions = target.shape.max_position_embeddings
+    room = positions - args.tokens - deepest
+    if room < 1:
+        raise ValueError(
+            f"--tokens {args.tokens} and K {deepest} leave no room for a prompt in the target's "
+            f"{positions} positions"
+        )
+    if args.prompts:
+        return file_prompts(
+            args.prompts,
+            target.tokenizer,
+            args.count,
+            room,
+            malformed=args.malformed,
+            report=report,
+        )
+    if not is_embedded(target.tokenizer):
+        raise ValueError(
+            f"the embedded workloads are written in the embedded target's tokens; target "
+            f"{args.target} has others: give --prompts FILE"
+        )
+    workloads = held_out_prompts(target.tokenizer.backend_tokenizer, args.count)
+    if longest := [name for name, prompts in workloads.items() if max(map(len, prompts)) > room]:
+        raise ValueError(
+            f"--tokens {args.tokens} leaves {room} positions: too few for {longest[0]}"
+        )
+    return workloads
+
+
+def _short(target: str) -> str:
+    """A folder below the current one without the way there, a hub id as it is."""
+    here = Path.cwd()
+    return str(Path(target).relative_to(here)) if Path(target).is_relative_to(here) else target
+
+
+def _tell(report: Report, name: str, text: str) -> None:
+    report(f"{name}: {text}")
+
+
+def _sizes(item: Measured, rows: Mapping[int, Figures]) -> str:
+    text = f"{item.prompts} prompts, {item.tokens} tokens, "
+    text += ", ".join(f"{row.steps} steps at K={count}" for count, row in _ends(rows))
+    stepless = item.prompts - len(next(iter(item.results.values())).steps)
+    return f"{text}; {stepless} answers of one token took no step" if stepless else text
+
+
+def _ends(rows: Mapping[int, Figures]) -> list[tuple[int, Figures]]:
+    items = list(rows.items())
+    return items[:1] + items[1:][-1:]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Without arguments: the embedded P-EAGLE head on the embedded workloads. `code`\n"
+        "continues held-out files of the standard library, `chat` answers questions about them.\n"
+        "Decoding is greedy; there is no temperature. Progress goes to stderr.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--target", default=str(EMBEDDED / "target"), metavar="PATH", help="folder or hub id"
+    )
+    parser.add_argument(
+        "--head", type=Path, default=EMBEDDED / "p-eagle", metavar="PATH", help="folder"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="JSON lines with `messages` or `prompt`; each file is a workload of its name "
+        "(default: the embedded workloads, for targets with the embedded tokenizer)",
+    )
+    parser.add_argument(
+        "--malformed",
+        choices=("fail", "skip"),
+        default="fail",
+        help="what to do about a line that is no prompt (default: fail)",
+    )
+    parser.add_argument(
+        "--count", type=_positive, default=48, help="prompts of each workload (default: 48)"
+    )
+    parser.add_argument(
+        "--tokens", type=_positive, default=128, help="longest answer, in tokens (default: 128)"
+    )
+    parser.add_argument(
+        "--k",
+        type=_counts,
+        nargs="+",
+        default=[list(COUNTS)],
+        metavar="K",
+        help="numbers of drafted tokens, like 1-11 or 3,5,7; also beyond what the head was "
+        "trained for (default: 1-11)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the intervals (default: 0)")
+    parser.add_argument("--threads", type=_positive, help="of the CPU (default: all)")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda where there is one, otherwise cpu",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="default: the target checkpoint's")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    """`1-11`, `3,5,7` or a mixture."""
+    counts: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise argparse.ArgumentTypeError(f"not a list of K like 1-11 or 3,5,7: {text!r}")
+        counts += range(int(low), int(high or low) + 1)
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"K must be at least 1: {text!r}")
+    return counts
 
 
 if __name__ == "__main__":

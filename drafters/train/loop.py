@@ -1,114 +1,182 @@
-"""The training loop of a P-EAGLE head."""
+"""The training loop of a head: epochs of batches, COD, one update after another, resumable."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from drafters.model.llama import Llama
-from drafters.model.peagle import PEagleHead
+from drafters.model.head import DraftHead
 from drafters.train.cod import K_TRAIN, RETAIN, sample_chains
-from drafters.train.loss import head_loss_backward
-from drafters.train.mask import attention_mask
+from drafters.train.loss import DraftLoss, Kind
 from drafters.train.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
-from drafters.train.rollouts import Rollout
-from drafters.train.slots import Slots, head_inputs, lay_out
+from drafters.train.states import StateStore
+from drafters.train.step import Batch, accumulate_gradients
+from drafters.train.target import FrozenTarget
+from drafters.train.texts import Texts, batches, pad
 
-IGNORED = -100
+_MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 in bf16
+
+
+class ResumeError(RuntimeError):
+    """A saved run that is not this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What a run may vary; the defaults are the embedded head's."""
+    """What a run may vary."""
 
-    batch_rows: int = 8
+    batch_tokens: int = 2048  # padded tokens of an update
     muon_lr: float = 0.02
     adam_lr: float = 2e-3
     k_train: int = K_TRAIN
-    retain: float = RETAIN
+    retain: float = RETAIN  # 1: full depth, no COD
+    loss: Kind = "labels"
+    partitions: int = 0  # of a sequence; 0: as few as keep the mask small
     seed: int = 0
 
 
-def shuffled(
-    rollouts: Sequence[Rollout], rows: int, generator: torch.Generator
-) -> Iterator[Rollout]:
-    """Endless batches of up to `rows` rows; every row once an epoch, cut to the longest valid."""
-    while True:
-        pieces: list[Rollout] = []
-        for rollout in rollouts:
-            order = torch.randperm(len(rollout.tokens), generator=generator)
-            for part in order.split(rows):
-                ends = rollout.ends[part]
-                longest = int(ends.max())
-                pieces.append(Rollout(rollout.tokens[part, :longest], rollout.prompt, ends))
-        for index in torch.randperm(len(pieces), generator=generator).tolist():
-            yield pieces[index]
+def partitions_for(context: int, drafts: int) -> int:
+    """The smallest power of two that bounds a partition's mask `[drafts, context + drafts]`."""
+    count = 1
+    while (drafts / count) * (context + drafts / count) > _MASK_ENTRIES and count < context:
+        count *= 2
+    return count
 
 
-def labels_of(batch: Rollout, slots: Slots) -> torch.Tensor:
-    """Token that each element should predict, IGNORED inside the prompt and past the end.
+class Trainer:
+    """Everything a run is, so that it can be written down and taken up again.
 
-    The prompt is context only: serving never drafts inside it.  [rows, elements]
+    A run resumed from `save` continues exactly as one that was never interrupted, as far as the
+    budget is one of tokens; a budget of minutes counts the minutes trained.
     """
-    length = batch.tokens.shape[1]
-    where = slots.predicted
-    inside = (where >= batch.prompt + 1) & (where < length)
-    labels = batch.tokens[:, where.clamp(max=length - 1)]
-    valid = inside[None] & (where[None] < batch.ends[:, None])
-    return labels.masked_fill(~valid, IGNORED)
 
+    def __init__(
+        self,
+        head: DraftHead,
+        target: FrozenTarget,
+        texts: Texts,
+        states: StateStore,
+        progress: Progress,
+        options: LoopOptions,
+    ) -> None:
+        if not len(texts):
+            raise ValueError("there is no text to train on")
+        self.head, self.options, self.progress = head, options, progress
+        self._texts, self._states = texts, states
+        self._loss = DraftLoss(head, target.lm_head, options.loss)
+        self._optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
+        self._device = target.device
+        self._order = torch.Generator().manual_seed(options.seed)
+        self._chains = torch.Generator().manual_seed(options.seed + 1)
+        self._epoch_state = self._order.get_state()
+        self._taken = 0  # batches of the epoch that began at `_epoch_state`
+        self.smoothed = torch.zeros(options.k_train)
+        self._seen = torch.zeros(options.k_train)
 
-def train_head(
-    head: PEagleHead,
-    target: Llama,
-    rollouts: Sequence[Rollout],
-    progress: Progress,
-    options: LoopOptions,
-) -> list[float]:
-    """Run the budget down; returns the smoothed loss of each depth."""
-    generator = torch.Generator().manual_seed(options.seed)
-    optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
-    taps = head.config.eagle_aux_hidden_state_layer_ids
-    source = shuffled(rollouts, options.batch_rows, generator)
-    smoothed = torch.zeros(options.k_train)
-    head.train()
-    while progress.fraction < 1.0:
-        batch = next(source)
-        context = batch.tokens.shape[1] - 1  # entries: token p + 1 with the state at p
+    def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
+        """Run the budget down; `file` is rewritten every `save_every` seconds."""
+        self.head.train()
+        saved = self.progress.seconds
+        for indices in self._batches():
+            if self.progress.fraction >= 1.0:
+                break
+            self._update(indices)
+            if file is not None and self.progress.seconds - saved >= save_every:
+                self.save(file)
+                saved = self.progress.seconds
+        self.head.eval()
+
+    def save(self, file: Path) -> None:
+        """Write the whole run; a kill at any moment leaves the old file or the new one."""
+        unfinished = file.with_name(file.name + ".tmp")
+        torch.save(
+            {
+                "options": asdict(self.options),
+                "config": asdict(self.head.config),
+                "texts": self._texts.sha256,
+                "optimizer": self._optimizer.state_dict(),
+                "progress": self.progress.state_dict(),
+                "epoch_state": self._epoch_state,
+                "taken": self._taken,
+                "chains_state": self._chains.get_state(),
+                "smoothed": self.smoothed,
+                "seen": self._seen,
+            },
+            unfinished,
+        )
+        os.replace(unfinished, file)
+
+    def load(self, file: Path) -> None:
+        """Go on from `save`; ResumeError if that run had other options, texts or a other head."""
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        here = {
+            "options": asdict(self.options),
+            "config": asdict(self.head.config),
+            "texts": self._texts.sha256,
+        }
+        for name, value in here.items():
+            if state[name] != value:
+                raise ResumeError(f"{file} is of a run with other {name}: {state[name]}")
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])
+        self._order.set_state(state["epoch_state"])
+        self._taken = state["taken"]
+        self._chains.set_state(state["chains_state"])
+        self.smoothed, self._seen = state["smoothed"], state["seen"]
+
+    def _batches(self) -> Iterator[list[int]]:
+        while True:
+            self._epoch_state = self._order.get_state()
+            epoch = list(
+                batches(self._texts, tokens=self.options.batch_tokens, generator=self._order)
+            )
+            for indices in epoch[self._taken :]:
+                self._taken += 1
+                yield indices
+            self._taken = 0
+
+    def _update(self, indices: list[int]) -> None:
+        tokens, prompts, ends = pad([self._texts[index] for index in indices])
+        context = tokens.shape[1] - 1
+        options = self.options
+        # Rows share their anchors, so that all of them share one mask.
         chains = sample_chains(
-            batch.prompt - 1,
+            max(int(prompts.min()) - 1, 0),
             context - 2,
-            generator,
+            self._chains,
             k_train=options.k_train,
             retain=options.retain,
         )
-        slots = lay_out(context, chains)
-        positions = torch.arange(context).expand(len(batch.tokens), -1)
-        causal = torch.ones(1, context, context, dtype=torch.bool).tril()
-        with torch.no_grad():
-            _, states = target(batch.tokens[:, :-1], positions, causal, taps)
-        assert states is not None
-        ids, hidden, where = head_inputs(
-            slots,
-            batch.tokens,
-            head.fuse(states),
-            head.fuse(head.mask_hidden),
-            head.config.ptd_token_id,
+        states = self._states.fetch(indices)
+        batch = Batch(
+            tokens.to(self._device),
+            prompts.to(self._device),
+            ends.to(self._device),
+            states.taps[:, :context],
+            states.final[:, :context] if options.loss == "distribution" else None,
         )
-        output = head(ids, hidden, where, attention_mask(slots)[None])
-        labels = labels_of(batch, slots)
-        losses = head_loss_backward(output, target.lm_head, labels, slots.depths, options.k_train)
-        norm = optimizer.step(trapezoid(progress.fraction))
-        smoothed += max(0.02, 1.0 / (progress.steps + 1)) * (losses - smoothed)
-        progress.advance(
-            int((labels[:, :context] != IGNORED).sum()),
-            loss=float(losses.mean()),
-            first=float(smoothed[0]),
-            last=float(smoothed[-1]),
+        drafts = sum(map(len, chains))
+        losses = accumulate_gradients(
+            self._loss,
+            batch,
+            [chain.to(self._device) for chain in chains],
+            options.partitions or partitions_for(context, drafts),
+        )
+        norm = self._optimizer.step(trapezoid(self.progress.fraction))
+        counts = losses.counts.cpu()
+        self._seen += counts > 0
+        weight = torch.clamp(1.0 / self._seen.clamp(min=1), min=0.02) * (counts > 0)
+        self.smoothed += weight * (losses.means.cpu() - self.smoothed)
+        self.progress.advance(
+            int(counts[0]),
+            loss=float(losses.sums.sum() / losses.counts.sum().clamp(min=1)),
+            first=float(self.smoothed[0]),
+            last=float(self.smoothed[-1]),
             norm=norm,
         )
-    head.eval()
-    return smoothed.tolist()

@@ -6,6 +6,8 @@ torch.optim.Muon.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -50,8 +52,9 @@ class MixedOptimizer:
     def step(self, scale: float, clip: float = 1.0) -> float:
         """One update at `scale` times the base rates; returns the gradient's norm."""
         for working, master in zip(self._working, self._master, strict=True):
-            assert working.grad is not None
-            master.grad = working.grad.float()
+            # A tensor that nothing of this batch reached: EAGLE-3 without a draft, for one.
+            grad = torch.zeros_like(working) if working.grad is None else working.grad
+            master.grad = grad.float()
             working.grad = None
         norm = float(torch.nn.utils.clip_grad_norm_(self._master, clip))
         groups = [group for opt in self._optimizers for group in opt.param_groups]
@@ -63,6 +66,24 @@ class MixedOptimizer:
             for working, master in zip(self._working, self._master, strict=True):
                 working.copy_(master)
         return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fp32 masters and the moments: all that a later run needs to go on."""
+        return {
+            "masters": [master.detach() for master in self._master],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of an equal model; sets the model's weights too."""
+        for working, master, saved in zip(
+            self._working, self._master, state["masters"], strict=True
+        ):
+            master.copy_(saved)
+            working.copy_(saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
 
 
 def trapezoid(progress: float, warmup: float = 0.02, decay: float = 0.5) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+
+_BAR = 24  # characters
 
 
 class Progress:
@@ -17,12 +20,14 @@ class Progress:
         *,
         minutes: float | None = None,
         tokens: int | None = None,
-        every: float = 20.0,  # seconds between lines
+        every: float = 20.0,  # seconds between lines; a terminal's one line is fresher
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if (minutes is None) == (tokens is None):
             raise ValueError("give a budget of either minutes or tokens")
-        self._minutes, self._budget, self._every, self._clock = minutes, tokens, every, clock
+        self._terminal = sys.stdout.isatty()
+        self._every = min(every, 1.0) if self._terminal else every
+        self._minutes, self._budget, self._clock = minutes, tokens, clock
         self._start = self._printed = clock()
         self._printed_tokens = 0
         self.tokens = 0
@@ -39,19 +44,33 @@ class Progress:
         assert self._budget is not None
         return min(1.0, self.tokens / self._budget)
 
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self.seconds, "tokens": self.tokens, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on where an earlier run of the same budget stopped."""
+        self._printed = self._clock()
+        self._start = self._printed - state["seconds"]
+        self.tokens = self._printed_tokens = int(state["tokens"])
+        self.steps = int(state["steps"])
+
     def advance(self, tokens: int, **figures: float) -> None:
         """Count one step, and print a line if the last one is old enough."""
         self.tokens += tokens
         self.steps += 1
-        now = self._clock()
-        if now - self._printed < self._every and self.fraction < 1.0:
+        now, fraction = self._clock(), self.fraction
+        if now - self._printed < self._every and fraction < 1.0:
             return
         rate = (self.tokens - self._printed_tokens) / max(now - self._printed, 1e-9)
-        left = self.seconds * (1.0 - self.fraction) / max(self.fraction, 1e-9)
+        left = self.seconds * (1.0 - fraction) / max(fraction, 1e-9)
         shown = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        print(
-            f"step {self.steps} tokens {self.tokens} {rate:.0f} tok/s {shown} "
-            f"{100 * self.fraction:.1f}% eta {left / 60:.1f} min",
-            flush=True,
+        filled = round(_BAR * fraction)
+        line = (
+            f"[{'#' * filled}{'.' * (_BAR - filled)}] {100 * fraction:.1f}% step {self.steps} "
+            f"tokens {self.tokens} {rate:.0f} tok/s {shown} eta {left / 60:.1f} min"
         )
+        if self._terminal:
+            print(f"\r{line}\x1b[K", end="\n" if fraction >= 1.0 else "", flush=True)
+        else:
+            print(line, flush=True)
         self._printed, self._printed_tokens = now, self.tokens

@@ -1,91 +1,108 @@
 """The walk of lossless greedy speculation over text that the target has written.
 
-Greedy verification accepts a draft exactly as far as it agrees with the target's own text.
-Parallel slots never see each other's tokens, so what a head drafts at an anchor depends on
-the text before it alone: one pass drafts at every anchor, and the walk only looks up.
+Greedy verification accepts a draft exactly as far as it agrees with the target's own text, and
+what a head drafts at an anchor depends on the text before it alone. So the drafts of all anchors
+are made together, and the walk for each K only looks up how far they agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
 import torch
 
-from drafters.model.llama import Llama
-from drafters.model.peagle import PEagleHead
-from drafters.train.mask import attention_mask
-from drafters.train.slots import head_inputs, lay_out
+from drafters.model.head import DraftHead
+from drafters.train.passes import draft_outputs, real_entries
+from drafters.train.target import FrozenTarget
+
+# Drafted at a time. Each slot attends to all others of its pass in vain, so that few are fast;
+# their mask and their logits are what memory is needed for.
+_SLOTS = 512
 
 
 @torch.no_grad()
 def draft_everywhere(
-    head: PEagleHead,
-    target: Llama,
+    head: DraftHead,
+    target: FrozenTarget,
     tokens: torch.Tensor,  # [n]
     first: int,
     last: int,
     count: int,
 ) -> torch.Tensor:
-    """Drafts of `count` tokens from each anchor `first..last`: [anchors, count]."""
-    context = last + 1
-    anchors = torch.arange(first, context)
-    slots = lay_out(context, [anchors] * (count - 1))
-    taps = head.config.eagle_aux_hidden_state_layer_ids
-    causal = torch.ones(1, context, context, dtype=torch.bool).tril()
-    _, states = target(tokens[None, :context], torch.arange(context)[None], causal, taps)
-    assert states is not None
-    inputs = head_inputs(
-        slots,
-        tokens[None],
-        head.fuse(states),
-        head.fuse(head.mask_hidden),
-        head.config.ptd_token_id,
-    )
-    output = head(*inputs, attention_mask(slots)[None])[0]
-    drafted = target.logits(output[first:]).argmax(-1)  # all of depth 0, then of depth 1, ...
-    return drafted.view(count, len(anchors)).T
+    """Drafts of `count` tokens from each anchor `first..last`: target ids [anchors, count].
+
+    Row a - first follows the entry at a, which holds token a + 1, so it guesses the tokens from
+    a + 2 on; `tokens` reaches to a + 1 at least.
+    """
+    text = tokens[None, : last + 2].to(target.device)
+    states = target.states(text[:, :-1], head.config.eagle_aux_hidden_state_layer_ids)
+    entries = real_entries(head, text, states.taps)
+    drafted = []
+    for anchors in torch.arange(first, last + 1, device=target.device).split(
+        max(_SLOTS // count, 1)
+    ):
+        later = draft_outputs(head, entries, [anchors] * (count - 1))
+        outputs = torch.cat([entries.output[:, anchors], *later])  # [count, anchors, hidden]
+        drafted.append(head.to_target(head.logits(outputs).argmax(-1)).T)
+    return torch.cat(drafted).to(tokens.device)
 
 
-@dataclass(slots=True)
+def agreement(
+    drafted: torch.Tensor,  # [anchors, count]
+    tokens: torch.Tensor,  # [n]: goes on for `count` tokens behind the last anchor's own
+    first: int,
+) -> list[int]:
+    """How many of each anchor's drafts agree with the text before the first that does not."""
+    anchors, count = drafted.shape
+    text = tokens[first + 2 :].unfold(0, count, 1)[:anchors]
+    return (drafted == text).int().cumprod(1).sum(1).tolist()
+
+
+def walk(agreeing: Sequence[int], count: int) -> list[int]:
+    """What each step accepts at K = `count`.
+
+    `agreeing[i]` belongs to the step whose newest token is the response's token i: the first
+    token comes from the prompt's own pass, and a step whose newest token is the last is none.
+    """
+    taken, newest = list[int](), 0
+    while newest < len(agreeing):
+        taken.append(min(agreeing[newest], count))
+        newest += taken[-1] + 1
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Counts of a walk; `accepted[i]` is how often draft position i was accepted."""
+    """What the steps of some requests accepted at one K."""
 
-    steps: int
-    accepted: list[int]
+    steps: torch.Tensor  # int64 [requests]
+    accepted: torch.Tensor  # int64 [requests, K]: steps that accepted each draft position
 
     @classmethod
-    def nothing(cls, count: int) -> Acceptance:
-        return cls(0, [0] * count)
-
-    def add(self, taken: int) -> None:
-        self.steps += 1
-        for position in range(taken):
-            self.accepted[position] += 1
+    def of(cls, walks: Sequence[Sequence[int]], count: int) -> Self:
+        """Count walks, one for each request."""
+        steps = torch.tensor([len(taken) for taken in walks])
+        accepted = torch.zeros(len(walks), count, dtype=torch.int64)
+        for request, taken in enumerate(walks):
+            reached = torch.tensor(taken)[:, None] > torch.arange(count)
+            accepted[request] = reached.sum(0)
+        return cls(steps, accepted)
 
     @property
     def length(self) -> float:
         """Tokens per target step, the bonus token included."""
-        return 1.0 + sum(self.accepted) / max(self.steps, 1)
+        return 1.0 + float(self.accepted.sum() / self.steps.sum())
 
     @property
     def per_position(self) -> list[float]:
         """Share of all steps that accepted each position (unconditional)."""
-        return [hits / max(self.steps, 1) for hits in self.accepted]
+        return (self.accepted.sum(0) / self.steps.sum()).tolist()
 
-
-def walk(
-    drafted: torch.Tensor,  # [anchors, at least count], the first row at anchor `first`
-    tokens: torch.Tensor,  # [n]: the target's text, `count` tokens or more beyond `end`
-    first: int,
-    end: int,  # the request is over once the token at end - 1 is out
-    count: int,
-    result: Acceptance,
-) -> None:
-    """Speculate from the first generated token to the end, adding each step to `result`."""
-    newest = first + 1  # index of the newest token; its anchor is the entry before it
-    while newest < end - 1:
-        row = drafted[newest - 1 - first, :count]
-        agrees = (row == tokens[newest + 1 : newest + 1 + count]).int()
-        taken = int(agrees.cumprod(0).sum())
-        result.add(taken)
-        newest += taken + 1
+    @property
+    def conditional(self) -> list[float | None]:
+        """Share of the steps that accepted the position before; None where none did."""
+        hits = [int(self.steps.sum()), *self.accepted.sum(0).tolist()]
+        return [here / before if before else None for before, here in pairwise(hits)]

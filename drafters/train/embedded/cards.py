@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _TARGET = """\
 # aerie-embedded: the target
@@ -30,26 +32,24 @@ every benchmark on it with its size.
 """
 
 _HEAD = """\
-# aerie-embedded: the P-EAGLE head
+# aerie-embedded: the {title} head
 
-A parallel draft head (P-EAGLE, arXiv 2602.01469) for the model in `../target`: {layers} decoder
-layers of {hidden}, three taps of the target (the residual stream after layers {taps}), a learnt
-shared hidden state and a placeholder token for the parallel slots, trainable embeddings; the
-output matrix is the target's own and not in the file. {parameters:.1f} M parameters, bf16,
-{size:.1f} MiB. vLLM 0.32 loads it as it is:
-`--speculative-config '{{"method": "eagle3", "model": "models/embedded/p-eagle",
-"num_speculative_tokens": 5, "parallel_drafting": true}}'`.
+{about} {parameters:.1f} M parameters, bf16, {size:.1f} MiB. vLLM 0.32 loads it as it is:
+`--speculative-config '{{"method": "eagle3", "model": "models/embedded/{name}",
+"num_speculative_tokens": {serve_k}{parallel}}}'`.
 
 - Data: {rows:,} continuations that the target itself wrote (70% greedy, 30% at temperature 0.7)
   after prompts from its training files. Licence of the underlying text: PSF-2.0.
 - Training: {tokens:,} anchors in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s);
-  K = 8, COD with r = 0.8, cross-entropy, Muon and AdamW. `provenance.json` has the command.
+  K = {k_train}, COD with r = {retain}, cross-entropy, Muon and AdamW. `provenance.json` has the
+  command. {sibling}
 - Loss per depth, nats: {losses}.
 
 ## Acceptance on held-out prompts
 
 Greedy; acceptance length in tokens per target step, bonus token included; positions are the
-share of all steps that accepted them. As printed by `aerie evaluate`:
+share of all steps that accepted them; 95% intervals over prompts. As printed by
+`aerie evaluate{evaluate}`:
 
 {table}
 
@@ -62,24 +62,59 @@ figures: they say nothing about heads of other targets.
 Any other target. A head predicts one model's text from that model's hidden states.
 """
 
+_ABOUT = {
+    "p-eagle": """\
+A parallel draft head (P-EAGLE, arXiv 2602.01469) for the model in `../target`: {layers} decoder
+layers of {hidden}, three taps of the target (the residual stream after layers {taps}), a learnt
+shared hidden state and a placeholder token for the parallel slots, trainable embeddings; the
+output matrix is the target's own and not in the file.""",
+    "eagle3": """\
+A sequential draft head (EAGLE-3, arXiv 2503.01840) for the model in `../target`, here for
+comparison with the parallel one beside it: {layers} decoder layer of {hidden}, the same three
+taps (the residual stream after layers {taps}); embeddings and output matrix are the target's own
+and not in the file.""",
+}
+_HEADS = {
+    "p-eagle": {
+        "title": "P-EAGLE",
+        "serve_k": 5,
+        "parallel": ', "parallel_drafting": true',
+        "evaluate": "",
+        "sibling": "",
+    },
+    "eagle3": {
+        "title": "EAGLE-3",
+        "serve_k": 3,
+        "parallel": "",
+        "evaluate": " --head models/embedded/eagle3",
+        "sibling": "The P-EAGLE head beside it had the same responses and the same minutes.",
+    },
+}
 
-def write_cards(folder: Path, table: str) -> None:
-    """Write README.md beside both checkpoints in `folder`."""
-    for name, card in (("target", _TARGET), ("p-eagle", _HEAD)):
+
+def write_cards(folder: Path, tables: Mapping[str, str]) -> None:
+    """Write README.md beside the target and each head of `tables` in `folder`."""
+    (folder / "target" / "README.md").write_text(_TARGET.format(**_facts(folder / "target")))
+    for name, table in tables.items():
         place = folder / name
-        config = json.loads((place / "config.json").read_text())
-        facts = json.loads((place / "provenance.json").read_text())
-        size = (place / "model.safetensors").stat().st_size
-        values = {
-            **facts,
-            "python": ".".join(str(facts["python"]).split(".")[:2]),
-            "parameters": size / 2e6,  # bf16
-            "size": size / 2**20,
-            "context": config["max_position_embeddings"],
-            "layers": config["num_hidden_layers"],
-            "hidden": config["hidden_size"],
-            "taps": ", ".join(map(str, config.get("eagle_aux_hidden_state_layer_ids", []))),
-            "losses": " ".join(f"{loss:.2f}" for loss in facts.get("loss_per_depth", [])),
-            "table": table,
-        }
-        (place / "README.md").write_text(card.format(**values))
+        facts = {**_facts(place), **_HEADS[name], "name": name, "table": table}
+        card = _HEAD.format(about=_ABOUT[name].format(**facts), **facts)
+        (place / "README.md").write_text(card)
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    """What config, provenance and file size say, under the cards' names."""
+    config = json.loads((place / "config.json").read_text())
+    facts = json.loads((place / "provenance.json").read_text())
+    size = (place / "model.safetensors").stat().st_size
+    return {
+        **facts,
+        "python": ".".join(str(facts["python"]).split(".")[:2]),
+        "parameters": size / 2e6,  # bf16
+        "size": size / 2**20,
+        "context": config["max_position_embeddings"],
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "taps": ", ".join(map(str, config.get("eagle_aux_hidden_state_layer_ids", []))),
+        "losses": " ".join(f"{loss:.2f}" for loss in facts.get("loss_per_depth", [])),
+    }

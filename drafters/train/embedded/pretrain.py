@@ -1,21 +1,24 @@
-"""Pretraining of the embedded target: a deep, narrow Llama over the standard library.
+"""Pretraining of small targets over the standard library; by default the embedded one.
 
-Twelve layers of 384: a target step has to cost clearly more than one pass of a two-layer
-head, or speculation could not pay whatever the acceptance.
+That is a deep, narrow Llama, twelve layers of 384: a target step has to cost clearly more than
+one pass of a two-layer head, or speculation could not pay whatever the acceptance.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from drafters.train.embedded.data import Corpus, load_corpus
 from drafters.train.embedded.stream import rows, tokenise
@@ -26,24 +29,34 @@ from drafters.train.progress import Progress
 from drafters.train.provenance import write_provenance
 from drafters.train.runtime import prepare_cpu
 
-# (end of the phase as a share of the run, row length). Attention's backward pass is the one
-# part that AMX does not speed up, so most of the run sees short rows.
-PHASES = ((0.50, 256), (0.85, 512), (1.0, 1024))
+# Row length of each part of the run, and where the parts end. Attention's backward pass is the
+# one part that AMX does not speed up, so most of the run sees short rows.
+LENGTHS, ENDS = (256, 512, 1024), (0.50, 0.85, 1.0)
 # Plain matrix products: compiled, they beat torch's fused CPU attention, whose backward pass
 # does without AMX (2,197 against 1,971 tokens/s at 256, one core).
 ATTENTION = "eager"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def target_config(vocab_size: int, end_of_text: int, im_end: int) -> LlamaConfig:
-    """The architecture: 22.0 M parameters at 8,192 entries."""
-    return LlamaConfig(
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A target's architecture; the defaults are the embedded one's, 22.0 M parameters."""
+
+    family: str = "llama"  # transformers' model_type
+    layers: int = 12
+    hidden: int = 384  # a multiple of 64, the head size
+
+
+def target_config(shape: Shape, vocab_size: int, end_of_text: int, im_end: int) -> Any:
+    heads = shape.hidden // 64
+    return AutoConfig.for_model(
+        shape.family,
         vocab_size=vocab_size,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=12,
-        num_attention_heads=6,
-        num_key_value_heads=2,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden * 8 // 3,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3 if heads % 3 == 0 else heads,
         head_dim=64,
         max_position_embeddings=MAX_LENGTH,
         rms_norm_eps=1e-5,
@@ -52,33 +65,31 @@ def target_config(vocab_size: int, end_of_text: int, im_end: int) -> LlamaConfig
         eos_token_id=[im_end, end_of_text],
         pad_token_id=end_of_text,
         attention_bias=False,
-        mlp_bias=False,
+        attn_implementation=ATTENTION,
     )
 
 
-def new_target(folder: Path, seed: int) -> LlamaForCausalLM:
+def new_target(shape: Shape, folder: Path, seed: int) -> Any:
     """A freshly initialised bf16 target for the tokenizer in `folder`."""
     tokenizer = load_tokenizer(folder)
     end, im_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)
     torch.manual_seed(seed)
-    config = target_config(tokenizer.get_vocab_size(), end, im_end)
-    config._attn_implementation = ATTENTION
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    config = target_config(shape, tokenizer.get_vocab_size(), end, im_end)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.generation_config = GenerationConfig(
         eos_token_id=[im_end, end], pad_token_id=end, do_sample=False
     )
     return model
 
 
-def load_target(folder: Path) -> LlamaForCausalLM:
+def load_target(folder: Path) -> Any:
     """A trained bf16 target, to go on with."""
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation=ATTENTION
     )
-    return model
 
 
-def save_target(model: LlamaForCausalLM, folder: Path, tokenizer_folder: Path) -> None:
+def save_target(model: Any, folder: Path, tokenizer_folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     for name in TOKENIZER_FILES:
@@ -86,13 +97,20 @@ def save_target(model: LlamaForCausalLM, folder: Path, tokenizer_folder: Path) -
             shutil.copy(tokenizer_folder / name, folder / name)
 
 
-def phase_length(fraction: float) -> int:
-    """The row length at a point of the run."""
-    return next(length for end, length in PHASES if fraction <= end)
+def length_at(fraction: float, lengths: Sequence[int]) -> int:
+    """The row length at a point of the run; fewer lengths leave the late ones out."""
+    ends = (*ENDS[: len(lengths) - 1], 1.0)
+    return next(length for end, length in zip(ends, lengths, strict=True) if fraction <= end)
+
+
+def tokens_of(folder: Path) -> int:
+    """Tokens that a target was trained on, in all its runs."""
+    facts = json.loads((folder / "provenance.json").read_text())
+    return int(facts["tokens"]) + int(facts.get("tokens_before", 0))
 
 
 @torch.no_grad()
-def evaluate_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> float:
+def evaluate_loss(model: Any, batch: torch.Tensor) -> float:
     """Mean cross-entropy in nats a token over rows `[rows, length + 1]`."""
     total = 0.0
     for row in batch.split(8):
@@ -110,7 +128,7 @@ def held_out_rows(corpus: Corpus, folder: Path, count: int, length: int) -> torc
 
 
 def train_target(
-    model: LlamaForCausalLM,
+    model: Any,
     streams: dict[int, Iterator[torch.Tensor]],
     progress: Progress,
     *,
@@ -118,14 +136,17 @@ def train_target(
     muon_lr: float,
     adam_lr: float,
 ) -> float:
-    """Run the budget down; `streams` gives rows for each length. Returns the smoothed loss."""
+    """Run the budget down; `streams` gives rows of each length, in the order of their use.
+
+    Returns the smoothed loss.
+    """
     optimizer = MixedOptimizer(model, muon_lr=muon_lr, adam_lr=adam_lr, weight_decay=0.01)
     smoothed = 0.0
     model.train()
     body = torch.compile(model.model, dynamic=False)
     while progress.fraction < 1.0:
         fraction = progress.fraction
-        length = phase_length(fraction)
+        length = length_at(fraction, list(streams))
         batch = torch.stack(list(islice(streams[length], batch_tokens // length)))
         hidden = body(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         loss = cross_entropy_backward(
@@ -149,6 +170,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float)
     budget.add_argument("--tokens", type=int)
+    shape = Shape()
+    parser.add_argument("--family", default=shape.family, help="llama, qwen3, ...")
+    parser.add_argument("--layers", type=int, default=shape.layers)
+    parser.add_argument("--hidden", type=int, default=shape.hidden, help="a multiple of 64")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=list(LENGTHS), help="of rows, one to three"
+    )
     parser.add_argument("--init", type=Path, help="folder of a trained target to go on with")
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--chat-share", type=float, default=0.35)
@@ -161,9 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = load_corpus()
     documents = tokenise(corpus.train, load_tokenizer(args.tokenizer), args.seed)
     streams = {
-        length: rows(documents, length, args.chat_share, args.seed + length) for _, length in PHASES
+        length: rows(documents, length, args.chat_share, args.seed + length)
+        for length in args.lengths
     }
-    model = load_target(args.init) if args.init else new_target(args.tokenizer, args.seed)
+    shape = Shape(args.family, args.layers, args.hidden)
+    model = load_target(args.init) if args.init else new_target(shape, args.tokenizer, args.seed)
     progress = Progress(minutes=args.minutes, tokens=args.tokens)
     loss = train_target(
         model,
@@ -182,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {
             "data_sha256": corpus.sha256,
             "tokens": progress.tokens,
+            "tokens_before": tokens_of(args.init) if args.init else 0,
             "steps": progress.steps,
             "minutes": round(progress.seconds / 60, 1),
             "train_loss": round(loss, 4),

@@ -6,14 +6,19 @@ are the same, so the two differ in nothing else.
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from drafters.train.embedded.chat import chat_samples
-from drafters.train.embedded.data import SourceFile
+from drafters.train.embedded.data import SourceFile, load_corpus
 from drafters.train.embedded.template import render
+from drafters.train.embedded.tokenizer import load_tokenizer
 
 CODE_TOKENS = (48, 96, 160)  # prompt lengths
 MAX_CHAT_TOKENS = 256
@@ -35,13 +40,9 @@ def code_prompts(
 
 
 def chat_prompts(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int, multiple: int = 1
+    files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int
 ) -> list[list[int]]:
-    """Questions, rendered up to the point where the assistant speaks.
-
-    Only prompts whose length is a multiple of `multiple`: a few lengths with many prompts each
-    make full batches without padding.
-    """
+    """Questions, rendered up to the point where the assistant speaks."""
     rng = random.Random(f"chat:{seed}")
     samples = chat_samples(files, seed=0)
     rng.shuffle(samples)
@@ -51,6 +52,47 @@ def chat_prompts(
             break
         text = render(sample.messages[:-1], add_generation_prompt=True)
         ids = tokenizer.encode(text).ids
-        if len(ids) <= MAX_CHAT_TOKENS and len(ids) % multiple == 0:
+        if len(ids) <= MAX_CHAT_TOKENS:
             prompts.append(ids)
     return prompts
+
+
+def write_prompts(
+    file: Path,
+    files: Sequence[SourceFile],
+    tokenizer: Tokenizer,
+    *,
+    code: int,
+    chat: int,
+    seed: int,
+) -> None:
+    """The same two kinds as JSON lines for `aerie train`: `code` prompts, `chat` conversations."""
+    pieces = code_prompts(files, tokenizer, code, seed)
+    lines: list[dict[str, object]] = [{"prompt": tokenizer.decode(ids)} for ids in pieces]
+    samples = chat_samples(files, seed=0)
+    random.Random(f"chat:{seed}").shuffle(samples)
+    lines += [{"messages": list(sample.messages[:-1])} for sample in samples[:chat]]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m drafters.train.embedded.prompts", description=__doc__
+    )
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of its files")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--code", type=int, default=0, help="prompts to continue")
+    parser.add_argument("--chat", type=int, default=0, help="questions")
+    parser.add_argument("--held-out", action="store_true", help="of files kept from training")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    corpus = load_corpus()
+    files = corpus.held_out if args.held_out else corpus.train
+    tokenizer = load_tokenizer(args.tokenizer)
+    write_prompts(args.out, files, tokenizer, code=args.code, chat=args.chat, seed=args.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,28 +5,73 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from drafters.model.checkpoint import load_head, save_head
+from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import HeadConfig
-from drafters.model.peagle import PEagleHead
+from drafters.model.head import DraftHead
+
+EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "p-eagle"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "p-eagle": {},
+    "eagle3": {"ptd_token_id": None, "num_hidden_layers": 1, "fc_norm": False},
+    "draft-vocabulary": {"draft_vocab_size": 25},
+    "norm_before_fc": {"fc_norm": False, "norm_before_fc": True},
+    "norm_before_residual": {"norm_before_residual": True},
+    "norm_output": {"norm_output": True, "ptd_token_id": None},
+    "no-norms": {"fc_norm": False},
+    "attention_bias": {"attention_bias": True},
+    "four-layers": {"num_hidden_layers": 4},
+    "two-taps": {"eagle_aux_hidden_state_layer_ids": (0, 5)},
+    "wider-than-the-target": {"target_hidden_size": 8, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
+}
 
 
-def test_round_trip_keeps_config_and_weights(config: HeadConfig, tmp_path: Path) -> None:
+def random_head(config: HeadConfig, **own: bool) -> DraftHead:
     torch.manual_seed(0)
-    head = PEagleHead(config).to(torch.bfloat16)
+    head = DraftHead(config, **own)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    if config.draft_vocab_size:
+        head.set_draft_vocabulary(torch.arange(0, 40)[-config.draft_vocab_size :])
+    return head.to(torch.bfloat16)
+
+
+def rewrite(folder: Path, **weights: torch.Tensor | None) -> None:
+    """Set or (None) drop weights of a checkpoint; dots are written `__`."""
+    content = load_file(folder / WEIGHTS)
+    for name, value in weights.items():
+        content.pop(name.replace("__", "."), None)
+        if value is not None:
+            content[name.replace("__", ".")] = value
+    save_file(content, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("own_lm_head", [False, True])
+@pytest.mark.parametrize("own_embeddings", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_round_trip_keeps_config_and_weights(
+    config: HeadConfig, variant: str, own_embeddings: bool, own_lm_head: bool, tmp_path: Path
+) -> None:
+    config = replace(config, **VARIANTS[variant])
+    head = random_head(config, own_embeddings=own_embeddings, own_lm_head=own_lm_head)
     save_head(head, tmp_path)
     again = load_head(tmp_path)
     assert again.config == config
-    for name, value in head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+    wanted, got = head.state_dict(), again.state_dict()
+    assert set(got) == set(wanted)
+    for name, value in wanted.items():
+        assert got[name].dtype == value.dtype, name
+        assert torch.equal(got[name], value), name
 
 
 def test_weight_names_are_the_ones_vllm_reads(config: HeadConfig, tmp_path: Path) -> None:
-    save_head(PEagleHead(config), tmp_path)
+    save_head(DraftHead(config), tmp_path)
     layer = {
         "input_layernorm.weight", "post_attention_layernorm.weight",
         "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
@@ -37,7 +82,7 @@ def test_weight_names_are_the_ones_vllm_reads(config: HeadConfig, tmp_path: Path
     expected |= {f"fc_norm.{index}.weight" for index in range(3)}
     expected |= {f"layers.{index}.{name}" for index in range(2) for name in layer}
     expected |= {"layers.0.hidden_norm.weight"}
-    weights = load_file(tmp_path / "model.safetensors")
+    weights = load_file(tmp_path / WEIGHTS)
     assert set(weights) == expected
     # The first layer reads embedding and hidden state side by side.
     assert weights["layers.0.self_attn.q_proj.weight"].shape == (32, 32)
@@ -45,26 +90,87 @@ def test_weight_names_are_the_ones_vllm_reads(config: HeadConfig, tmp_path: Path
     assert weights["mask_hidden"].shape == (1, 48)
 
 
-def test_config_has_the_keys_of_parallel_drafting(config: HeadConfig, tmp_path: Path) -> None:
-    save_head(PEagleHead(config), tmp_path)
-    document = json.loads((tmp_path / "config.json").read_text())
-    assert document["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert document["ptd_token_id"] == 3
-    assert document["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    assert document["fc_norm"] is True
-    assert document["draft_vocab_size"] == document["vocab_size"] == 40
+def test_further_names(config: HeadConfig, tmp_path: Path) -> None:
+    config = replace(
+        config, fc_norm=False, norm_before_fc=True, attention_bias=True, draft_vocab_size=25
+    )
+    save_head(DraftHead(config, own_embeddings=False), tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    assert "embed_tokens.weight" not in weights
+    assert weights["input_norm.weight"].shape == (48,)
+    assert weights["lm_head.weight"].shape == (25, 16)
+    assert weights["d2t"].dtype == torch.int64
+    assert weights["t2d"].dtype == torch.bool
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):  # vLLM has a bias on all four
+        assert f"layers.1.self_attn.{name}.bias" in weights
 
 
-def test_missing_weight_raises(config: HeadConfig, tmp_path: Path) -> None:
-    save_head(PEagleHead(replace(config, num_hidden_layers=1)), tmp_path)
-    document = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(document | {"num_hidden_layers": 2}))
-    with pytest.raises(RuntimeError, match=r"layers\.1"):
+def test_what_is_borrowed_is_not_saved(config: HeadConfig, tmp_path: Path) -> None:
+    head = random_head(config, own_embeddings=False)
+    head.share(embeddings=torch.randn(40, 16), lm_head=torch.randn(64, 16))
+    save_head(head, tmp_path)
+    assert not {"embed_tokens.weight", "lm_head.weight"} & set(load_file(tmp_path / WEIGHTS))
+
+
+def test_a_given_type_is_kept_apart_from_the_integers(config: HeadConfig, tmp_path: Path) -> None:
+    save_head(random_head(replace(config, draft_vocab_size=25)), tmp_path)
+    head = load_head(tmp_path, torch.float32)
+    assert head.fc.weight.dtype == torch.float32
+    assert head.to_target(torch.arange(25)).tolist() == list(range(15, 40))
+
+
+@pytest.mark.parametrize(
+    "name", ["mask_hidden", "fc.weight", "lm_head.weight", "d2t", "layers.1.mlp.up_proj.weight"]
+)
+def test_missing_weight_raises(config: HeadConfig, name: str, tmp_path: Path) -> None:
+    save_head(random_head(replace(config, draft_vocab_size=25)), tmp_path)
+    rewrite(tmp_path, **{name: None})
+    with pytest.raises(ValueError, match=rf"lacks {name}"):
         load_head(tmp_path)
 
 
-@pytest.mark.parametrize("taps", [(), (2, 1, 3), (1, 1, 2)])
-def test_taps_out_of_order_are_refused(config: HeadConfig, taps: tuple[int, ...]) -> None:
-    # vLLM sorts and deduplicates the list, so another order would mix up the taps in silence.
-    with pytest.raises(ValueError, match="ascending"):
-        replace(config, eagle_aux_hidden_state_layer_ids=taps)
+def test_unknown_weight_raises(config: HeadConfig, tmp_path: Path) -> None:
+    save_head(random_head(config), tmp_path)
+    rewrite(tmp_path, layers__2__mlp__up_proj__weight=torch.zeros(24, 16))
+    with pytest.raises(ValueError, match=r"unknown layers\.2\.mlp"):
+        load_head(tmp_path)
+
+
+def test_weight_of_another_shape_raises(config: HeadConfig, tmp_path: Path) -> None:
+    save_head(random_head(config), tmp_path)
+    rewrite(tmp_path, mask_hidden=torch.zeros(1, 32))
+    with pytest.raises(RuntimeError, match="mask_hidden"):
+        load_head(tmp_path)
+
+
+def test_the_first_releases_names(config: HeadConfig, tmp_path: Path) -> None:
+    """`midlayer.` for the only layer, and the taps inside `eagle_config`."""
+    head = random_head(replace(config, ptd_token_id=None, num_hidden_layers=1))
+    save_head(head, tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    old = {name.replace("layers.0.", "midlayer."): value for name, value in weights.items()}
+    assert old.keys() != weights.keys()
+    save_file(old, tmp_path / WEIGHTS)
+    document = json.loads((tmp_path / "config.json").read_text())
+    taps = document.pop("eagle_aux_hidden_state_layer_ids")
+    document["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": taps}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    again = load_head(tmp_path)
+    assert again.config == head.config
+    for name, value in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_maps_of_a_full_vocabulary_are_left_out(config: HeadConfig, tmp_path: Path) -> None:
+    save_head(random_head(config), tmp_path)
+    rewrite(tmp_path, d2t=torch.zeros(40, dtype=torch.int64), t2d=torch.ones(40, dtype=torch.bool))
+    assert "d2t" not in load_head(tmp_path).state_dict()
+
+
+def test_the_embedded_head_loads() -> None:
+    head = load_head(EMBEDDED)
+    assert head.config.method == "p-eagle"
+    assert bool(head.mask_hidden.any())
+    # A saved config says everything that the shipped one does, in the same words.
+    shipped = json.loads((EMBEDDED / "config.json").read_text())
+    assert shipped.items() <= head.config.to_json(shipped["dtype"]).items()

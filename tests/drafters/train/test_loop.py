@@ -1,65 +1,139 @@
-"""Training: the loss falls, labels are where serving needs them, gradients are exact."""
+"""Training: the loss falls at every depth, and a run that was killed goes on as if it were not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch.nn import functional
 
-from drafters.model.llama import Llama
-from drafters.model.peagle import PEagleHead
-from drafters.train.loop import IGNORED, LoopOptions, labels_of, train_head
-from drafters.train.loss import cross_entropy_backward, head_loss_backward
+from drafters.model.head import DraftHead
+from drafters.train.initial import HeadPlan, new_head
+from drafters.train.loop import LoopOptions, ResumeError, Trainer, partitions_for
+from drafters.train.loss import cross_entropy_backward
 from drafters.train.progress import Progress
-from drafters.train.rollouts import Rollout, load_rollouts, save_rollouts, valid_lengths
-from drafters.train.slots import lay_out
+from drafters.train.states import StateStore
+from drafters.train.target import FrozenTarget
+from drafters.train.texts import Text, Texts
+
+OPTIONS = LoopOptions(batch_tokens=256, k_train=4, muon_lr=0.1, adam_lr=0.05)
 
 
-def test_head_learns_text_with_a_period(pair: tuple[Llama, PEagleHead]) -> None:
-    target, head = pair
-    offsets = torch.arange(6)[:, None]
-    tokens = 4 + (torch.arange(40)[None] + offsets) % 6
-    rollout = Rollout(tokens, 8, torch.full((6,), 40))
-    options = LoopOptions(batch_rows=6, k_train=4, muon_lr=0.1, adam_lr=0.05)
-    before = train_head(head, target, [rollout], Progress(tokens=1), options)
-    train_head(head, target, [rollout], Progress(tokens=12_000), options)
-    after = train_head(head, target, [rollout], Progress(tokens=1), options)
+@pytest.fixture
+def texts() -> Texts:
+    """Periodic texts of several lengths: learnable by a head that reads them."""
+    rows = [4 + (torch.arange(24 + 3 * (i % 5)) + i) % 6 for i in range(24)]
+    return Texts.of(Text(row, 5) for row in rows)
+
+
+def trainer(
+    target: FrozenTarget, texts: Texts, tokens: int, options: LoopOptions = OPTIONS,
+    method: str = "p-eagle", folder: Path = Path(),
+) -> Trainer:  # fmt: skip
+    plan = HeadPlan(method=method, layers=1, taps=(0, 1, 2), mask_token=3, seed=2)  # type: ignore[arg-type]
+    head = new_head(target, plan, torch.float32)
+    states = StateStore(
+        target, texts, (0, 1, 2), folder=folder, limit_bytes=0,
+        with_final=options.loss == "distribution",
+    )  # fmt: skip
+    return Trainer(head, target, texts, states, Progress(tokens=tokens), options)
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_head_learns_text_with_a_period(target: FrozenTarget, texts: Texts, method: str) -> None:
+    first = trainer(target, texts, 1, method=method)
+    first.run()
+    long = trainer(target, texts, 15_000, method=method)
+    long.run()
     # Each depth on its own: an unreachable depth keeps its loss and hides in the mean.
-    assert all(late < 0.5 * early for early, late in zip(before, after, strict=True))
+    for early, late in zip(first.smoothed.tolist(), long.smoothed.tolist(), strict=True):
+        assert late < 0.3 * early
 
 
-def test_mask_hidden_and_embeddings_are_trained(pair: tuple[Llama, PEagleHead]) -> None:
-    target, head = pair
-    rollout = Rollout(torch.arange(4, 20)[None].repeat(2, 1), 4, torch.tensor([16, 16]))
-    old = {name: value.clone() for name, value in head.state_dict().items()}
-    train_head(head, target, [rollout], Progress(tokens=1), LoopOptions(k_train=3))
-    same = [name for name, value in head.state_dict().items() if torch.equal(old[name], value)]
-    assert same == []
+def test_everything_of_a_head_is_trained(target: FrozenTarget, texts: Texts) -> None:
+    run = trainer(target, texts, 1)
+    old = {name: value.clone() for name, value in run.head.state_dict().items()}
+    run.run()
+    new = run.head.state_dict()
+    assert [name for name, value in new.items() if torch.equal(old[name], value)] == []
+    assert torch.equal(target.lm_head, FrozenTarget.load(target._folder).lm_head)
 
 
-def test_labels_skip_the_prompt_and_the_text_behind_the_end() -> None:
-    batch = Rollout(torch.arange(8)[None] + 10, prompt=4, ends=torch.tensor([7]))
-    labels = labels_of(batch, lay_out(7, [torch.tensor([3, 4]), torch.tensor([3])]))
-    # Entry p predicts token p + 2. The first draft follows token 4, the first generated one.
-    assert labels[0, :7].tolist() == [IGNORED, IGNORED, IGNORED, 15, 16, IGNORED, IGNORED]
-    assert labels[0, 7:].tolist() == [16, IGNORED, IGNORED]
+def weights(head: DraftHead) -> list[torch.Tensor]:
+    return [value.clone() for value in head.state_dict().values()]
 
 
-def test_rollouts_survive_a_file(tmp_path: Path) -> None:
-    first = Rollout(torch.arange(12).view(2, 6), 2, torch.tensor([6, 4]))
-    second = Rollout(torch.arange(5).view(1, 5) + 8000, 3, torch.tensor([5]))
-    save_rollouts([first, second], tmp_path / "a.safetensors")
-    again = load_rollouts([tmp_path / "a.safetensors"])
-    assert [item.prompt for item in again] == [2, 3]
-    for old, new in zip([first, second], again, strict=True):
-        assert torch.equal(old.tokens, new.tokens)
-        assert torch.equal(old.ends, new.ends)
+def test_a_killed_run_goes_on_as_if_it_were_not(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    whole = trainer(target, texts, 4_000)
+    whole.run()
+
+    file = tmp_path / "run.pt"
+    killed = trainer(target, texts, 4_000)
+
+    class Killed(Exception):
+        pass
+
+    advance = killed.progress.advance
+
+    def kill(tokens: int, **figures: float) -> None:
+        advance(tokens, **figures)
+        if killed.progress.steps == 9:  # in the middle of the second epoch
+            killed.save(file)
+        if killed.progress.steps == 11:  # two updates after the last save: lost
+            raise Killed
+
+    killed.progress.advance = kill  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        killed.run()
+    again = trainer(target, texts, 4_000)
+    again.load(file)
+    assert again.progress.steps == 9
+    again.run()
+    assert again.progress.steps == whole.progress.steps > 11
+    for resumed, wanted in zip(weights(again.head), weights(whole.head), strict=True):
+        assert torch.equal(resumed, wanted)
+    assert torch.equal(again.smoothed, whole.smoothed)
 
 
-def test_valid_length_includes_the_end_token() -> None:
-    text = torch.tensor([[5, 2, 7, 2], [5, 5, 5, 5], [0, 1, 1, 1]])
-    assert valid_lengths(text, [2, 0]).tolist() == [2, 4, 1]
+def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_path: Path) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 100).save(file)
+    with pytest.raises(ResumeError, match="options"):
+        trainer(target, texts, 100, LoopOptions(batch_tokens=256, k_train=5)).load(file)
+    with pytest.raises(ResumeError, match="config"):
+        trainer(target, texts, 100, method="eagle3").load(file)
+    with pytest.raises(ResumeError, match="texts"):
+        trainer(target, Texts.of([texts[0]]), 100).load(file)
+
+
+def test_the_runs_file_is_rewritten_as_time_passes(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 500).run(file, save_every=0.0)
+    again = trainer(target, texts, 500)
+    again.load(file)
+    assert again.progress.fraction == 1.0
+
+
+def test_the_targets_distribution_teaches_too(target: FrozenTarget, texts: Texts) -> None:
+    options = LoopOptions(batch_tokens=256, k_train=3, loss="distribution")
+    first, long = trainer(target, texts, 1, options), trainer(target, texts, 6_000, options)
+    first.run()
+    long.run()
+    assert long.smoothed.mean() < first.smoothed.mean()
+
+
+def test_more_partitions_for_longer_texts() -> None:
+    counts = [partitions_for(n, 3 * n) for n in (100, 2_000, 20_000, 100_000)]
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    for n, count in zip((2_000, 20_000, 100_000), counts[1:], strict=True):
+        assert (3 * n / count) * (n + 3 * n / count) <= 2**26
+        assert count & (count - 1) == 0
 
 
 def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
@@ -71,19 +145,3 @@ def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
     got = cross_entropy_backward(source * 1.0, weight, labels)
     torch.testing.assert_close(got, wanted.detach())
     torch.testing.assert_close([source.grad, weight.grad], list(gradients))
-
-
-def test_head_loss_reports_each_depth_and_ignores_the_rest() -> None:
-    torch.manual_seed(7)
-    source, weight = torch.randn(2, 3, 6, requires_grad=True), torch.randn(9, 6)
-    labels = torch.tensor([[1, 2, IGNORED], [IGNORED, 4, 5]])
-    depths = torch.tensor([0, 1, 1])
-    losses = functional.cross_entropy(
-        (source @ weight.T).flatten(0, 1), labels.flatten(), reduction="none"
-    ).view(2, 3)
-    (gradient,) = torch.autograd.grad(losses.sum() / 4, [source])
-    got = head_loss_backward(source * 1.0, weight, labels, depths, 3)
-    expected = torch.stack([losses[0, 0], (losses[0, 1] + losses[1, 1] + losses[1, 2]) / 3])
-    torch.testing.assert_close(got[:2], expected.detach())
-    assert got[2] == 0  # a depth without elements
-    torch.testing.assert_close(source.grad, gradient)

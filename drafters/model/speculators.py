@@ -1,0 +1,102 @@
+"""Writing a head in the layout of the speculators library (vllm-project/speculators 0.9).
+
+`drafters.model.checkpoint.load_head` reads it back, and vLLM serves it as it is
+(vllm/transformers_utils/configs/speculators). What differs from the flat layout:
+
+- config.json keeps the layers' shape in `transformer_layer_config` and names the target, so
+  that `vllm serve FOLDER` starts the target with this head.
+- `mask_hidden` has a batch dimension, and `lm_head` is always there: the library takes missing
+  embeddings from the target, but no missing output matrix.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from drafters.model.checkpoint import WEIGHTS, head_weights
+from drafters.model.head import DraftHead
+
+SPECULATORS_VERSION = "0.9.0"  # whose layout this is
+
+# method -> (speculators_model_type, the library's class)
+_KINDS = {"eagle3": ("eagle3", "Eagle3DraftModel"), "p-eagle": ("peagle", "PEagleDraftModel")}
+_OUTSIDE_OF_LAYERS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+)
+
+
+def save_speculators(head: DraftHead, folder: Path, *, target: str, draft_tokens: int) -> None:
+    """Write the checkpoint in the head's own dtype.
+
+    `target` is the folder or repository name of the target, `draft_tokens` the K that servers
+    start with. A head without an output matrix of its own must have been lent the target's
+    (`DraftHead.share`), which is written too; vLLM finds the two equal and keeps one.
+    """
+    if draft_tokens < 1:
+        raise ValueError(f"draft_tokens must be at least 1, got {draft_tokens}")
+    weights = head_weights(head)
+    weights["lm_head.weight"] = head.output_matrix.detach().to(head.fc.weight.dtype).contiguous()
+    if "mask_hidden" in weights:
+        weights["mask_hidden"] = weights["mask_hidden"][None]  # [1, 1, taps]
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    document = _document(head, target, draft_tokens)
+    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _document(head: DraftHead, target: str, draft_tokens: int) -> dict[str, Any]:
+    config = head.config
+    kind, architecture = _KINDS[config.method]
+    layers = config.to_json(str(head.fc.weight.dtype).removeprefix("torch."))
+    del layers["architectures"]
+    mask_token = layers.pop("ptd_token_id", None)
+    outside = {key: layers.pop(key) for key in _OUTSIDE_OF_LAYERS}
+    if config.target_hidden_size == config.hidden_size:
+        outside["target_hidden_size"] = None
+    if mask_token is not None:
+        outside["mask_token_id"] = mask_token
+        # vLLM 0.32 drops these two of a peagle head where the library has them (algos.py,
+        # update_peagle), but takes over every key of the layers' part.
+        layers |= {key: outside[key] for key in ("fc_norm", "norm_output")}
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_version": SPECULATORS_VERSION,
+        "dtype": layers["dtype"],
+        **outside,
+        "embed_requires_grad": head.own_embeddings,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": draft_tokens,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": target, "architectures": _architectures(target)},
+        },
+    }
+
+
+def _architectures(target: str) -> list[str]:
+    """What the target's config.json says, where it is at hand."""
+    path = Path(target) / "config.json"
+    if not path.is_file():
+        return []
+    names: list[str] = json.loads(path.read_text()).get("architectures") or []
+    return names

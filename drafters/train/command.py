@@ -1,0 +1,283 @@
+"""Train a draft head for a target on the target's own responses to your prompts.
+
+The target answers the prompts (here, or on a server you name), its hidden states are extracted
+once and kept on disk up to a limit, and a P-EAGLE or EAGLE-3 head is trained on them. The
+result is a folder that `aerie serve --drafter` and vLLM load. A run that was killed goes on
+where it stopped when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from drafters.model.checkpoint import save_head
+from drafters.model.head import DraftHead
+from drafters.train.cod import K_TRAIN, RETAIN
+from drafters.train.examples import MalformedLine, encode, read_examples
+from drafters.train.initial import HeadPlan, frequent_tokens, mask_token_of, new_head
+from drafters.train.loop import LoopOptions, ResumeError, Trainer
+from drafters.train.progress import Progress
+from drafters.train.provenance import write_provenance
+from drafters.train.respond import ServerError, respond, respond_by_server
+from drafters.train.runtime import prepare_cpu
+from drafters.train.states import StateStore
+from drafters.train.target import FrozenTarget
+from drafters.train.texts import Text, Texts
+
+_GIB = 2**30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(argv)
+    try:
+        _run(args, argv)
+    except (MalformedLine, ResumeError, ServerError, ValueError, OSError) as error:
+        print(f"aerie train: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(args: argparse.Namespace, argv: list[str]) -> None:
+    prepare_cpu(args.threads)
+    work = args.work or args.out.with_name(args.out.name + ".work")
+    work.mkdir(parents=True, exist_ok=True)
+    dtype = getattr(torch, args.dtype) if args.dtype else None
+    print(f"target: loading {args.target}", flush=True)
+    target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    if args.loss == "distribution" and target.softcap is not None:
+        raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
+    texts = _responses(target, _prompts(target, args), work, args)
+    head = new_head(target, _plan(target, texts, args), dtype or target.dtype)
+    taps = head.config.eagle_aux_hidden_state_layer_ids
+    states = StateStore(
+        target,
+        texts,
+        taps,
+        folder=work,
+        limit_bytes=round(args.cache_gib * _GIB),
+        with_final=args.loss == "distribution",
+    )
+    total = int(texts.lengths.sum())
+    extraction = Progress(tokens=total)
+    states.prepare(extraction.advance)
+    print(f"states: {states.cached} of {len(texts)} texts cached, {states.bytes / _GIB:.2f} GiB")
+    progress = Progress(minutes=args.minutes, tokens=_token_budget(texts, args))
+    options = LoopOptions(
+        batch_tokens=args.batch_tokens,
+        muon_lr=args.muon_lr,
+        adam_lr=args.adam_lr,
+        k_train=args.k_train,
+        retain=args.retain,
+        loss=args.loss,
+        partitions=args.partitions,
+        seed=args.seed,
+    )
+    trainer = Trainer(head, target, texts, states, progress, options)
+    saved = work / f"resume-{args.out.name}.pt"
+    if saved.exists() and not args.restart:
+        trainer.load(saved)
+        print(f"resumed at step {progress.steps}, {100 * progress.fraction:.1f}% of the budget")
+    print(_describe(head, texts, args), flush=True)
+    trainer.run(saved)
+    save_head(head, args.out)
+    write_provenance(args.out, ["aerie train", *argv], args.seed, {
+        "method": head.config.method,
+        "target_sha256": target.fingerprint,
+        "data_sha256": texts.sha256,
+        "k_train": args.k_train,
+        "retain": args.retain,
+        "loss": args.loss,
+        "rows": len(texts),
+        "tokens": progress.tokens,
+        "steps": progress.steps,
+        "minutes": round(progress.seconds / 60, 1),
+        "loss_per_depth": [round(loss, 4) for loss in trainer.smoothed.tolist()],
+    })  # fmt: skip
+    saved.unlink(missing_ok=True)
+    print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.smoothed.tolist()))
+    print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")
+
+
+def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
+    """Token ids of all prompts that leave room for a response."""
+    room = args.max_length - args.response_tokens
+    examples = read_examples(args.prompts, malformed=args.malformed)
+    encoded = [encode(example, target.tokenizer, max_tokens=room) for example in examples]
+    prompts = [ids for ids in encoded if ids]
+    if skipped := len(encoded) - len(prompts):
+        print(f"prompts: {skipped} of {len(encoded)} are longer than {room} tokens: left out")
+    if not prompts:
+        raise ValueError("no prompt is left; see --max-length and --response-tokens")
+    return prompts
+
+
+def _responses(
+    target: FrozenTarget, prompts: list[list[int]], work: Path, args: argparse.Namespace
+) -> Texts:
+    """The target's answers, those of an earlier run if nothing about them has changed."""
+    asked = (args.response_tokens, args.sampled_share, args.temperature, args.seed)
+    digest = hashlib.sha256(f"{target.fingerprint} {asked} {prompts}".encode())
+    file = work / f"responses-{digest.hexdigest()[:16]}.safetensors"
+    if file.exists():
+        texts = Texts.load(file)
+        print(f"responses: {len(texts)} from {file}")
+        return texts
+    print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each")
+    progress = Progress(tokens=len(prompts) * args.response_tokens)
+    greedy, sampled = _split(prompts, args.sampled_share, args.seed)
+    found = [*_answers(target, greedy, 0.0, args, progress)]
+    found += _answers(target, sampled, args.temperature, args, progress)
+    # One token could never be drafted: the target writes it before the head is asked.
+    texts = Texts.of(text for text in found if len(text.tokens) > text.prompt + 1)
+    if not len(texts):
+        raise ValueError("the target answers nothing: every response ends with its first token")
+    texts.save(file)
+    return texts
+
+
+def _split(
+    prompts: list[list[int]], share: float, seed: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """(answered greedily, answered by sampling)."""
+    order = random.Random(seed).sample(range(len(prompts)), len(prompts))
+    cut = round(len(prompts) * (1.0 - share))
+    return [prompts[index] for index in order[:cut]], [prompts[index] for index in order[cut:]]
+
+
+def _answers(
+    target: FrozenTarget,
+    prompts: list[list[int]],
+    temperature: float,
+    args: argparse.Namespace,
+    progress: Progress,
+) -> Iterator[Text]:
+    options = {
+        "steps": args.response_tokens,
+        "temperature": temperature,
+        "seed": args.seed,
+        "progress": progress.advance,
+    }
+    if args.server:
+        answers = respond_by_server(args.server, None, prompts, **options)
+    else:
+        answers = respond(target, prompts, **options)
+    return (text for _, text in answers)
+
+
+def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:
+    chosen = None
+    if args.draft_vocab:
+        chosen = frequent_tokens(
+            texts, args.draft_vocab, target.end_tokens, target.shape.vocab_size
+        )
+    return HeadPlan(
+        method=args.method,
+        layers=args.layers,
+        taps=args.taps,
+        intermediate_size=args.intermediate_size,
+        own_embeddings={"own": True, "shared": False, None: None}[args.embeddings],
+        draft_vocabulary=chosen,
+        mask_token=mask_token_of(target, args.mask_token) if args.method == "p-eagle" else None,
+        seed=args.seed,
+    )
+
+
+def _token_budget(texts: Texts, args: argparse.Namespace) -> int | None:
+    if args.minutes is not None:
+        return None
+    if args.tokens is not None:
+        return int(args.tokens)
+    # What an update counts: drafts of depth 0, so not a response's first token.
+    drafted = sum(max(len(text.tokens) - text.prompt - 1, 0) for text in texts)
+    return max(round(args.epochs * drafted), 1)
+
+
+def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:
+    config = head.config
+    size = sum(parameter.numel() for parameter in head.parameters())
+    return (
+        f"head: {config.method}, {config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"{size / 1e6:.1f} M parameters, taps {list(config.eagle_aux_hidden_state_layer_ids)}, "
+        f"K = {args.k_train}; {len(texts)} texts, {int(texts.lengths.sum())} tokens"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    loop = LoopOptions()
+    parser.add_argument("--target", required=True, help="folder or hub id of a causal LM")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the head to")
+    parser.add_argument("--seed", type=int, default=loop.seed)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[the checkpoint's]")
+    parser.add_argument("--threads", type=int, help="CPU threads [all]")
+
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--prompts", type=Path, nargs="+", required=True, metavar="FILE",
+        help='JSON lines, each {"messages": [...]} or {"prompt": "..."}',
+    )  # fmt: skip
+    data.add_argument(
+        "--malformed", choices=("fail", "skip"), default="fail", help="lines that do not parse"
+    )
+    data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
+    data.add_argument("--response-tokens", type=int, default=256, help="at most, per prompt")
+    data.add_argument(
+        "--sampled-share", type=float, default=0.3, help="of the responses; the rest are greedy"
+    )
+    data.add_argument("--temperature", type=float, default=0.7, help="of the sampled ones")
+    data.add_argument(
+        "--server", metavar="URL",
+        help="let an OpenAI-compatible vLLM server of the same target write the responses",
+    )  # fmt: skip
+    data.add_argument(
+        "--work", type=Path, help="responses, states and the saved run [OUT.work]; reused"
+    )
+    data.add_argument("--cache-gib", type=float, default=8.0, help="limit of states on disk")
+    data.add_argument("--restart", action="store_true", help="do not go on with a saved run")
+
+    shape = parser.add_argument_group("head")
+    shape.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle")
+    shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
+    shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")
+    shape.add_argument("--intermediate-size", type=int, help="[the target's]")
+    shape.add_argument("--embeddings", choices=("own", "shared"), help="[own for P-EAGLE]")
+    shape.add_argument("--draft-vocab", type=int, metavar="N", help="draft the N commonest tokens")
+    shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's placeholder, token or id")
+
+    training = parser.add_argument_group("training")
+    budget = training.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float)
+    budget.add_argument("--tokens", type=int, help="drafts of depth 0")
+    budget.add_argument("--epochs", type=float, default=3.0)
+    training.add_argument("--k-train", type=int, default=K_TRAIN, help="deepest draft trained")
+    training.add_argument(
+        "--retain", type=float, default=RETAIN,
+        help="COD: depth d keeps n * r^d drafts; 1 keeps all",
+    )  # fmt: skip
+    training.add_argument("--loss", choices=("labels", "distribution"), default=loop.loss)
+    training.add_argument("--batch-tokens", type=int, default=loop.batch_tokens)
+    training.add_argument(
+        "--partitions", type=int, default=loop.partitions,
+        help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
+    )  # fmt: skip
+    training.add_argument("--muon-lr", type=float, default=loop.muon_lr)
+    training.add_argument("--adam-lr", type=float, default=loop.adam_lr)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Prompts as JSON lines: `{"messages": [...]}` or `{"prompt": "..."}`, checked line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt: a conversation up to where the assistant speaks, or plain text."""
+
+    messages: tuple[dict, ...] | None
+    prompt: str | None
+    tools: list[dict] | None = None  # passed to the chat template
+    where: str = field(default="", compare=False)  # FILE:LINE, for messages about it
+
+    def __post_init__(self) -> None:
+        if (self.messages is None) == (self.prompt is None):
+            raise ValueError("an example has either messages or a prompt")
+        if self.tools is not None and self.messages is None:
+            raise ValueError("tools need messages")
+
+
+class MalformedLine(ValueError):
+    """A line that is no example; its text is "FILE:LINE: reason"."""
+
+    def __init__(self, file: Path, line: int, reason: str) -> None:
+        super().__init__(f"{file}:{line}: {reason}")
+        self.file, self.line, self.reason = file, line, reason
+
+
+def read_examples(
+    files: Sequence[Path],
+    *,
+    malformed: Literal["fail", "skip"] = "fail",
+    report: Callable[[str], None] = print,
+) -> list[Example]:
+    """All examples of the files, in order. Blank lines are ignored.
+
+    A malformed line raises `MalformedLine`, or with "skip" is reported and left out. Keys other
+    than `messages`, `prompt` and `tools` are ignored: data sets carry columns of their own.
+    """
+    examples: list[Example] = []
+    skipped = 0
+    for file in files:
+        for number, line in _lines(file):
+            try:
+                examples.append(_parse(line, f"{file}:{number}"))
+            except ValueError as error:
+                bad = MalformedLine(file, number, str(error))
+                if malformed == "fail":
+                    raise bad from None
+                report(str(bad))
+                skipped += 1
+    if skipped:
+        report(f"skipped {skipped} malformed of {skipped + len(examples)} lines")
+    if not examples:
+        names = ", ".join(map(str, files)) or "no files"
+        raise ValueError(f"not one prompt in {names}")
+    return examples
+
+
+def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | None:
+    """Token ids of the prompt; None if there are more than `max_tokens`.
+
+    The chat template writes its own special tokens, so the tokenizer adds none to messages.
+    """
+    if example.messages is None:
+        ids = tokenizer(example.prompt)["input_ids"]
+    else:
+        if not tokenizer.chat_template:
+            raise ValueError(_at(example, "the tokenizer has no chat template for `messages`"))
+        try:
+            text = tokenizer.apply_chat_template(
+                list(example.messages),
+                tools=example.tools,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except Exception as error:  # a template raises whatever it likes
+            raise ValueError(_at(example, f"the chat template refuses it: {error}")) from error
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise ValueError(_at(example, "the prompt has no token"))
+    return list(ids) if len(ids) <= max_tokens else None
+
+
+def _at(example: Example, reason: str) -> str:
+    return f"{example.where}: {reason}" if example.where else reason
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines that are not blank. Only a newline ends one, as in JSON lines."""
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, line
+
+
+def _parse(line: bytes, where: str) -> Example:
+    """The example of one line; ValueError says what is wrong with it."""
+    try:
+        text = line.decode().rstrip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
+    try:
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"a line must be an object, got {_kind(document)}")
+    # A null column is an absent one: exports of tables write both.
+    messages, prompt, tools = (document.get(key) for key in ("messages", "prompt", "tools"))
+    if messages is None and prompt is None:
+        raise ValueError("neither `messages` nor `prompt`")
+    if messages is not None and prompt is not None:
+        raise ValueError("both `messages` and `prompt`")
+    _check_characters([messages, prompt, tools])
+    if prompt is not None:
+        if not isinstance(prompt, str):
+            raise ValueError(f"`prompt` must be a string, got {_kind(prompt)}")
+        if not prompt:
+            raise ValueError("`prompt` is empty")
+        if tools:
+            raise ValueError("`tools` need `messages`")
+        return Example(messages=None, prompt=prompt, where=where)
+    return Example(messages=_messages(messages), prompt=None, tools=_tools(tools), where=where)
+
+
+def _messages(value: object) -> tuple[dict, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"`messages` must be a list, got {_kind(value)}")
+    if not value:
+        raise ValueError("`messages` is empty")
+    messages = [_message(item, f"messages[{index}]") for index, item in enumerate(value)]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()  # the target writes its own answer
+    if not messages:
+        raise ValueError("`messages` has only the assistant's")
+    return tuple(messages)
+
+
+def _message(value: object, name: str) -> dict:
+    if not isinstance(value, dict):
+        raise ValueError(f"`{name}` must be an object, got {_kind(value)}")
+    if "role" not in value:
+        raise ValueError(f"`{name}` has no role")
+    role = value["role"]
+    if role not in ROLES:
+        raise ValueError(f"`{name}.role` must be one of {', '.join(ROLES)}, got {role!r}")
+    content = value.get("content")
+    if content is None:
+        if role == "assistant" and value.get("tool_calls"):
+            return {**value, "content": ""}
+        raise ValueError(f"`{name}` has no content")
+    if isinstance(content, str):
+        return value
+    if not isinstance(content, list):
+        raise ValueError(f"`{name}.content` must be a string, got {_kind(content)}")
+    return {**value, "content": "\n".join(_part(part, name) for part in content)}
+
+
+def _part(value: object, name: str) -> str:
+    """The text of one content part: templates of text models read strings only."""
+    if not isinstance(value, dict) or value.get("type") != "text":
+        raise ValueError(f"`{name}.content` has a part that is not text")
+    if not isinstance(value.get("text"), str):
+        raise ValueError(f"`{name}.content` has a text part without text")
+    return value["text"]
+
+
+def _tools(value: object) -> list[dict] | None:
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("`tools` must be a list of objects")
+    return value
+
+
+def _check_characters(value: object) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer can read."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("text with an unpaired surrogate") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document: dict[str, object] = {}
+    for key, value in pairs:
+        if key in document:
+            raise ValueError(f"duplicate key {key!r}")
+        document[key] = value
+    return document
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kind(value: object) -> str:
+    kinds: dict[type, str] = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }
+    return kinds[type(value)]

@@ -1,0 +1,134 @@
+"""`aerie train` from prompts to a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.cli import main as aerie
+from drafters.model.checkpoint import load_head
+from drafters.train.initial import default_taps, mask_token_of
+from drafters.train.loop import Trainer
+from drafters.train.target import FrozenTarget
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    lines: list[object] = [{"prompt": f"number {i} is"} for i in range(8)]
+    lines += [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(8)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+def train(target: Path, prompts: Path, out: Path, *options: str) -> int:
+    return aerie([
+        "train", "--target", str(target), "--prompts", str(prompts), "--out", str(out),
+        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--layers", "1",
+        "--tokens", "600", "--threads", "1", "--device", "cpu", *options,
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (["--mask-token", "<|im_end|>"], "p-eagle"),
+        (["--method", "eagle3"], "eagle3"),
+        (["--method", "eagle3", "--draft-vocab", "64", "--loss", "distribution"], "eagle3"),
+    ],
+    ids=str,
+)
+def test_a_head_and_its_provenance(
+    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], method: str
+) -> None:
+    out = tmp_path / "head"
+    assert train(target_folder, prompts, out, *options) == 0
+    head = load_head(out)
+    assert head.config.method == method
+    if "--draft-vocab" in options:
+        assert len(head.to_target(torch.arange(64)).unique()) == 64
+    facts = json.loads((out / "provenance.json").read_text())
+    assert facts["argv"][0] == "aerie train"
+    assert facts["tokens"] >= 600
+    assert facts["seed"] == 0
+    assert len(facts["loss_per_depth"]) == 3
+    assert len(facts["data_sha256"]) == len(facts["target_sha256"]) == 64
+
+
+def test_a_second_run_reuses_responses_and_goes_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, run = tmp_path / "head", Trainer.run
+
+    def killed(self: Trainer, file: Path | None = None, save_every: float = 120.0) -> None:
+        run(self, file, 0.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(target_folder, prompts, out, "--method", "eagle3")
+    assert not out.exists()
+    monkeypatch.setattr(Trainer, "run", run)
+    capsys.readouterr()
+    assert train(target_folder, prompts, out, "--method", "eagle3") == 0
+    printed = capsys.readouterr().out
+    assert "responses: 16 from" in printed or "responses: 15 from" in printed
+    assert "resumed at step" in printed
+    assert load_head(out).config.method == "eagle3"
+
+
+def test_malformed_lines_end_the_run_or_are_left_out(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts.write_text(prompts.read_text() + '\n{"prompt": 3}\n')
+    out, eagle3 = tmp_path / "head", ["--method", "eagle3"]
+    assert train(target_folder, prompts, out, *eagle3) == 1
+    assert f"{prompts}:17" in "".join(capsys.readouterr())
+    assert not out.exists()
+    assert train(target_folder, prompts, out, *eagle3, "--malformed", "skip") == 0
+    assert f"{prompts}:17" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mask-token", "no-such-token"], "no-such-token"),
+        (["--method", "eagle3", "--taps", "1", "2", "9"], "taps"),
+        (["--method", "eagle3", "--max-length", "17"], "--max-length"),
+        (["--method", "eagle3", "--draft-vocab", "1000"], "1000"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said_in_a_line(
+    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert train(target_folder, prompts, tmp_path / "head", *options) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("aerie train: ")
+    assert said in error
+
+
+def test_the_placeholder_is_a_token_that_no_text_has(target: FrozenTarget) -> None:
+    rows, named = target.shape.vocab_size, target.tokenizer.get_vocab()
+    assert len(target.tokenizer) == rows - 1
+    assert mask_token_of(target, None) == rows - 1  # a row that the tokenizer does not use
+    assert mask_token_of(target, "<|im_end|>") == named["<|im_end|>"]
+    assert mask_token_of(target, "17") == 17
+    target.tokenizer.add_special_tokens({"additional_special_tokens": ["<|last|>"]})
+    with pytest.raises(ValueError, match="--mask-token"):
+        mask_token_of(target, None)
+    target.tokenizer.mask_token = "<|last|>"
+    assert mask_token_of(target, None) == rows - 1
+
+
+def test_default_taps_lie_within_the_target() -> None:
+    assert default_taps(32) == (2, 16, 29)  # vLLM's for a Llama of 32 layers
+    for layers in range(2, 80):
+        taps = default_taps(layers)
+        assert list(taps) == sorted(set(taps))
+        assert 0 < taps[0] <= taps[-1] < layers

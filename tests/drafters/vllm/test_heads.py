@@ -1,0 +1,277 @@
+"""The torch module drafts what vLLM drafts, for every variant of a head and both layouts.
+
+A random target, random heads, float32, real engines. vLLM is what serves, so where the two
+differ the module is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import HeadConfig
+from drafters.model.drafting import draft
+from drafters.model.head import DraftHead
+from drafters.model.speculators import save_speculators
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
+    ),
+]
+
+Step = dict[str, list[int]]
+
+K = 4
+TIE = 1e-4  # of logits that are a few units apart; float32 sums in another order differ by 1e-6
+SCRIPT = Path(__file__).with_name("engine_drafts.py")
+PROMPTS = [list(range(5, 16)), [3, 190, 77, 12], list(range(120, 90, -1))]
+
+P_EAGLE = HeadConfig(
+    vocab_size=200, hidden_size=64, target_hidden_size=64, intermediate_size=96,
+    num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+    eagle_aux_hidden_state_layer_ids=(1, 2, 3), max_position_embeddings=256, ptd_token_id=3,
+)  # fmt: skip
+EAGLE_3 = replace(P_EAGLE, ptd_token_id=None, num_hidden_layers=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    config: HeadConfig
+    own: dict[str, bool] = field(default_factory=dict)  # own_embeddings, own_lm_head
+    speculators: bool = False
+
+
+CASES = {
+    "p-eagle": Case(replace(P_EAGLE, fc_norm=True)),
+    "p-eagle-draft-vocabulary": Case(
+        # The outermost taps: the embedding, and the stream before the final norm.
+        replace(
+            P_EAGLE, draft_vocab_size=150, norm_before_residual=True, norm_before_fc=True,
+            eagle_aux_hidden_state_layer_ids=(0, 2, 4),
+        )
+    ),
+    "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
+    "eagle3-every-variant": Case(
+        # Wider than the target, two taps.
+        replace(
+            EAGLE_3, num_hidden_layers=2, hidden_size=96, num_attention_heads=3,
+            draft_vocab_size=120, norm_output=True, norm_before_fc=True, attention_bias=True,
+            eagle_aux_hidden_state_layer_ids=(1, 3),
+        )
+    ),
+    "p-eagle-speculators": Case(
+        # vLLM's reader leaves out fc_norm and counts three taps unless told otherwise.
+        replace(P_EAGLE, fc_norm=True, eagle_aux_hidden_state_layer_ids=(0, 1, 2, 3)),
+        {"own_embeddings": False},
+        speculators=True,
+    ),
+    "eagle3-speculators": Case(
+        replace(
+            EAGLE_3, num_hidden_layers=2, fc_norm=True, norm_output=True,
+            norm_before_residual=True, draft_vocab_size=150,
+        ),
+        speculators=True,
+    ),
+    "eagle3-speculators-own-output": Case(
+        # Absent from config.json, norm_before_residual would be true in vLLM.
+        EAGLE_3, {"own_embeddings": False, "own_lm_head": True}, speculators=True
+    ),
+}  # fmt: skip
+
+
+def randomise(module: torch.nn.Module) -> None:
+    """Weights under which every part of the module moves the drafts."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1 and "bias" not in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.4)
+        elif parameter.dim() == 1 or "embed" in name or "mask_hidden" in name:
+            torch.nn.init.normal_(parameter)
+        else:
+            sharp = 2.0 if "self_attn" in name else 1.0
+            torch.nn.init.normal_(parameter, std=sharp * parameter.shape[-1] ** -0.5)
+
+
+class Target:
+    """A random Llama; `taps` as the engine hands them to a head."""
+
+    def __init__(self, folder: Path) -> None:
+        config = LlamaConfig(
+            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+            max_position_embeddings=256, tie_word_embeddings=False,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config).eval()
+        randomise(self.model)
+        self.folder = folder
+        self.model.save_pretrained(folder)
+        self._streams: list[torch.Tensor] = []
+        for module in (*self.model.model.layers, self.model.model.norm):
+            module.register_forward_pre_hook(
+                lambda _module, inputs: self._streams.append(inputs[0])
+            )
+
+    @torch.no_grad()
+    def taps(self, tokens: list[int], ids: tuple[int, ...]) -> torch.Tensor:
+        """[tokens, taps * hidden]: the residual stream after i layers, for each i of `ids`."""
+        self._streams.clear()
+        self.model(torch.tensor([tokens]))
+        return torch.cat([self._streams[index][0] for index in ids], dim=-1)
+
+    def lend(self, head: DraftHead) -> DraftHead:
+        model = self.model
+        if head.config.hidden_size == model.config.hidden_size:
+            head.share(embeddings=model.model.embed_tokens.weight, lm_head=model.lm_head.weight)
+        return head
+
+
+def new_head(case: Case, target: Target) -> DraftHead:
+    head = DraftHead(case.config, **case.own)
+    randomise(head)
+    if size := case.config.draft_vocab_size:
+        head.set_draft_vocabulary(torch.randperm(case.config.vocab_size)[:size].sort().values)
+    return target.lend(head.eval())
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    torch.manual_seed(0)
+    return Target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name -> checkpoint."""
+    folder = tmp_path_factory.mktemp("heads")
+    for name, case in CASES.items():
+        head = new_head(case, target)
+        if case.speculators:
+            save_speculators(head, folder / name, target=str(target.folder), draft_tokens=K)
+        else:
+            save_head(head, folder / name)
+    return {name: folder / name for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def steps(
+    target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Step]]:
+    """Name -> what vLLM drafted at every step."""
+    engines: dict[str, dict[str, Any]] = {}
+    for name, case in CASES.items():
+        if case.speculators:  # it names its target, its K and its method
+            engines[name] = {"model": str(heads[name])}
+            continue
+        engines[name] = {
+            "model": str(target.folder),
+            "speculative_config": {
+                "method": "eagle3",
+                "model": str(heads[name]),
+                "num_speculative_tokens": K,
+                "parallel_drafting": case.config.method == "p-eagle",
+            },
+        }
+    folder = tmp_path_factory.mktemp("engines")
+    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30}
+    (folder / "job.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder / "job.json"), str(folder / "result.json")],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, list[Step]] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def reference(head: DraftHead, target: Target, text: list[int]) -> tuple[list[int], torch.Tensor]:
+    """(drafts after the text, their logits over the target's vocabulary [K, vocabulary])."""
+    seen: list[torch.Tensor] = []
+
+    def logits(output: torch.Tensor) -> torch.Tensor:
+        seen.append(DraftHead.logits(head, output))
+        return seen[-1]
+
+    taps = target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)
+    with patch.object(head, "logits", logits):
+        drafted = draft(head, head.new_cache(1, len(text) + K), torch.tensor(text[1:]), taps, K)
+    rows = torch.cat(seen)
+    wide = torch.full((K, head.config.vocab_size), float("-inf"))
+    wide[:, head.to_target(torch.arange(rows.shape[1]))] = rows
+    return drafted.tolist(), wide
+
+
+def agrees(head: DraftHead, target: Target, step: Step) -> bool:
+    ours, logits = reference(head, target, step["text"])
+    for mine, theirs, row in zip(ours, step["draft"], logits, strict=True):
+        if mine == theirs:
+            continue
+        if row[mine] - row[theirs] > TIE:
+            return False
+        if head.config.method == "eagle3":
+            break  # the rest follows from another token
+    return True
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_draft_is_vllms(
+    name: str, target: Target, heads: dict[str, Path], steps: dict[str, list[Step]]
+) -> None:
+    head = target.lend(load_head(heads[name]))
+    assert len(steps[name]) > 20
+    # Something to tell apart: the last draft of a step differs from step to step.
+    assert len({step["draft"][-1] for step in steps[name]}) > 5
+    wrong = [step for step in steps[name] if not agrees(head, target, step)]
+    assert not wrong, f"{len(wrong)} of {len(steps[name])} steps"
+
+
+def _no_residual_norm(head: DraftHead) -> None:
+    head.layers[0].norm_before_residual = False
+
+
+def _no_output_norm(head: DraftHead) -> None:
+    head.config = replace(head.config, norm_output=False)
+
+
+# What the comparison must notice: part of a head -> (case, how it is spoilt).
+FAULTS: dict[str, tuple[str, Callable[[DraftHead], Any]]] = {
+    "norm_before_residual": ("p-eagle-draft-vocabulary", _no_residual_norm),
+    "norm_output": ("eagle3-every-variant", _no_output_norm),
+    "input_norm": ("eagle3-every-variant", lambda head: head.input_norm.weight.fill_(1.0)),
+    "o_proj.bias": (
+        "eagle3-every-variant",
+        lambda head: head.layers[1].self_attn.o_proj.bias.zero_(),
+    ),
+    "fc_norm": ("p-eagle-speculators", lambda head: head.fc_norm[2].weight.fill_(1.0)),
+    "mask_hidden": ("p-eagle", lambda head: head.mask_hidden.zero_()),
+    "d2t": ("p-eagle-draft-vocabulary", lambda head: head.d2t.zero_()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_head_with_one_fault_drafts_otherwise(
+    fault: str, target: Target, heads: dict[str, Path], steps: dict[str, list[Step]]
+) -> None:
+    name, spoil = FAULTS[fault]
+    head = target.lend(load_head(heads[name]))
+    with torch.no_grad():
+        spoil(head)
+    assert not all(agrees(head, target, step) for step in steps[name])

@@ -14,38 +14,28 @@ import argparse
 import copy
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.train.embedded.data import load_corpus
-from drafters.train.embedded.prompts import chat_prompts, code_prompts
-from drafters.train.embedded.template import CHAT_TEMPLATE
-from drafters.train.embedded.tokenizer import MARKERS, SPECIAL
-from drafters.train.examples import encode, read_examples
 from drafters.train.respond import respond
 from drafters.train.runtime import prepare_cpu
 from drafters.train.statistics import CONFIDENCE, RESAMPLES
 from drafters.train.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.target import FrozenTarget
 from drafters.train.walk import Acceptance, agreement, draft_everywhere, walk
+from drafters.train.workloads import Prompts, Report, file_prompts, held_out_prompts, is_embedded
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
 COUNTS = tuple(range(1, 12))
-SEED = 2602  # of the embedded workloads' prompts
 _DTYPES = ("bfloat16", "float16", "float32")
 _REPORT_EVERY = 10.0  # seconds
-
-Report = Callable[[str], None]
-Malformed = Literal["fail", "skip"]
-Prompts = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,62 +79,6 @@ def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
             f"it taps layers {', '.join(map(str, taps))} of {shape.num_hidden_layers}",
         )
     return reasons
-
-
-def held_out_prompts(tokenizer: Any, count: int) -> dict[str, Prompts]:
-    """The embedded workloads: `count` prompts each, from files kept from training.
-
-    `tokenizer` is a `tokenizers.Tokenizer`.
-    """
-    files = load_corpus().held_out
-    return {
-        "code": code_prompts(files, tokenizer, count, SEED),
-        "chat": chat_prompts(files, tokenizer, count, SEED),
-    }
-
-
-def is_embedded(tokenizer: Any) -> bool:
-    """Whether a target's tokenizer is of the embedded kind, special tokens, chat format and all."""
-    ids = tokenizer.convert_tokens_to_ids([*SPECIAL, *MARKERS])
-    return ids == list(range(len(ids))) and tokenizer.chat_template == CHAT_TEMPLATE
-
-
-def file_prompts(
-    files: Sequence[Path],
-    tokenizer: Any,
-    count: int,
-    room: int,
-    *,
-    malformed: Malformed,
-    report: Report,
-) -> dict[str, Prompts]:
-    """The first `count` usable prompts of each file: workloads named after the files."""
-    workloads: dict[str, Prompts] = {}
-    for file in files:
-        if file.stem in workloads:
-            raise ValueError(f"two workloads have the name {file.stem!r}: rename a file")
-        prompts: Prompts = []
-        too_long = 0
-        for example in read_examples([file], malformed=malformed, report=report):
-            if len(prompts) == count:
-                break
-            try:
-                ids = encode(example, tokenizer, max_tokens=room)
-            except ValueError as error:
-                if malformed == "fail":
-                    raise
-                report(str(error))
-                continue
-            if ids is None:
-                too_long += 1
-            else:
-                prompts.append(ids)
-        if too_long:
-            report(f"{file}: left out {too_long} prompts of more than {room} tokens")
-        if not prompts:
-            raise ValueError(f"{file}: not one usable prompt")
-        workloads[file.stem] = prompts
-    return workloads
 
 
 def measure(
@@ -335,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=_positive, help="of the CPU (default: all)")
     parser.add_argument(
         "--device",
+        type=_device,
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="default: cuda where there is one, otherwise cpu",
     )
@@ -348,6 +283,14 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
+
+
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:  # torch was built without it, or has no such
+        raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
+    return text
 
 
 def _counts(text: str) -> list[int]:

@@ -14,10 +14,11 @@ from drafters.model.checkpoint import save_head
 from drafters.train.embedded.data import Corpus, SourceFile, is_held_out
 from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.tokenizer import load_tokenizer
-from drafters.train.evaluate import EMBEDDED, held_out_prompts, is_embedded, main
+from drafters.train.evaluate import EMBEDDED, main
 from drafters.train.table import LEGEND, figures, format_table
 from drafters.train.target import FrozenTarget
 from drafters.train.walk import Acceptance
+from drafters.train.workloads import held_out_prompts, is_embedded
 from tests.drafters.train.conftest import NewHead
 
 LINES = [
@@ -168,6 +169,16 @@ def test_two_files_of_one_name_are_refused(
     assert "two workloads have the name 'more'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--device", name])
+    assert caught.value.code == 2
+    assert "argument --device: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["0", "3-1", "a", "1-", "-2", "1,,2", "0-3"])
 def test_bad_lists_of_k_are_refused(text: str) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -200,7 +211,7 @@ def test_embedded_prompts_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -
     texts = [text, text.replace("value", "other")]
     files = tuple(SourceFile(held_out_path(i), text) for i, text in enumerate(texts))
     held_out = Corpus(files, "")
-    monkeypatch.setattr("drafters.train.evaluate.load_corpus", lambda: held_out)
+    monkeypatch.setattr("drafters.train.workloads.load_corpus", lambda: held_out)
     tokenizer = load_tokenizer(EMBEDDED / "target")
     found = held_out_prompts(tokenizer, 6)
     assert [len(prompt) for prompt in found["code"]] == [48, 96, 160] * 2

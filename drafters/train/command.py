@@ -32,6 +32,7 @@ from drafters.train.target import FrozenTarget
 from drafters.train.texts import Text, Texts
 
 _GIB = 2**30
+_PART = 512  # prompts whose responses are written to disk together
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,47 +123,53 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
 def _responses(
     target: FrozenTarget, prompts: list[list[int]], work: Path, args: argparse.Namespace
 ) -> Texts:
-    """The target's answers, those of an earlier run if nothing about them has changed."""
+    """The target's answers, as far as an earlier run with the same options wrote them."""
     asked = (args.response_tokens, args.sampled_share, args.temperature, args.seed)
     digest = hashlib.sha256(f"{target.fingerprint} {asked} {prompts}".encode())
-    file = work / f"responses-{digest.hexdigest()[:16]}.safetensors"
-    if file.exists():
-        texts = Texts.load(file)
-        print(f"responses: {len(texts)} from {file}")
-        return texts
-    print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each")
-    progress = Progress(tokens=len(prompts) * args.response_tokens)
-    greedy, sampled = _split(prompts, args.sampled_share, args.seed)
-    found = [*_answers(target, greedy, 0.0, args, progress)]
-    found += _answers(target, sampled, args.temperature, args, progress)
-    # One token could never be drafted: the target writes it before the head is asked.
-    texts = Texts.of(text for text in found if len(text.tokens) > text.prompt + 1)
+    folder = work / f"responses-{digest.hexdigest()[:16]}"
+    parts = list(_parts(prompts, args.sampled_share, args.temperature, args.seed))
+    files = [folder / f"{number}.safetensors" for number in range(len(parts))]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+    print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each; "
+          f"{len(parts) - len(missing)} of {len(parts)} parts are there")  # fmt: skip
+    total = sum(len(parts[number][0]) for number in missing) * args.response_tokens
+    progress = Progress(tokens=max(total, 1))
+    for number in missing:
+        answers = _answers(target, *parts[number], args, progress)
+        # One token could never be drafted: the target writes it before the head is asked.
+        Texts.of(item for item in answers if len(item.tokens) > item.prompt + 1).save(files[number])
+    texts = Texts.of(text for file in files for text in Texts.load(file))
     if not len(texts):
         raise ValueError("the target answers nothing: every response ends with its first token")
-    texts.save(file)
     return texts
 
 
-def _split(
-    prompts: list[list[int]], share: float, seed: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """(answered greedily, answered by sampling)."""
-    order = random.Random(seed).sample(range(len(prompts)), len(prompts))
-    cut = round(len(prompts) * (1.0 - share))
-    return [prompts[index] for index in order[:cut]], [prompts[index] for index in order[cut:]]
+def _parts(
+    prompts: list[list[int]], share: float, temperature: float, seed: int
+) -> Iterator[tuple[list[list[int]], float, int]]:
+    """Prompts in random order, (1 - share) of them to be answered greedily: what a kill may cost.
+
+    Yields (prompts, temperature, seed).
+    """
+    order = random.Random(seed).sample(prompts, len(prompts))
+    cut = round(len(order) * (1.0 - share))
+    for kind, part in ((0.0, order[:cut]), (temperature, order[cut:])):
+        for start in range(0, len(part), _PART):
+            yield part[start : start + _PART], kind, seed + start
 
 
 def _answers(
     target: FrozenTarget,
     prompts: list[list[int]],
     temperature: float,
+    seed: int,
     args: argparse.Namespace,
     progress: Progress,
 ) -> Iterator[Text]:
     options = {
         "steps": args.response_tokens,
         "temperature": temperature,
-        "seed": args.seed,
+        "seed": seed,
         "progress": progress.advance,
     }
     if args.server:

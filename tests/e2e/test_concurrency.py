@@ -98,6 +98,27 @@ def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> 
     assert same >= 3, "a free greedy request changed beside constrained ones"
 
 
+def test_seeded_requests_whose_prompts_are_read_in_steps(gateway: Gateway) -> None:
+    """More prompt tokens at once than a step takes: some prompts are cut, and sampled in vain."""
+    bodies = [
+        {
+            "model": MODEL, "prompt": f"# part {i}\n" + "value = compute(value)\n" * 200,
+            "seed": i, "temperature": 1.0, "max_tokens": 8, "ignore_eos": True,
+        }
+        for i in range(16)
+    ]  # fmt: skip
+
+    async def run() -> list[str]:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
+            answers = await asyncio.gather(
+                *(client.post("/v1/completions", json=b) for b in bodies)
+            )
+            return [text_of(a.raise_for_status().json()) for a in answers]
+
+    texts = asyncio.run(run())
+    assert len(set(texts)) > 8, "seeds are not used"
+
+
 def long_body(context_length: int, streaming: bool) -> bytes:
     """`COPIES` answers that run to the end of the context if nothing stops them."""
     body = {**request(0), "max_tokens": context_length - 64, "n": COPIES, "stream": streaming}

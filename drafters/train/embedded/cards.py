@@ -20,7 +20,8 @@ bf16, {size:.1f} MiB.
   from it (docstring to code, code to docstring, code to its continuation). Data hash
   `{data_sha256}`.
 - Training: {all_tokens:,} tokens, the last {tokens:,} of them in {steps:,} steps and {minutes}
-  minutes on {threads} CPU thread(s) with bf16 matrix units; Muon and AdamW. `provenance.json` has the command and the versions.
+  minutes on {threads} CPU thread(s) with bf16 matrix units; Muon and AdamW. `provenance.json`
+  has the command and the versions.
 - Loss: {train_loss:.2f} nats a token in training, {held_out_loss:.2f} on held-out files and chats.
 - Chat format: ChatML; tools and tool calls in the Hermes form (`chat_template.jinja`).
 

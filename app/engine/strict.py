@@ -53,11 +53,16 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """Fields of a request model, and their aliases."""
+    fields = model.model_fields
+    return frozenset(fields) | {field.alias for field in fields.values() if field.alias}
+
+
 def check_fields(payload: dict[str, Any], model: type[BaseModel], operation: str) -> None:
     """Refuse unknown fields, and drop the ones that are accepted without effect."""
-    known = set(model.model_fields) | {
-        field.alias for field in model.model_fields.values() if field.alias
-    }
+    known = _names(model)
     for name in list(payload):
         value = payload[name]
         if name in _REFUSED:

@@ -19,6 +19,7 @@ import torch
 
 from drafters.model.checkpoint import save_head
 from drafters.model.head import DraftHead
+from drafters.model.speculators import save_speculators
 from drafters.train.cod import K_TRAIN, RETAIN
 from drafters.train.examples import MalformedLine, encode, read_examples
 from drafters.train.initial import HeadPlan, frequent_tokens, mask_token_of, new_head
@@ -26,7 +27,7 @@ from drafters.train.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import write_provenance
 from drafters.train.respond import ServerError, respond, respond_by_server
-from drafters.train.runtime import prepare_cpu
+from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.states import StateStore
 from drafters.train.target import FrozenTarget
 from drafters.train.texts import Text, Texts
@@ -50,7 +51,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     prepare_cpu(args.threads)
     work = args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, args.dtype) if args.dtype else None
+    dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
     if args.loss == "distribution" and target.softcap is not None:
@@ -88,7 +89,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         print(f"resumed at step {progress.steps}, {100 * progress.fraction:.1f}% of the budget")
     print(_describe(head, texts, args), flush=True)
     trainer.run(saved)
-    save_head(head, args.out)
+    if args.layout == "speculators":
+        save_speculators(head, args.out, target=args.target, draft_tokens=args.k_train)
+    else:
+        save_head(head, args.out)
     write_provenance(args.out, ["aerie train", *argv], args.seed, {
         "method": head.config.method,
         "target_sha256": target.fingerprint,
@@ -229,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the head to")
     parser.add_argument("--seed", type=int, default=loop.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[the checkpoint's]")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[the checkpoint's, where the processor has it]")
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 
     data = parser.add_argument_group("data")
@@ -263,6 +267,10 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--intermediate-size", type=int, help="[the target's]")
     shape.add_argument("--embeddings", choices=("own", "shared"), help="[own for P-EAGLE]")
     shape.add_argument("--draft-vocab", type=int, metavar="N", help="draft the N commonest tokens")
+    shape.add_argument(
+        "--layout", choices=("flat", "speculators"), default="flat",
+        help="of the checkpoint: what EAGLE-3 releases have, or what the speculators library has",
+    )  # fmt: skip
     shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's placeholder, token or id")
 
     training = parser.add_argument_group("training")

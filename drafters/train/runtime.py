@@ -23,3 +23,12 @@ def prepare_cpu(threads: int | None = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
+
+
+def slow_bfloat16(device: str) -> torch.dtype | None:
+    """float32 for a CPU that only emulates bfloat16; None where nothing speaks against it."""
+    if device != "cpu":
+        return None
+    found = torch.cpu.get_capabilities()
+    native = found.get("amx_bf16") or found.get("avx512_bf16") or found.get("bf16")
+    return None if native else torch.float32

@@ -12,6 +12,7 @@ from app.cli import main as aerie
 from drafters.model.checkpoint import load_head
 from drafters.train.initial import default_taps, mask_token_of
 from drafters.train.loop import Trainer
+from drafters.train.runtime import slow_bfloat16
 from drafters.train.target import FrozenTarget
 
 
@@ -38,6 +39,7 @@ def train(target: Path, prompts: Path, out: Path, *options: str) -> int:
         (["--mask-token", "<|im_end|>"], "p-eagle"),
         (["--method", "eagle3"], "eagle3"),
         (["--method", "eagle3", "--draft-vocab", "64", "--loss", "distribution"], "eagle3"),
+        (["--mask-token", "<|im_end|>", "--layout", "speculators"], "p-eagle"),
     ],
     ids=str,
 )
@@ -48,6 +50,8 @@ def test_a_head_and_its_provenance(
     assert train(target_folder, prompts, out, *options) == 0
     head = load_head(out)
     assert head.config.method == method
+    document = json.loads((out / "config.json").read_text())
+    assert ("speculators_model_type" in document) == ("--layout" in options)
     if "--draft-vocab" in options:
         assert len(head.to_target(torch.arange(64)).unique()) == 64
     facts = json.loads((out / "provenance.json").read_text())
@@ -132,3 +136,15 @@ def test_default_taps_lie_within_the_target() -> None:
         taps = default_taps(layers)
         assert list(taps) == sorted(set(taps))
         assert 0 < taps[0] <= taps[-1] < layers
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "wanted"),
+    [({"amx_bf16": True}, None), ({"bf16": True}, None), ({"avx2": True}, torch.float32)],
+)
+def test_a_processor_without_bfloat16_trains_in_float32(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], wanted: torch.dtype | None
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert slow_bfloat16("cpu") is wanted
+    assert slow_bfloat16("cuda") is None

@@ -233,7 +233,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the head to")
     parser.add_argument("--seed", type=int, default=loop.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[the checkpoint's, where the processor has it]")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="[the checkpoint's, where the processor has it]",
+    )
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 
     data = parser.add_argument_group("data")

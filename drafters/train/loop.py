@@ -15,11 +15,13 @@ from drafters.train.cod import K_TRAIN, RETAIN, sample_chains
 from drafters.train.loss import DraftLoss, Kind
 from drafters.train.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
+from drafters.train.runtime import return_memory
 from drafters.train.states import StateStore
 from drafters.train.step import Batch, accumulate_gradients
 from drafters.train.target import FrozenTarget
 from drafters.train.texts import Texts, batches, pad
 
+_RETURN_EVERY = 20  # updates: rare enough to cost nothing
 _MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 in bf16
 
 
@@ -87,6 +89,8 @@ class Trainer:
             if self.progress.fraction >= 1.0:
                 break
             self._update(indices)
+            if self.progress.steps % _RETURN_EVERY == 0:
+                return_memory()
             if file is not None and self.progress.seconds - saved >= save_every:
                 self.save(file)
                 saved = self.progress.seconds

@@ -19,9 +19,8 @@ bf16, {size:.1f} MiB.
   held-out 3% of the files chosen by the hash of their path; and chat turns derived mechanically
   from it (docstring to code, code to docstring, code to its continuation). Data hash
   `{data_sha256}`.
-- Training: {all_tokens:,} tokens, the last {tokens:,} of them in {steps:,} steps and {minutes}
-  minutes on {threads} CPU thread(s) with bf16 matrix units; Muon and AdamW. `provenance.json`
-  has the command and the versions.
+- Training: {tokens:,} tokens in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s)
+  with bf16 matrix units{before}; Muon and AdamW. `provenance.json` has the command and versions.
 - Loss: {train_loss:.2f} nats a token in training, {held_out_loss:.2f} on held-out files and chats.
 - Chat format: ChatML; tools and tool calls in the Hermes form (`chat_template.jinja`).
 
@@ -113,7 +112,9 @@ def _facts(place: Path) -> dict[str, Any]:
         "python": ".".join(str(facts["python"]).split(".")[:2]),
         "parameters": size / 2e6,  # bf16
         "size": size / 2**20,
-        "all_tokens": facts["tokens"] + facts.get("tokens_before", 0),
+        "before": f", after {tokens:,} tokens before"
+        if (tokens := facts.get("tokens_before"))
+        else "",
         "context": config["max_position_embeddings"],
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],

@@ -24,6 +24,14 @@ CODE_TOKENS = (48, 96, 160)  # prompt lengths
 MAX_CHAT_TOKENS = 256
 
 
+def some_files(files: Sequence[SourceFile], count: int | None, seed: int) -> Sequence[SourceFile]:
+    """`count` of the files in their order, all of them for None; the same for the same seed."""
+    if count is None or count >= len(files):
+        return files
+    chosen = random.Random(f"files:{seed}").sample(range(len(files)), count)
+    return [files[index] for index in sorted(chosen)]
+
+
 def code_prompts(
     files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int
 ) -> list[list[int]]:
@@ -85,10 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--code", type=int, default=0, help="prompts to continue")
     parser.add_argument("--chat", type=int, default=0, help="questions")
     parser.add_argument("--held-out", action="store_true", help="of files kept from training")
+    parser.add_argument("--files", type=int, metavar="N", help="from N of the files [all]")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     corpus = load_corpus()
-    files = corpus.held_out if args.held_out else corpus.train
+    files = some_files(corpus.held_out if args.held_out else corpus.train, args.files, args.seed)
     tokenizer = load_tokenizer(args.tokenizer)
     write_prompts(args.out, files, tokenizer, code=args.code, chat=args.chat, seed=args.seed)
     return 0

@@ -1,0 +1,54 @@
+"""The models that are shipped: they fit each other, their cards and their size limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drafters.model.checkpoint import load_head
+
+EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
+LIMIT = 64 * 2**20  # bytes, all models together
+
+
+def test_all_of_them_are_small() -> None:
+    assert sum(file.stat().st_size for file in EMBEDDED.rglob("*") if file.is_file()) < LIMIT
+
+
+@pytest.mark.parametrize(("name", "method"), [("p-eagle", "p-eagle"), ("eagle3", "eagle3")])
+def test_a_head_fits_the_target_that_it_was_trained_for(name: str, method: str) -> None:
+    head = load_head(EMBEDDED / name)
+    target = json.loads((EMBEDDED / "target" / "config.json").read_text())
+    assert head.config.method == method
+    assert head.config.vocab_size == target["vocab_size"]
+    assert head.config.target_hidden_size == target["hidden_size"]
+    assert max(head.config.eagle_aux_hidden_state_layer_ids) <= target["num_hidden_layers"]
+
+
+def test_both_heads_had_the_same_text_and_the_same_target() -> None:
+    facts = [
+        json.loads((EMBEDDED / name / "provenance.json").read_text())
+        for name in ("p-eagle", "eagle3")
+    ]
+    for key in ("target_sha256", "data_sha256", "seed", "k_train", "retain"):
+        assert facts[0][key] == facts[1][key]
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "eagle3"])
+def test_the_card_quotes_the_evaluation(name: str) -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (EMBEDDED / name / "README.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    found = {(row[0], row[1]): float(row[2].split()[0]) for row in rows[2:]}
+    assert set(found) == {(load, str(k)) for load in ("code", "chat") for k in range(1, 12)}
+    # One more drafted token never loses any.
+    for load in ("code", "chat"):
+        lengths = [found[load, str(k)] for k in range(1, 12)]
+        assert lengths == sorted(lengths)
+    if name == "p-eagle":
+        assert found["code", "7"] >= 3.0
+        assert found["chat", "7"] >= 2.5

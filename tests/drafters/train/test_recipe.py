@@ -1,0 +1,168 @@
+"""The recipe of docs/train.md in short: another target, its prompts, its head, what it gains.
+
+Budgets are tokens, so a slow machine does the same work: 75 s on one quiet core.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.cli import main as aerie
+from drafters.model.checkpoint import load_head, save_head
+from drafters.train.embedded import pretrain, prompts
+from drafters.train.embedded.tokenizer import MASK
+from drafters.train.evaluate import EMBEDDED
+from drafters.train.examples import encode, read_examples
+from drafters.train.initial import HeadPlan, mask_token_of, new_head
+from drafters.train.target import FrozenTarget
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # for a machine that is many times slower or busy
+    pytest.mark.skipif(
+        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
+    ),
+]
+
+K, ANSWER, HELD_OUT = 5, 48, 12  # drafts, tokens of an answer, prompts
+SCRIPT = Path(__file__).with_name("engine_acceptance.py")
+PROVENANCE = {
+    "argv", "seed", "git", "python", "torch", "transformers", "tokenizers", "processors",
+    "threads", "method", "target_sha256", "data_sha256", "k_train", "retain", "loss", "rows",
+    "tokens", "steps", "minutes", "loss_per_depth",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    folder: Path  # target/, head/, untrained/, held-out.jsonl
+    first_loss: list[float]  # per depth, of the first batch before any update
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    folder = tmp_path_factory.mktemp("recipe")
+    target, asked = str(folder / "target"), str(folder / "prompts.jsonl")
+    tokenizer, files = ["--tokenizer", str(EMBEDDED / "target")], ["--files", "60"]
+    assert not pretrain.main([
+        *tokenizer, *files, "--out", target, "--family", "qwen3", "--layers", "4",
+        "--hidden", "128", "--lengths", "256", "--batch-tokens", "2048", "--tokens", "120000",
+        "--no-compile", "--threads", "1",
+    ])  # fmt: skip
+    assert not prompts.main([*tokenizer, *files, "--out", asked, "--code", "48", "--chat", "48"])
+    half = str(HELD_OUT // 2)
+    held_out = ["--out", str(folder / "held-out.jsonl"), "--held-out"]
+    assert not prompts.main([*tokenizer, *held_out, "--code", half, "--chat", half])
+
+    def train(out: Path, tokens: int) -> list[float]:
+        assert not aerie([
+            "train", "--target", target, "--prompts", asked, "--out", str(out),
+            "--work", str(folder / "work"), "--layers", "2", "--mask-token", MASK,
+            "--response-tokens", str(ANSWER), "--max-length", "512", "--batch-tokens", "1024",
+            "--tokens", str(tokens), "--threads", "1", "--device", "cpu",
+        ])  # fmt: skip
+        return json.loads((out / "provenance.json").read_text())["loss_per_depth"]
+
+    first_loss = train(folder / "one-update", 1)
+    train(folder / "head", 30_000)
+    frozen = FrozenTarget.load(target)
+    plan = HeadPlan(layers=2, mask_token=mask_token_of(frozen, MASK))
+    save_head(new_head(frozen, plan, torch.bfloat16), folder / "untrained")
+    return Recipe(folder, first_loss)
+
+
+@pytest.fixture(scope="module")
+def evaluated(recipe: Recipe) -> dict[str, float]:
+    """Head -> acceptance length by `aerie evaluate`."""
+    lengths = {}
+    for name in ("head", "untrained"):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            assert not aerie([
+                "evaluate", "--target", str(recipe.folder / "target"),
+                "--head", str(recipe.folder / name), "--k", str(K), "--tokens", str(ANSWER),
+                "--prompts", str(recipe.folder / "held-out.jsonl"), "--dtype", "float32",
+                "--threads", "1", "--device", "cpu", "--json",
+            ])  # fmt: skip
+        document = json.loads(printed.getvalue().splitlines()[-1])
+        lengths[name] = document["workloads"]["held-out"][str(K)]["acceptance_length"]
+    return lengths
+
+
+@pytest.fixture(scope="module")
+def served(recipe: Recipe) -> dict[str, float]:
+    """Head -> acceptance length by vLLM's counters, on the same prompts."""
+    folder = recipe.folder
+    tokenizer = FrozenTarget.load(folder / "target").tokenizer
+    examples = read_examples([folder / "held-out.jsonl"])
+    job = {
+        "target": str(folder / "target"),
+        "heads": {name: str(folder / name) for name in ("head", "untrained")},
+        "prompts": [encode(example, tokenizer, max_tokens=400) for example in examples],
+        "max_tokens": ANSWER,
+        "k": K,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder / "job.json"), str(folder / "result.json")],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    assert all(counts["drafts"] > 0 for counts in result.values())
+    return {name: 1 + sum(item["accepted"]) / item["drafts"] for name, item in result.items()}
+
+
+def test_the_target_is_another_one(recipe: Recipe) -> None:
+    config = json.loads((recipe.folder / "target" / "config.json").read_text())
+    embedded = json.loads((EMBEDDED / "target" / "config.json").read_text())
+    for key in ("model_type", "num_hidden_layers", "hidden_size"):
+        assert config[key] != embedded[key]
+
+
+def test_the_loss_falls_at_every_depth(recipe: Recipe) -> None:
+    facts = json.loads((recipe.folder / "head" / "provenance.json").read_text())
+    assert len(facts["loss_per_depth"]) == facts["k_train"] == len(recipe.first_loss)
+    for first, last in zip(recipe.first_loss, facts["loss_per_depth"], strict=True):
+        assert last < 0.75 * first
+
+
+def test_the_provenance_is_complete(recipe: Recipe) -> None:
+    facts = json.loads((recipe.folder / "head" / "provenance.json").read_text())
+    assert facts.keys() >= PROVENANCE
+    assert facts["argv"][0] == "aerie train"
+    assert facts["target_sha256"] == FrozenTarget.load(recipe.folder / "target").fingerprint
+    assert facts["tokens"] >= 30_000
+    assert facts["rows"] > 80
+    assert load_head(recipe.folder / "head").config.method == facts["method"] == "p-eagle"
+
+
+def test_evaluate_sees_what_training_gained(evaluated: dict[str, float]) -> None:
+    assert evaluated["untrained"] < 1.2
+    assert evaluated["head"] > evaluated["untrained"] + 0.5
+
+
+def test_so_does_vllm_and_the_two_agree(
+    evaluated: dict[str, float], served: dict[str, float]
+) -> None:
+    assert served["head"] > served["untrained"] + 0.5
+    # Equal but for float ties: one of them may change the rest of one answer in HELD_OUT.
+    for name, length in served.items():
+        assert length == pytest.approx(evaluated[name], rel=0.05)

@@ -101,9 +101,7 @@ class Trainer:
         unfinished = file.with_name(file.name + ".tmp")
         torch.save(
             {
-                "options": asdict(self.options),
-                "config": asdict(self.head.config),
-                "texts": self._texts.sha256,
+                **self._identity(),
                 "optimizer": self._optimizer.state_dict(),
                 "progress": self.progress.state_dict(),
                 "epoch_state": self._epoch_state,
@@ -117,14 +115,9 @@ class Trainer:
         os.replace(unfinished, file)
 
     def load(self, file: Path) -> None:
-        """Go on from `save`; ResumeError if that run had other options, texts or a other head."""
+        """Go on from `save`; ResumeError if that run had other options, texts or another head."""
         state: dict[str, Any] = torch.load(file, weights_only=True)
-        here = {
-            "options": asdict(self.options),
-            "config": asdict(self.head.config),
-            "texts": self._texts.sha256,
-        }
-        for name, value in here.items():
+        for name, value in self._identity().items():
             if state[name] != value:
                 raise ResumeError(f"{file} is of a run with other {name}: {state[name]}")
         self._optimizer.load_state_dict(state["optimizer"])
@@ -133,6 +126,14 @@ class Trainer:
         self._taken = state["taken"]
         self._chains.set_state(state["chains_state"])
         self.smoothed, self._seen = state["smoothed"], state["seen"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for one run to continue another."""
+        return {
+            "options": asdict(self.options),
+            "config": asdict(self.head.config),
+            "texts": self._texts.sha256,
+        }
 
     def _batches(self) -> Iterator[list[int]]:
         while True:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from drafters.train.embedded.chat import chat_samples
+from drafters.train.embedded.chat import ChatSample, chat_samples
 from drafters.train.embedded.data import SourceFile, load_corpus
 from drafters.train.embedded.template import render
 from drafters.train.embedded.tokenizer import load_tokenizer
@@ -51,11 +51,8 @@ def chat_prompts(
     files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int
 ) -> list[list[int]]:
     """Questions, rendered up to the point where the assistant speaks."""
-    rng = random.Random(f"chat:{seed}")
-    samples = chat_samples(files, seed=0)
-    rng.shuffle(samples)
     prompts: list[list[int]] = []
-    for sample in samples:
+    for sample in _shuffled_talks(files, seed):
         if len(prompts) == count:
             break
         text = render(sample.messages[:-1], add_generation_prompt=True)
@@ -63,6 +60,12 @@ def chat_prompts(
         if len(ids) <= MAX_CHAT_TOKENS:
             prompts.append(ids)
     return prompts
+
+
+def _shuffled_talks(files: Sequence[SourceFile], seed: int) -> list[ChatSample]:
+    talks = chat_samples(files, seed=0)
+    random.Random(f"chat:{seed}").shuffle(talks)
+    return talks
 
 
 def write_prompts(
@@ -77,9 +80,8 @@ def write_prompts(
     """The same two kinds as JSON lines for `aerie train`: `code` prompts, `chat` conversations."""
     pieces = code_prompts(files, tokenizer, code, seed)
     lines: list[dict[str, object]] = [{"prompt": tokenizer.decode(ids)} for ids in pieces]
-    samples = chat_samples(files, seed=0)
-    random.Random(f"chat:{seed}").shuffle(samples)
-    lines += [{"messages": list(sample.messages[:-1])} for sample in samples[:chat]]
+    talks = _shuffled_talks(files, seed)[:chat]
+    lines += [{"messages": list(talk.messages[:-1])} for talk in talks]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,6 +22,7 @@ from drafters.train.evaluate import EMBEDDED
 from drafters.train.examples import encode, read_examples
 from drafters.train.initial import HeadPlan, mask_token_of, new_head
 from drafters.train.target import FrozenTarget
+from tests.drafters import engine_job
 
 vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
 
@@ -115,17 +112,7 @@ def served(recipe: Recipe) -> dict[str, float]:
         "max_tokens": ANSWER,
         "k": K,
     }
-    (folder / "job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder / "job.json"), str(folder / "result.json")],
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    result = engine_job.run(SCRIPT, folder, job, timeout=600)
     assert all(counts["drafts"] > 0 for counts in result.values())
     return {name: 1 + sum(item["accepted"]) / item["drafts"] for name, item in result.items()}
 

@@ -6,10 +6,6 @@ differ the module is wrong.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +21,7 @@ from drafters.model.config import HeadConfig
 from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
+from tests.drafters import engine_job
 
 vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
 
@@ -188,17 +185,7 @@ def steps(
         }
     folder = tmp_path_factory.mktemp("engines")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30}
-    (folder / "job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder / "job.json"), str(folder / "result.json")],
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, list[Step]] = json.loads((folder / "result.json").read_text())
+    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=280)
     return result
 
 

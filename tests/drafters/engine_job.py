@@ -1,0 +1,29 @@
+"""Engines in a process of their own: a script, a job for it and what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def run(script: Path, folder: Path, job: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+    """`script JOB RESULT` with files in `folder`; returns the result, or fails with its stderr.
+
+    `timeout` in seconds.
+    """
+    (folder / "job.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder / "job.json"), str(folder / "result.json")],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result

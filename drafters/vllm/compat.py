@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
 import vllm
 from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker import gpu_model_runner
+
+from drafters.vllm import noise
+from drafters.vllm.runner import drafting, is_parallel
 
 VLLM_VERSION = "0.32.0"
 
@@ -23,10 +28,19 @@ def apply() -> None:
     load = torch.compiler.load_compiled_function
     if not hasattr(load, "__wrapped__"):
         torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]
-    if current_platform.is_cpu():
-        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-        if not hasattr(gpu_model_runner.GPUModelRunner._sample, "__wrapped__"):
-            rewind_discarded_samples(gpu_model_runner.GPUModelRunner)
+    if rejection_sampler.rejection_sample is not noise.accept:
+        rejection_sampler.rejection_sample = noise.accept
+        gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
+        SamplingParams._validate_spec_decode = accept_undrafted(
+            SamplingParams._validate_spec_decode
+        )
+        if current_platform.is_cpu():
+            from vllm.v1.worker import cpu_worker
+
+            rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+            cpu_worker.CPUModelRunner = drafting(cpu_worker.CPUModelRunner)
+        else:
+            gpu_model_runner.GPUModelRunner = drafting(gpu_model_runner.GPUModelRunner)
 
 
 def expand_batch_to_tokens(
@@ -48,35 +62,33 @@ def expand_batch_to_tokens(
     return values.repeat_interleave(counts.long(), output_size=num_tokens)
 
 
-def rewind_discarded_samples(runner: Any) -> None:
-    """Let seeded requests survive a prompt that is read in several steps on a CPU.
+def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the processors of `logit_bias` and `min_p`.
 
-    A step that reads only a part of a prompt samples a token and discards it; the request's
-    generator must not have moved. vLLM turns back the generator's offset
-    (v1/worker/gpu_model_runner.py, _bookkeeping_sync), which only CUDA generators have: on a CPU
-    the call raises, and one request with a `seed` and a long prompt ends the engine.
+    Under speculation vLLM drops them (v1/sample/logits_processor/__init__.py,
+    build_logitsprocs) and refuses requests that need them. With our drafter such requests are not
+    drafted for (limits.py), so that their row is one that the processors know.
     """
-    sample, bookkeeping = runner._sample, runner._bookkeeping_sync
 
-    @wraps(sample)
-    def sample_and_rewind(self: Any, *args: Any, **kwargs: Any) -> Any:
-        discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
-        found = [self.input_batch.generators.get(int(row)) for row in discarded]
-        states = [(item, item.get_state()) for item in found if item is not None]
-        output = sample(self, *args, **kwargs)
-        for generator, state in states:
-            generator.set_state(state)
-        return output
+    @wraps(build)
+    def build_all(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_parallel(vllm_config.speculative_config):
+            vllm_config = copy(vllm_config)
+            vllm_config.speculative_config = None
+        return build(vllm_config, *args, **kwargs)
 
-    @wraps(bookkeeping)
-    def without_generators(self: Any, *args: Any, **kwargs: Any) -> Any:
-        generators, self.input_batch.generators = self.input_batch.generators, {}
-        try:
-            return bookkeeping(self, *args, **kwargs)
-        finally:
-            self.input_batch.generators = generators
+    return build_all
 
-    runner._sample, runner._bookkeeping_sync = sample_and_rewind, without_generators
+
+def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
+    """The refusal of such requests (vllm/sampling_params.py, _validate_spec_decode)."""
+
+    @wraps(check)
+    def check_others(self: Any, speculation: Any) -> None:
+        if not is_parallel(speculation):
+            check(self, speculation)
+
+    return check_others
 
 
 def _loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 from vllm.platforms import current_platform
@@ -50,42 +47,3 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.vllm, "__version__", "0.33.0")
     with pytest.raises(RuntimeError, match=r"0\.33\.0"):
         compat.apply()
-
-
-class _Runner:
-    """Two requests; the second one's prompt is not through, so its sample is discarded."""
-
-    def __init__(self) -> None:
-        self.input_batch = SimpleNamespace(
-            num_reqs=2, generators={i: torch.Generator().manual_seed(i) for i in range(2)}
-        )
-        self.discard_request_mask = SimpleNamespace(np=np.array([False, True]))
-
-    def _sample(self) -> list[float]:
-        generators = self.input_batch.generators
-        return [float(torch.rand(1, generator=generators[row])) for row in range(2)]
-
-    def _bookkeeping_sync(self) -> None:
-        """The loop of v1/worker/gpu_model_runner.py."""
-        for row in np.nonzero(self.discard_request_mask.np)[0]:
-            if (generator := self.input_batch.generators.get(int(row))) is not None:
-                generator.set_offset(generator.get_offset() - 4)
-
-
-def test_a_discarded_sample_leaves_its_generator_where_it_was() -> None:
-    with pytest.raises(RuntimeError, match="offset"):
-        _Runner()._bookkeeping_sync()  # the fault
-
-    class Mended(_Runner):
-        pass
-
-    compat.rewind_discarded_samples(Mended)
-    runner = Mended()
-    generators = runner.input_batch.generators
-    draws = []
-    for _ in range(2):
-        draws.append(runner._sample())
-        runner._bookkeeping_sync()
-    assert runner.input_batch.generators is generators
-    assert draws[0][0] != draws[1][0]
-    assert draws[0][1] == draws[1][1]

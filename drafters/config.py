@@ -1,0 +1,41 @@
+"""What the gateway tells the engine's processes about drafting. Nothing else crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+KEY = "aerie"  # our entry in vLLM's `additional_config`
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Travels as `additional_config["aerie"]` of vLLM's configuration.
+
+    `k` is the K in force when the engine starts; `speculative_config.num_speculative_tokens` is
+    the largest one, and the default. `catch_up_tokens` is how many tokens a request can go
+    without drafting before the drafter forgets what came earlier (docs/decisions/0006).
+    """
+
+    k: int | None = None
+    catch_up_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.k is not None and self.k < 0:
+            raise ValueError(f"k is {self.k}, it cannot be negative")
+        if self.catch_up_tokens < 1:
+            raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
+
+    def entry(self) -> dict[str, Any]:
+        """For `additional_config`."""
+        return {KEY: asdict(self)}
+
+    @classmethod
+    def read(cls, additional: Mapping[str, Any] | None) -> DrafterConfig:
+        """From `additional_config`. Raises ValueError for keys that nobody reads."""
+        values = dict((additional or {}).get(KEY, {}))
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown in additional_config.{KEY}: {', '.join(sorted(unknown))}")
+        return cls(**values)

@@ -1,0 +1,1 @@
+"""How many tokens to draft: cost, acceptance and policy. Standard library only."""

@@ -1,0 +1,41 @@
+"""The policy that does not adapt: one K until it is told another."""
+
+from __future__ import annotations
+
+from drafters.control.policy import Load, Step
+
+
+class Fixed:
+    """`k` draft tokens in every step."""
+
+    def __init__(self, k: int, k_max: int) -> None:
+        self._k_max = k_max
+        self.k = k
+
+    @property
+    def k_max(self) -> int:
+        """The most tokens that may be drafted."""
+        return self._k_max
+
+    @property
+    def k(self) -> int:
+        """Draft tokens per request; may be set between steps."""
+        return self._k
+
+    @k.setter
+    def k(self, value: int) -> None:
+        self._k = checked_k(value, self._k_max)
+
+    def choose(self, load: Load) -> int:
+        """The same K whatever the load."""
+        return self._k
+
+    def observe(self, step: Step) -> None:
+        """Nothing is learned."""
+
+
+def checked_k(k: object, k_max: int) -> int:
+    """`k` if it is a whole number in 0..k_max, else ValueError."""
+    if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= k_max:
+        raise ValueError(f"k must be a whole number from 0 to {k_max}, not {k!r}")
+    return k

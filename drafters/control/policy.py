@@ -1,0 +1,50 @@
+"""What a scheduler and a policy of K tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the scheduler knows when it lays out a step."""
+
+    requests: int  # requests that have all of their prompt read: each makes a token or more
+    waiting: int = 0  # requests in the queue
+    prefill_tokens: int = 0  # prompt tokens read in this step
+    context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
+    draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did."""
+
+    load: Load
+    k: int  # tokens asked of the drafter per request at the end of this step; 0: no drafter pass
+    seconds: float  # wall time without idling
+    tokens: int  # output tokens it made
+    drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
+    accepted: tuple[int, ...]  # [i]: of those, accepted there and at every position before
+
+
+class Policy(Protocol):
+    """Chooses K for each step and learns from what the steps did.
+
+    Calls come in step order. Under asynchronous scheduling `observe` of a step comes after
+    `choose` of the next one; steps that made nothing need not be observed.
+    """
+
+    @property
+    def k_max(self) -> int:
+        """The most tokens that may be drafted."""
+        ...
+
+    def choose(self, load: Load) -> int:
+        """K of the drafter pass at the end of the step that is being laid out."""
+        ...
+
+    def observe(self, step: Step) -> None:
+        """Learn from a step that has run."""
+        ...

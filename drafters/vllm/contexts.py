@@ -1,0 +1,95 @@
+"""What the drafter has read of each request, and what it has missed.
+
+The drafter keeps its own keys and values in the blocks that the target's lie in. Position p
+of a request is *entered* once the drafter has computed them from the target's hidden state at p
+and token p + 1. A step without a drafter pass leaves positions that are not entered; they must
+be entered before anything later is, and never attended to until then.
+
+Two more things leave holes. A prefix found in the cache may hold blocks that were filled while
+nothing was drafted. And only the newest `window` hidden states of a request are kept, so one
+that is further behind has lost some. In both cases the drafter's context starts anew behind the
+hole: at `first`, a multiple of the block size, so that whole blocks drop out of its block table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class Contexts:
+    """Per request: `first` <= entered positions < `done`; positions < `seen` have been through
+    the target. All in tokens from the start of the request."""
+
+    def __init__(self, requests: int, blocks: int, block_size: int, window: int) -> None:
+        self.block_size = block_size
+        self.window = window
+        self.first: Ints = np.zeros(requests, np.int64)
+        self.done: Ints = np.zeros(requests, np.int64)
+        self.seen: Ints = np.zeros(requests, np.int64)
+        self.limit: Ints = np.zeros(requests, np.int64)
+        self.whole = np.zeros(blocks, bool)  # blocks of which every position is entered
+        self._slots: dict[str, int] = {}
+        self._free = list(range(requests - 1, -1, -1))
+
+    def add(self, request: str, computed: int, blocks: Sequence[int], limit: int) -> None:
+        """A request enters the batch, or comes back to it.
+
+        `computed` tokens were found in the prefix cache, in the first of `blocks`; `limit` is
+        the most draft tokens it may have, and without any it needs no context.
+        """
+        slot = self._slots.get(request)
+        if slot is None:
+            slot = self._slots[request] = self._free.pop()
+        cached = computed // self.block_size
+        self.own(blocks[cached:])
+        holes = np.flatnonzero(~self.whole[np.asarray(blocks[:cached], np.int64)])
+        behind = int(holes[-1]) + 1 if holes.size else 0
+        aligned = computed == cached * self.block_size
+        self.first[slot] = (behind if aligned else cached + 1) * self.block_size
+        self.done[slot] = self.seen[slot] = computed
+        self.limit[slot] = limit
+
+    def own(self, blocks: Sequence[int]) -> None:
+        """`blocks` hold nothing yet: what they held belongs to nobody any more."""
+        if blocks:
+            self.whole[np.asarray(blocks, np.int64)] = False
+
+    def remove(self, request: str) -> None:
+        """The request is over. Its blocks keep what is known of them: the cache may have them."""
+        slot = self._slots.pop(request, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def slots(self, requests: Sequence[str]) -> Ints:
+        """Row of each request in the arrays."""
+        return np.fromiter(map(self._slots.__getitem__, requests), np.int64, len(requests))
+
+    def skip(self, slots: Ints, ends: Ints) -> None:
+        """The target has read up to `ends`, the drafter has not."""
+        self.seen[slots] = ends
+
+    def start(self, slots: Ints) -> Ints:
+        """First position that each request must enter next. Where hidden states were lost, its
+        context starts anew."""
+        kept = self.seen[slots] - self.window
+        lost = kept > np.maximum(self.done[slots], self.first[slots])
+        if lost.any():
+            anew = -(-kept[lost] // self.block_size) * self.block_size
+            self.first[slots[lost]] = anew
+        return np.maximum(self.done[slots], self.first[slots])
+
+    def enter(self, slots: Ints, ends: Ints, tables: npt.NDArray[np.int32]) -> None:
+        """The drafter has read all positions before `ends`; `tables` are the requests' blocks,
+        `[requests, blocks]`."""
+        size = self.block_size
+        full = np.flatnonzero(self.done[slots] // size != ends // size)
+        for row in full:
+            begin = max(int(self.done[slots[row]]), int(self.first[slots[row]])) // size
+            # Entered from the middle only if the part before it was entered earlier.
+            self.whole[tables[row, begin : int(ends[row]) // size]] = True
+        self.done[slots] = self.seen[slots] = ends

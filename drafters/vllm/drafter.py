@@ -1,0 +1,272 @@
+"""P-EAGLE inside vLLM's V1 model runner: any K at every step, and no pass at all at K = 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from drafters.config import DrafterConfig
+from drafters.vllm.contexts import Contexts
+from drafters.vllm.layout import Layout, Rows, lay_out, stored
+from drafters.vllm.limits import draft_limit
+
+Ints = npt.NDArray[np.int64]
+
+
+class ParallelDrafter(EagleProposer):
+    """Takes the place of vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py) and uses its
+    weights, buffers and attention groups.
+
+    Stock lays out every pass for the largest K, and for rejected tokens too. This one enters what
+    was accepted, drafts what was asked for, request by request, and can leave a step out: the
+    target's hidden states are kept, and entered with the next pass.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
+    ) -> None:
+        super().__init__(vllm_config, device, runner)
+        if self.uses_mrope or vllm_config.model_config.uses_mrope:
+            raise NotImplementedError("P-EAGLE heads cannot draft for a target with M-RoPE")
+        self.runner = runner
+        self.k_max: int = self.num_speculative_tokens
+        self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
+        # Half a pass, so that one request that is behind always finds room in the next one.
+        self.window = min(config.catch_up_tokens, self.max_num_tokens // 2)
+        self.passes = 0
+        self._contexts: Contexts | None = None
+        self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
+        super().load_model(target_model)
+        self._store = torch.empty(
+            (self.max_batch_size * self.window, self.model.model.fc_input_size),
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @property
+    def contexts(self) -> Contexts:
+        """Made with the first step: the KV cache has its size by then."""
+        if self._contexts is None:
+            table = self.runner.input_batch.block_table[self.kv_cache_gid]
+            if table.block_size != self.block_size:
+                raise NotImplementedError(
+                    f"KV cache blocks of {self.block_size} tokens that the attention kernel "
+                    f"splits into {table.block_size}"
+                )
+            self._contexts = Contexts(
+                self.max_batch_size,
+                self.runner.kv_cache_config.num_blocks,
+                self.block_size,
+                self.window,
+            )
+        return self._contexts
+
+    def follow(self, scheduled: Any) -> None:
+        """Take up what a SchedulerOutput says of requests that come, go and grow, before the
+        runner does."""
+        contexts, group = self.contexts, self.kv_cache_gid
+        for request in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
+            contexts.remove(request)
+        for new in scheduled.scheduled_new_reqs:
+            limit = draft_limit(new.sampling_params, self.k_max)
+            contexts.add(new.req_id, new.num_computed_tokens, new.block_ids[group], limit)
+        cached = scheduled.scheduled_cached_reqs
+        for row, blocks in enumerate(cached.new_block_ids):
+            if blocks is None:
+                continue
+            request = cached.req_ids[row]
+            if request in cached.resumed_req_ids:
+                limit = draft_limit(self.runner.requests[request].sampling_params, self.k_max)
+                contexts.add(request, cached.num_computed_tokens[row], blocks[group], limit)
+            else:
+                contexts.own(blocks[group])
+
+    def draft(
+        self,
+        k: int,
+        drafted: dict[str, list[int]],  # drafts that this step verified
+        sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
+        states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
+        common: CommonAttentionMetadata,
+    ) -> list[list[int]] | None:
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
+        batch = self.runner.input_batch
+        count: int = batch.num_reqs
+        contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
+        starts = common.query_start_loc_cpu.numpy()
+        begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
+        ends = begins + np.diff(starts[: count + 1])
+        if drafted:
+            ends -= self._rejected(drafted, sampled)
+        limits = contexts.limit[slots]
+        followed = limits > 0
+        if k == 0:
+            self._keep(np.flatnonzero(followed), slots, begins, ends, starts, states)
+            return None
+
+        unread = self.runner.discard_request_mask.np[:count]
+        wanted = np.where(unread, 0, np.minimum(limits, k))
+        wanted = np.clip(self.longest - 1 - ends, 0, wanted)
+        begin_at = contexts.start(slots)
+        taken = followed & (begin_at < ends)
+        lengths = np.where(taken, ends - begin_at + np.maximum(wanted - 1, 0), 0)
+        taken &= np.cumsum(lengths) <= self.max_num_tokens
+        late = np.flatnonzero(followed & ~taken)
+        if late.size:
+            self._keep(late, slots, begins, ends, starts, states)
+        index = np.flatnonzero(taken)
+        drafts: list[list[int]] = [[] for _ in range(count)]
+        if not index.size:
+            return drafts
+        chosen = slots[index]
+        rows = Rows(
+            index=index,
+            slot=chosen,
+            first=contexts.first[chosen],
+            start=begin_at[index],
+            scheduled=begins[index],
+            end=ends[index],
+            k=wanted[index],
+            newest=self._newest(index, ends, unread, sampled),
+        )
+        tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
+        layout = lay_out(
+            rows,
+            tokens=batch.token_ids_cpu,
+            tables=tables,
+            starts=starts,
+            block_size=self.block_size,
+            window=self.window,
+            mask_token=self.parallel_drafting_token_id,
+        )
+        tokens = self._run(layout, rows, states, common)
+        contexts.enter(chosen, rows.end, tables[index])
+        self.passes += 1
+        position = 0
+        for row, wants in zip(index.tolist(), rows.k.tolist(), strict=True):
+            drafts[row] = tokens[position : position + wants]
+            position += wants
+        return drafts
+
+    def _rejected(self, drafted: dict[str, list[int]], sampled: torch.Tensor) -> Ints:
+        """How many of each request's drafts the target did not accept."""
+        requests = self.runner.input_batch.req_ids
+        offered = np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
+        made = (sampled >= 0).sum(1).cpu().numpy()
+        return np.where(offered > 0, offered + 1 - made, 0)
+
+    def _newest(
+        self, index: Ints, ends: Ints, unread: npt.NDArray[np.bool_], sampled: torch.Tensor
+    ) -> Ints:
+        """The token that follows each request's last entered one: sampled, or of its prompt."""
+        made = sampled.cpu().numpy()
+        last = (made >= 0).sum(1) - 1
+        prompt = self.runner.input_batch.token_ids_cpu[index, ends[index]]
+        return np.where(unread[index], prompt, made[index, last[index]])
+
+    def _keep(
+        self,
+        index: Ints,  # rows of the batch
+        slots: Ints,  # [requests], as the others
+        begins: Ints,
+        ends: Ints,
+        starts: npt.NDArray[np.int32],
+        states: Sequence[torch.Tensor],
+    ) -> None:
+        """Store the newest hidden states of requests that no pass enters now."""
+        if not index.size:
+            return
+        begin, end, slot = begins[index], ends[index], slots[index]
+        since = np.maximum(begin, end - self.window)
+        lengths = end - since
+        owner = np.repeat(np.arange(len(index)), lengths)
+        offsets = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions = since[owner] + offsets
+        source = starts[index[owner]] + positions - begin[owner]
+        assert self._store is not None
+        self._store.index_copy_(
+            0, self._device(stored(slot[owner], positions, self.window)), self._taps(states, source)
+        )
+        self.contexts.skip(slot, end)
+
+    def _run(
+        self, layout: Layout, rows: Rows, states: Sequence[torch.Tensor], common: Any
+    ) -> list[int]:
+        """The pass: fill the buffers, run the head once, choose the likeliest tokens."""
+        count = len(layout.ids)
+        self.input_ids[:count] = self._device(layout.ids)
+        self.positions[:count] = self._device(layout.positions)
+        hidden = self._taps(states, layout.fresh_from)
+        where = layout.fresh
+        if layout.held.size:
+            assert self._store is not None
+            hidden = torch.cat([hidden, self._store[self._device(layout.held_from)]])
+            where = np.concatenate([where, layout.held])
+        self.hidden_states[self._device(where)] = self.model.combine_hidden_states(hidden)
+        if layout.masked.size:
+            shared = self.parallel_drafting_hidden_state_tensor
+            self.hidden_states[self._device(layout.masked)] = shared
+
+        metadata = self._metadata(layout, rows, common)
+        _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata)
+        mode, padded, across = self._determine_batch_execution_and_padding(count)
+        arguments, size = self.build_model_inputs_first_pass(count, padded, None)
+        with set_forward_context(
+            per_layer,
+            self.vllm_config,
+            num_tokens=padded,
+            num_tokens_across_dp=across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=self._get_slot_mapping(size, metadata.slot_mapping),
+        ):
+            last, _ = self.model(**arguments)
+        if not layout.drafts.size:
+            return []
+        chosen: list[int] = self._likeliest(last[self._device(layout.drafts)]).tolist()
+        return chosen
+
+    def _metadata(self, layout: Layout, rows: Rows, common: Any) -> CommonAttentionMetadata:
+        table = common.block_table_tensor[self._device(rows.index)]
+        skipped = rows.first // self.block_size
+        if skipped.any():
+            columns = np.arange(table.shape[1])[None, :] + skipped[:, None]
+            table = table.gather(1, self._device(np.minimum(columns, table.shape[1] - 1)))
+        queries = torch.from_numpy(layout.queries)
+        return CommonAttentionMetadata(
+            query_start_loc=queries.to(self.device, non_blocking=True),
+            query_start_loc_cpu=queries,
+            seq_lens=self._device(layout.context),
+            seq_lens_cpu_upper_bound=torch.from_numpy(layout.context),
+            num_reqs=len(rows.index),
+            num_actual_tokens=len(layout.ids),
+            max_query_len=int(np.diff(layout.queries).max()),
+            max_seq_len=int(layout.context.max()),
+            block_table_tensor=table,
+            slot_mapping=self._device(layout.slots),
+        )
+
+    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
+        vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
+        ids = self.model.logits_processor(self.model.lm_head, hidden).argmax(-1)
+        offsets = self.model.draft_id_to_target_id
+        return ids if offsets is None else ids + offsets[ids]
+
+    def _taps(self, states: Sequence[torch.Tensor], rows: Ints) -> torch.Tensor:
+        """Chosen rows of the step's hidden states, `[rows, taps * hidden]`."""
+        chosen = self._device(rows)
+        return torch.cat([state.index_select(0, chosen) for state in states], dim=-1)
+
+    def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)

@@ -1,0 +1,104 @@
+"""How a drafter pass is laid out: which tokens of which requests, in which order.
+
+A request's part of the pass is its entered-now positions, then one masked slot for each draft
+after the first (P-EAGLE, arXiv 2602.01469, section 3):
+
+    positions   start .. end-1   end .. end+k-2
+    token       the next one     the mask token
+    hidden      the target's     the shared one
+    draft from  the last one     all
+
+Everything here is integers on the host: of a step's accepted tokens the host knows all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The requests of a pass, an entry each."""
+
+    index: Ints  # row in the runner's batch
+    slot: Ints  # row in Contexts and in the store
+    first: Ints  # where the drafter's context begins
+    start: Ints  # positions start..end-1 are entered in this pass
+    scheduled: Ints  # positions from here on were read by the target in this step
+    end: Ints
+    k: Ints  # draft tokens wanted, 0 for a request whose prompt is not read to its end
+    newest: Ints  # the token at `end`
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of a pass, `[tokens]` unless said otherwise."""
+
+    ids: npt.NDArray[np.int32]
+    positions: Ints
+    slots: Ints  # where keys and values go in the KV cache
+    queries: npt.NDArray[np.int32]  # [requests + 1], first token of each request
+    context: npt.NDArray[np.int32]  # [requests], tokens attended to, from `first`
+    masked: Ints  # [masks], tokens that are masked slots
+    held: Ints  # [held], tokens whose hidden state was stored in an earlier step
+    held_from: Ints  # [held], their rows in the store
+    fresh: Ints  # [fresh], tokens whose hidden state came with this step
+    fresh_from: Ints  # [fresh], their rows among the step's
+    drafts: Ints  # [sum of k], tokens to draft from, request by request
+
+
+def lay_out(
+    rows: Rows,
+    *,
+    tokens: npt.NDArray[np.int32],  # [batch, longest], tokens of the requests, without `newest`
+    tables: npt.NDArray[np.int32],  # [batch, blocks]
+    starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
+    block_size: int,
+    window: int,
+    mask_token: int,
+) -> Layout:
+    """Turn requests into tokens. `rows.end > rows.start` for every request."""
+    entered = rows.end - rows.start
+    lengths = entered + np.maximum(rows.k - 1, 0)
+    queries = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=queries[1:])
+    begin = queries[:-1].astype(np.int64)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.arange(queries[-1]) + (rows.start - begin)[owner]
+    index = rows.index[owner]
+
+    ids = tokens[index, np.minimum(positions + 1, tokens.shape[1] - 1)]
+    last = begin + entered - 1
+    ids[last] = rows.newest
+    is_mask = positions >= rows.end[owner]
+    masked = np.flatnonzero(is_mask)
+    ids[masked] = mask_token
+
+    is_held = positions < rows.scheduled[owner]
+    held = np.flatnonzero(is_held)
+    fresh = np.flatnonzero(~is_held & ~is_mask)
+    drafts = np.repeat(last - (np.cumsum(rows.k) - rows.k), rows.k) + np.arange(rows.k.sum())
+    return Layout(
+        ids=ids,
+        positions=positions,
+        slots=tables[index, positions // block_size].astype(np.int64) * block_size
+        + positions % block_size,
+        queries=queries,
+        context=(rows.start + lengths - rows.first).astype(np.int32),
+        masked=masked,
+        held=held,
+        held_from=stored(rows.slot[owner[held]], positions[held], window),
+        fresh=fresh,
+        fresh_from=(starts[index[fresh]] + positions[fresh] - rows.scheduled[owner[fresh]]),
+        drafts=drafts,
+    )
+
+
+def stored(slots: Ints, positions: Ints, window: int) -> Ints:
+    """Row of the store that keeps the hidden state of a position: a ring for each request."""
+    return slots * window + positions % window

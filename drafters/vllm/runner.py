@@ -1,0 +1,131 @@
+"""vLLM's V1 model runner with our drafter and our way to accept drafts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from drafters.config import DrafterConfig
+from drafters.vllm.drafter import ParallelDrafter
+from drafters.vllm.noise import Noise
+
+if TYPE_CHECKING:  # mixed into it or a subclass of it
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
+else:
+    Base = object
+
+
+class NoDrafts:
+    """Stands for vLLM's SpecDecodeMetadata in a step that verifies nothing."""
+
+    def __init__(self, logits_indices: torch.Tensor) -> None:
+        self.logits_indices = logits_indices  # [requests], last token of each
+
+
+class DraftingRunner(Base):
+    """Mixed into vLLM's runner (vllm/v1/worker/gpu_model_runner.py, cpu_model_runner.py).
+
+    P-EAGLE heads draft through ParallelDrafter, all others through vLLM's own proposers. With
+    and without speculation, seeded requests get their randomness by position (noise.py).
+    """
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self.parallel: ParallelDrafter | None = None
+        if not hasattr(self, "drafter") or not is_parallel(self.speculative_config):
+            return
+        if self.use_async_scheduling:
+            raise RuntimeError(
+                "P-EAGLE needs async_scheduling=False: each pass is laid out on the host, from "
+                "what was accepted"
+            )
+        config = DrafterConfig.read(vllm_config.additional_config)
+        self.drafter = self.parallel = ParallelDrafter(vllm_config, self.device, self, config)
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        if self.parallel is not None:
+            self.parallel.follow(scheduler_output)
+        return super()._update_states(scheduler_output)
+
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
+    ) -> Any:
+        """Steps without drafts skip the rejection sampler and what it needs."""
+        if self.parallel is None or num_draft_tokens.any():
+            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
+        last = torch.from_numpy(cu_num_scheduled_tokens.astype(np.int64) - 1)
+        return NoDrafts(last.to(self.device, non_blocking=True))
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        if isinstance(spec_decode_metadata, NoDrafts):
+            spec_decode_metadata = None
+        if spec_decode_metadata is None:
+            Noise.of(self)
+        else:
+            noise = Noise.of(self, spec_decode_metadata.num_draft_tokens)
+            self.input_batch.sampling_metadata.noise = noise
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM turns back the generators of requests whose prompt is not read to its end, which
+        raises on a CPU (generators have no offset there). Ours need no turning back."""
+        generators, self.input_batch.generators = self.input_batch.generators, {}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators = generators
+
+    def _input_fits_in_drafter(self, common: Any) -> bool:
+        """vLLM drafts for nobody if one request is near the longest length; ours looks at each."""
+        if self.parallel is not None:
+            return common is not None
+        return bool(super()._input_fits_in_drafter(common))
+
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: torch.Tensor,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> list[list[int]] | torch.Tensor | None:
+        if self.parallel is None:
+            drafts: torch.Tensor = super().propose_draft_token_ids(
+                scheduler_output,
+                sampled_token_ids,
+                sampling_metadata,
+                hidden_states,
+                sample_hidden_states,
+                aux_hidden_states,
+                spec_decode_metadata,
+                common_attn_metadata,
+                slot_mappings,
+            )
+            return drafts
+        return self.parallel.draft(
+            scheduler_output.num_spec_tokens_to_schedule,
+            scheduler_output.scheduled_spec_decode_tokens,
+            sampled_token_ids,
+            aux_hidden_states or [hidden_states],
+            common_attn_metadata,
+        )
+
+    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        if self._draft_token_ids is not None:
+            super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
+
+
+def is_parallel(speculation: Any) -> bool:
+    """Whether a vLLM SpeculativeConfig asks for a P-EAGLE head."""
+    return speculation is not None and speculation.parallel_drafting and speculation.use_eagle()
+
+
+def drafting(runner: type) -> type:
+    """The class `runner` with DraftingRunner mixed in."""
+    return type(runner.__name__, (DraftingRunner, runner), {})

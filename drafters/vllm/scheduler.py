@@ -1,0 +1,101 @@
+"""vLLM's scheduler, asking a policy for K at every step and telling it what came of it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from drafters.config import DrafterConfig
+from drafters.control.fixed import Fixed
+from drafters.control.policy import Load, Policy, Step
+
+
+class _AnyK:
+    """In place of vLLM's table from batch size to K. Where there is one, vLLM does not pad a
+    request's first decode step with drafts that do not exist to the width of a CUDA graph for one
+    K (v1/core/sched/scheduler.py, pad_spec_decode). The policy overrules what it says."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    def __getitem__(self, batch: int) -> int:
+        return self._k
+
+
+class DraftingScheduler(Scheduler):
+    """One decision for all ranks: K travels to the workers in the SchedulerOutput."""
+
+    policy: Policy
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        k_max = self.num_spec_tokens
+        if k_max:
+            self.dynamic_sd_lookup = _AnyK(k_max)
+        config = DrafterConfig.read(self.vllm_config.additional_config)
+        self.policy = Fixed(k_max if config.k is None else config.k, k_max)
+        self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
+        self._ended = 0.0
+        self._drafted = [0] * k_max
+        self._accepted = [0] * k_max
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        begun = perf_counter()
+        scheduled = super().schedule(throttle_prefills)
+        if scheduled.total_num_scheduled_tokens:
+            self._begun[id(scheduled)] = begun, self._load
+        return scheduled
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Vllm's last act in `schedule`: asynchronous scheduling reads K here."""
+        if scheduler_output.total_num_scheduled_tokens:
+            self._load = self._measure(scheduler_output)
+            scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+        super()._update_after_schedule(scheduler_output)
+
+    def _measure(self, scheduled: SchedulerOutput) -> Load:
+        """What the step is made of, before vLLM counts its tokens as computed."""
+        requests = context = 0
+        for name, tokens in scheduled.num_scheduled_tokens.items():
+            request = self.requests[name]
+            end = request.num_computed_tokens + tokens
+            context += end
+            requests += end >= request.num_tokens
+        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        return Load(
+            requests=requests,
+            waiting=self.get_request_counts()[1],
+            prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - requests,
+            context_tokens=context,
+            draft_tokens=drafts,
+        )
+
+    def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
+        """Called for each request that had drafts (update_from_output): counts them by position."""
+        for position in range(counts["num_draft_tokens"]):
+            self._drafted[position] += 1
+        for position in range(counts["num_accepted_tokens"]):
+            self._accepted[position] += 1
+        return super().make_spec_decoding_stats(stats, **counts)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        begun = self._begun.pop(id(scheduler_output), None)
+        if begun is not None:
+            ended = perf_counter()
+            step = Step(
+                load=begun[1],
+                k=scheduler_output.num_spec_tokens_to_schedule,
+                # Asynchronous steps begin while the one before runs.
+                seconds=ended - max(begun[0], self._ended),
+                tokens=sum(map(len, model_runner_output.sampled_token_ids)),
+                drafted=tuple(self._drafted),
+                accepted=tuple(self._accepted),
+            )
+            self._ended = ended
+            self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
+            self.policy.observe(step)
+        return outputs

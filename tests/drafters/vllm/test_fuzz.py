@@ -1,0 +1,48 @@
+"""Nothing that happens to a request shows in its text: random K, arrivals, aborts, preemptions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.drafters import engine_job
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
+    ),
+]
+
+HERE = Path(__file__).parent
+MODELS = HERE.parents[2] / "models" / "embedded"
+# 2,000 steps take ten minutes; what a short run can miss, a long one is for.
+STEPS = int(os.environ.get("AERIE_FUZZ_STEPS", "200"))
+TIE = 1e-3  # in log-probability: float32 sums of other batch shapes differ by less
+
+
+def test_text_is_the_same_as_without_speculation(tmp_path: Path) -> None:
+    result = engine_job.run(
+        HERE / "engine_fuzz.py",
+        tmp_path,
+        {
+            "target": str(MODELS / "target"), "head": str(MODELS / "p-eagle"),
+            "steps": STEPS, "seed": STEPS, "k_max": 11,
+        },
+        timeout=1700,
+    )  # fmt: skip
+    print({name: value for name, value in result.items() if name != "different"})
+    apart = [one for one in result["different"] if one["gap"] is None or one["gap"] > TIE]
+    assert not apart
+    assert len(result["different"]) <= result["finished"] / 20  # ties are rare
+    # The run met what it is about.
+    assert result["steps"] >= STEPS
+    assert result["finished"] >= STEPS / 10
+    assert result["aborted"] and result["preempted"] and result["accepted"]
+    assert len(result["ks"]) == 12 or STEPS < 1000
+    assert result["ks"]["0"] and len(result["ks"]) > 4

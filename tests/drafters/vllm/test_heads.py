@@ -1,7 +1,9 @@
-"""The torch module drafts what vLLM drafts, for every variant of a head and both layouts.
+"""The torch module drafts what vLLM drafts, for every variant of a head and both layouts; and our
+drafter inside vLLM drafts what the module drafts, whatever K was in the steps before.
 
-A random target, random heads, float32, real engines. vLLM is what serves, so where the two
-differ the module is wrong.
+A random target, random heads, float32, real engines. Stock vLLM reads the checkpoints, so where
+the module differs from it the module is wrong; and where our drafter differs from the module, it
+drafted from a state that is not the text's.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ pytestmark = [
     ),
 ]
 
-Step = dict[str, list[int]]
+Step = dict[str, Any]
 
 K = 4
 TIE = 1e-4  # of logits that are a few units apart; float32 sums in another order differ by 1e-6
@@ -184,30 +186,33 @@ def steps(
             },
         }
     folder = tmp_path_factory.mktemp("engines")
-    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30}
+    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30, "stock": True}
     result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=280)
     return result
 
 
-def reference(head: DraftHead, target: Target, text: list[int]) -> tuple[list[int], torch.Tensor]:
+def reference(head: DraftHead, target: Target, step: Step) -> tuple[list[int], torch.Tensor]:
     """(drafts after the text, their logits over the target's vocabulary [K, vocabulary])."""
+    text, first, k = step["text"], step["first"], len(step["draft"])
     seen: list[torch.Tensor] = []
 
     def logits(output: torch.Tensor) -> torch.Tensor:
         seen.append(DraftHead.logits(head, output))
         return seen[-1]
 
-    taps = target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)
+    # Positions are relative to the head: its context may begin anywhere.
+    taps = target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)[first:]
+    entered = torch.tensor(text[first + 1 :])
     with patch.object(head, "logits", logits):
-        drafted = draft(head, head.new_cache(1, len(text) + K), torch.tensor(text[1:]), taps, K)
+        drafted = draft(head, head.new_cache(1, len(text) + k), entered, taps, k)
     rows = torch.cat(seen)
-    wide = torch.full((K, head.config.vocab_size), float("-inf"))
+    wide = torch.full((k, head.config.vocab_size), float("-inf"))
     wide[:, head.to_target(torch.arange(rows.shape[1]))] = rows
     return drafted.tolist(), wide
 
 
 def agrees(head: DraftHead, target: Target, step: Step) -> bool:
-    ours, logits = reference(head, target, step["text"])
+    ours, logits = reference(head, target, step)
     for mine, theirs, row in zip(ours, step["draft"], logits, strict=True):
         if mine == theirs:
             continue
@@ -228,6 +233,50 @@ def test_every_draft_is_vllms(
     assert len({step["draft"][-1] for step in steps[name]}) > 5
     wrong = [step for step in steps[name] if not agrees(head, target, step)]
     assert not wrong, f"{len(wrong)} of {len(steps[name])} steps"
+
+
+PARALLEL = ["p-eagle", "p-eagle-draft-vocabulary"]
+WINDOWS = {"all is kept": 256, "much is forgotten": 6}
+
+
+@pytest.fixture(scope="module")
+def restless(
+    target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Step]]:
+    """Head and window -> what our drafter drafted, with another K at every step."""
+    engines = {
+        f"{name}, {window}": {
+            "model": str(target.folder),
+            "block_size": 32,
+            "additional_config": {"aerie": {"catch_up_tokens": WINDOWS[window]}},
+            "speculative_config": {
+                "method": "eagle3",
+                "model": str(heads[name]),
+                "num_speculative_tokens": 7,
+                "parallel_drafting": True,
+            },
+        }
+        for name in PARALLEL
+        for window in WINDOWS
+    }
+    folder = tmp_path_factory.mktemp("restless")
+    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 90, "stock": False}
+    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=280)
+    return result
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("name", PARALLEL)
+def test_no_draft_comes_from_a_stale_state(
+    name: str, window: str, target: Target, heads: dict[str, Path], restless: dict[str, list[Step]]
+) -> None:
+    head = target.lend(load_head(heads[name]))
+    steps = restless[f"{name}, {window}"]
+    assert len({len(step["draft"]) for step in steps}) == 7
+    wrong = [step for step in steps if not agrees(head, target, step)]
+    assert not wrong, f"{len(wrong)} of {len(steps)} steps"
+    # What the case is for has happened: contexts began anew, or never did.
+    assert any(step["first"] for step in steps) == (window == "much is forgotten")
 
 
 def _no_residual_norm(head: DraftHead) -> None:

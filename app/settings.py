@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from app.errors import SettingsError
+from drafters.config import DrafterConfig
 
 ENV_PREFIX = "AERIE_"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -82,6 +83,13 @@ class SpeculationSettings(Section):
     drafter: str | None = Field(None, description="P-EAGLE head: a folder or a hub id.")
     k: int = Field(
         5, ge=0, le=32, description="Draft tokens per step (K); 0 serves without a drafter."
+    )
+    catch_up_tokens: int = Field(
+        DrafterConfig.catch_up_tokens,
+        ge=1,
+        description="How many tokens a request can go without drafting before the drafter "
+        "forgets what came earlier. Each one costs a hidden state of memory for every request "
+        "of a full batch.",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KEY = "aerie"  # our entry in vLLM's `additional_config`
+MAX_K = "aerie_max_k"  # a request's most draft tokens in a step, in SamplingParams.extra_args
 
 
 @dataclass(frozen=True)

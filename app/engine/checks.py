@@ -19,8 +19,11 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 
 from app.engine import conversation, strict
 from app.engine.protocol import ChatRequest, TextRequest
+from app.engine.speculation import take_limit
 
 Payload = dict[str, Any]
+
+GENERATES = ("chat", "completions", "responses", "messages")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Checks:
     ) -> None:
         if self.text_only:
             conversation.check_media(payload.get(items), items)
+        if operation in GENERATES:
+            take_limit(payload)
         strict.check_fields(payload, model, operation)
         strict.check_scalars(payload, model)
         strict.check_generation(payload, operation)

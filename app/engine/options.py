@@ -6,6 +6,7 @@ from typing import Any
 
 from app.engine.cpu import CpuMachine
 from app.settings import Settings
+from drafters.config import DrafterConfig
 
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
@@ -49,8 +50,18 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
     if cpu is not None and not cpu.can_compile:
         options["enforce_eager"] = True
     if settings.speculates:
-        options["speculative_config"] = speculative_config(settings)
+        options |= {
+            "speculative_config": speculative_config(settings),
+            "additional_config": drafter_config(settings).entry(),
+            "scheduler_cls": "drafters.vllm.scheduler.DraftingScheduler",
+            "async_scheduling": False,  # a pass is laid out from what was accepted
+        }
     return {**options, **engine.engine_args}
+
+
+def drafter_config(settings: Settings) -> DrafterConfig:
+    """What our drafter and scheduler read in the engine's processes."""
+    return DrafterConfig(catch_up_tokens=settings.speculation.catch_up_tokens)
 
 
 def speculative_config(settings: Settings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from app.errors import StartupError
 from app.settings import Settings
 
 WARM_UP_TOKENS = 24
+DRAFTER = "ParallelDrafter"  # drafters/vllm/drafter.py
 STATS_TIMEOUT_S = 10.0
 
 
@@ -35,6 +36,11 @@ def check_reports(
     for report in reports or [None]:
         if report is None:
             raise StartupError("the engine runs without a drafter although one was asked for")
+        if report["proposer"] != DRAFTER:
+            raise StartupError(
+                f"the engine drafts with {report['proposer']}, not with ours: the plugin of this "
+                "package did not load; its error is in the log above"
+            )
         if not report["parallel"]:
             raise StartupError(f"{report['proposer']} does not draft in parallel: no P-EAGLE head")
         if not report["mask_hidden"]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_K = "aerie_max_k"  # in SamplingParams.extra_args
+from drafters.config import MAX_K
+
 SMALLEST_MIN_P = 1e-5  # below it vLLM takes min_p for 0 (vllm/sampling_params.py, _SAMPLING_EPS)
 
 

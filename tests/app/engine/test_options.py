@@ -14,8 +14,16 @@ def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
     assert options["speculative_config"]["num_speculative_tokens"] == 3
 
 
+def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
+    options = engine_options(load({"catch_up_tokens": "99"}, {}))
+    assert options["additional_config"]["aerie"]["catch_up_tokens"] == 99
+    assert options["scheduler_cls"].endswith("DraftingScheduler")
+    assert options["async_scheduling"] is False
+
+
 def test_k_zero_asks_for_no_drafter_at_all() -> None:
-    assert "speculative_config" not in engine_options(load({"k": "0"}, {}))
+    options = engine_options(load({"k": "0"}, {}))
+    assert not {"speculative_config", "additional_config", "scheduler_cls"} & set(options)
 
 
 def test_sizes_left_open_are_left_to_vllm() -> None:

@@ -13,7 +13,7 @@ from app.errors import StartupError
 from app.settings import load
 
 GOOD: dict[str, Any] = {
-    "proposer": "EagleProposer",
+    "proposer": proof.DRAFTER,
     "head": "Eagle3LlamaForCausalLM",
     "parallel": True,
     "k": 5,
@@ -31,6 +31,7 @@ def test_a_good_report_is_returned() -> None:
     ("report", "reason"),
     [
         (None, "without a drafter"),
+        ({**GOOD, "proposer": "EagleProposer"}, "did not load"),
         ({**GOOD, "parallel": False}, "parallel"),
         ({**GOOD, "mask_hidden": False}, "mask_hidden"),
         ({**GOOD, "k": 3}, "drafts 3 tokens"),

@@ -25,8 +25,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and the draf
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from drafters.config import MAX_K
 from drafters.control.policy import Load, Step
-from drafters.vllm.limits import MAX_K
 from drafters.vllm.scheduler import DraftingScheduler
 
 SHAPE = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from vllm.platforms import current_platform
@@ -47,3 +50,42 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.vllm, "__version__", "0.33.0")
     with pytest.raises(RuntimeError, match=r"0\.33\.0"):
         compat.apply()
+
+
+def _speculation(parallel: bool) -> Any:
+    return SimpleNamespace(parallel_drafting=parallel, use_eagle=lambda: True)
+
+
+def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None:
+    from vllm.v1.sample.logits_processor.builtin import (
+        LogitBiasLogitsProcessor,
+        MinPLogitsProcessor,
+    )
+    from vllm.v1.worker import gpu_model_runner
+
+    compat.apply()
+
+    def kinds(speculation: Any) -> set[type]:
+        config = SimpleNamespace(
+            speculative_config=speculation, scheduler_config=SimpleNamespace(max_num_seqs=4)
+        )
+        made = gpu_model_runner.build_logitsprocs(config, torch.device("cpu"), False, False)
+        assert config.speculative_config is speculation  # the engine's own is not touched
+        return {type(processor) for processor in made.all}
+
+    wanted = {LogitBiasLogitsProcessor, MinPLogitsProcessor}
+    assert wanted <= kinds(_speculation(parallel=True))
+    assert wanted.isdisjoint(kinds(_speculation(parallel=False)))  # vLLM's other drafters
+    assert wanted <= kinds(None)
+
+
+@pytest.mark.parametrize("options", [{"logit_bias": {3: 1.0}}, {"min_p": 0.2}])
+def test_requests_with_them_are_taken_beside_our_drafter_only(options: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    compat.apply()
+    params = SamplingParams(**options)
+    params._validate_spec_decode(_speculation(parallel=True))
+    with pytest.raises(VLLMValidationError, match="not yet supported"):
+        params._validate_spec_decode(_speculation(parallel=False))

@@ -1,0 +1,25 @@
+"""What crosses into the engine's processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.config import DrafterConfig
+
+
+def test_what_is_sent_is_what_is_read() -> None:
+    sent = DrafterConfig(k=3, catch_up_tokens=99)
+    assert DrafterConfig.read(sent.entry()) == sent
+
+
+@pytest.mark.parametrize("nothing", [None, {}, {"other": 1}, {"aerie": {}}])
+def test_without_an_entry_the_defaults_hold(nothing: dict[str, object] | None) -> None:
+    assert DrafterConfig.read(nothing) == DrafterConfig()
+
+
+@pytest.mark.parametrize(
+    "entry", [{"kk": 3}, {"k": -1}, {"catch_up_tokens": 0}, {"k": 3, "catchup": 5}]
+)
+def test_nonsense_is_refused(entry: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"unknown|cannot|must"):
+        DrafterConfig.read({"aerie": entry})

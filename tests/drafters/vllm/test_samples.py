@@ -1,0 +1,135 @@
+"""Sampled text has the target's distribution, whatever is drafted and for whom."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafters.model.checkpoint import save_head
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
+from tests.drafters import engine_job
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
+    ),
+]
+
+VOCABULARY = 8
+TOKENS = 3
+PROMPT = [1, 5, 2]
+K_MAX = 4
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"count": 20_000, "options": {"temperature": 1.0}},
+    "top-k": {"count": 5_000, "options": {"temperature": 0.8, "top_k": 4}},
+    "logit_bias": {"count": 5_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
+    "min_p": {"count": 5_000, "options": {"temperature": 1.0, "min_p": 0.08}},
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    torch.manual_seed(4)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+            max_position_embeddings=64, tie_word_embeddings=False,
+        )
+    ).eval()  # fmt: skip
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=1.3 * parameter.shape[-1] ** -0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def sampled(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("samples")
+    target.save_pretrained(folder / "target")
+    head = DraftHead(
+        HeadConfig(
+            vocab_size=VOCABULARY, hidden_size=64, target_hidden_size=64, intermediate_size=96,
+            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+            eagle_aux_hidden_state_layer_ids=(0, 1, 2), max_position_embeddings=64,
+            ptd_token_id=0,
+        )
+    )  # fmt: skip
+    save_head(head, folder / "head")
+    job = {
+        "target": str(folder / "target"), "head": str(folder / "head"), "prompt": PROMPT,
+        "tokens": TOKENS, "k_max": K_MAX, "kinds": KINDS,
+    }  # fmt: skip
+    return engine_job.run(Path(__file__).with_name("engine_samples.py"), folder, job, timeout=280)
+
+
+@torch.no_grad()
+def expected(target: LlamaForCausalLM, options: dict[str, Any]) -> dict[str, float]:
+    """Probability of each text."""
+    texts = list(itertools.product(range(VOCABULARY), repeat=TOKENS))
+    logits = target(torch.tensor([[*PROMPT, *text] for text in texts])).logits
+    logits = logits[:, len(PROMPT) - 1 : -1] / options["temperature"]
+    for token, bias in options.get("logit_bias", {}).items():
+        logits[..., token] += bias
+    if top_k := options.get("top_k"):
+        worst = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < worst, -math.inf)
+    probabilities = logits.softmax(-1)
+    if min_p := options.get("min_p"):
+        floor = min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < floor, 0)
+        probabilities /= probabilities.sum(-1, keepdim=True)
+    chosen = probabilities.gather(-1, torch.tensor(texts)[..., None])[..., 0].prod(-1)
+    return {",".join(map(str, text)): float(p) for text, p in zip(texts, chosen, strict=True)}
+
+
+def deviation(counts: dict[str, int], probabilities: dict[str, float]) -> float:
+    """Chi-square against the probabilities, as standard deviations of a normal (Wilson-Hilferty
+    1931). Texts that are expected less than five times are taken together."""
+    total = sum(counts.values())
+    impossible = [text for text in counts if probabilities[text] == 0]
+    assert not impossible
+    cells, rest_seen, rest_expected = [], 0, 0.0
+    for text, probability in probabilities.items():
+        seen, wanted = counts.get(text, 0), probability * total
+        if wanted < 5:
+            rest_seen, rest_expected = rest_seen + seen, rest_expected + wanted
+        else:
+            cells.append((seen, wanted))
+    if rest_expected >= 5:
+        cells.append((rest_seen, rest_expected))
+    freedom = len(cells) - 1
+    assert freedom >= 15
+    chi2 = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    scale = 2 / (9 * freedom)
+    return ((chi2 / freedom) ** (1 / 3) - (1 - scale)) / math.sqrt(scale)
+
+
+@pytest.mark.parametrize("k", ["fixed", "changing"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_come_as_often_as_the_target_says(
+    kind: str, k: str, target: LlamaForCausalLM, sampled: dict[str, Any]
+) -> None:
+    result = sampled[k]
+    counts = result["counts"][kind]
+    assert sum(counts.values()) == KINDS[kind]["count"]
+    assert result["accepted"] > 1_000  # drafts took part
+    z = deviation(counts, expected(target, KINDS[kind]["options"]))
+    print(f"{kind}, {k} K: {z:+.2f} standard deviations, {result['accepted']} drafts accepted")
+    assert z < 4
+
+
+def test_the_comparison_would_notice(target: LlamaForCausalLM, sampled: dict[str, Any]) -> None:
+    """Against a distribution that is off by a little, the same samples fail."""
+    counts = sampled["fixed"]["counts"]["plain"]
+    assert deviation(counts, expected(target, {"temperature": 1.05})) > 4

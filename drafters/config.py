@@ -21,6 +21,7 @@ class DrafterConfig:
 
     k: int | None = None
     catch_up_tokens: int = 256
+    bfloat16_on_cpu: bool = True  # a float32 head multiplies in bfloat16 where that is faster
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k < 0:

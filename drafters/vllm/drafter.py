@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from drafters.config import DrafterConfig
+from drafters.vllm import half
 from drafters.vllm.contexts import Contexts
+from drafters.vllm.half import half_precision
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
 
@@ -41,13 +44,17 @@ class ParallelDrafter(EagleProposer):
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
         # Half a pass, so that one request that is behind always finds room in the next one.
         self.window = min(config.catch_up_tokens, self.max_num_tokens // 2)
+        self.half = config.bfloat16_on_cpu and half.pays()
         self.passes = 0
+        self._names: list[str] = []
+        self._slots: Ints = np.zeros(0, np.int64)
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
-        super().load_model(target_model)
+        with half_precision() if self.half else nullcontext():
+            super().load_model(target_model)
         self._store = torch.empty(
             (self.max_batch_size * self.window, self.model.model.fc_input_size),
             dtype=self.dtype,
@@ -78,9 +85,11 @@ class ParallelDrafter(EagleProposer):
         contexts, group = self.contexts, self.kv_cache_gid
         for request in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
             contexts.remove(request)
+            self._names = []
         for new in scheduled.scheduled_new_reqs:
             limit = draft_limit(new.sampling_params, self.k_max)
             contexts.add(new.req_id, new.num_computed_tokens, new.block_ids[group], limit)
+            self._names = []
         cached = scheduled.scheduled_cached_reqs
         for row, blocks in enumerate(cached.new_block_ids):
             if blocks is None:
@@ -89,6 +98,7 @@ class ParallelDrafter(EagleProposer):
             if request in cached.resumed_req_ids:
                 limit = draft_limit(self.runner.requests[request].sampling_params, self.k_max)
                 contexts.add(request, cached.num_computed_tokens[row], blocks[group], limit)
+                self._names = []
             else:
                 contexts.own(blocks[group])
 
@@ -103,9 +113,13 @@ class ParallelDrafter(EagleProposer):
         """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
-        contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
+        contexts, slots = self.contexts, self._rows(batch.req_ids)
         starts = common.query_start_loc_cpu.numpy()
         begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
+        if k == 0 and common.max_query_len == 1:  # what a busy engine does all the time
+            self._store_at(stored(slots, begins, self.window), states, slice(count))
+            contexts.skip(slots, begins + 1)
+            return None
         ends = begins + np.diff(starts[: count + 1])
         if drafted:
             ends -= self._rejected(drafted, sampled)
@@ -159,6 +173,12 @@ class ParallelDrafter(EagleProposer):
             position += wants
         return drafts
 
+    def _rows(self, requests: list[str]) -> Ints:
+        """Each request's slot; the batch is mostly that of the step before."""
+        if requests != self._names:
+            self._names, self._slots = requests.copy(), self.contexts.slots(requests)
+        return self._slots
+
     def _rejected(self, drafted: dict[str, list[int]], sampled: torch.Tensor) -> Ints:
         """How many of each request's drafts the target did not accept."""
         requests = self.runner.input_batch.req_ids
@@ -194,11 +214,16 @@ class ParallelDrafter(EagleProposer):
         offsets = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         positions = since[owner] + offsets
         source = starts[index[owner]] + positions - begin[owner]
-        assert self._store is not None
-        self._store.index_copy_(
-            0, self._device(stored(slot[owner], positions, self.window)), self._taps(states, source)
-        )
+        into = stored(slot[owner], positions, self.window)
+        self._store_at(into, states, self._device(source))
         self.contexts.skip(slot, end)
+
+    def _store_at(
+        self, rows: Ints, states: Sequence[torch.Tensor], chosen: slice | torch.Tensor
+    ) -> None:
+        assert self._store is not None
+        taps = torch.cat([state[chosen] for state in states], dim=-1)
+        self._store.index_copy_(0, self._device(rows), taps)
 
     def _run(
         self, layout: Layout, rows: Rows, states: Sequence[torch.Tensor], common: Any
@@ -207,7 +232,8 @@ class ParallelDrafter(EagleProposer):
         count = len(layout.ids)
         self.input_ids[:count] = self._device(layout.ids)
         self.positions[:count] = self._device(layout.positions)
-        hidden = self._taps(states, layout.fresh_from)
+        source = self._device(layout.fresh_from)
+        hidden = torch.cat([state.index_select(0, source) for state in states], dim=-1)
         where = layout.fresh
         if layout.held.size:
             assert self._store is not None
@@ -262,11 +288,6 @@ class ParallelDrafter(EagleProposer):
         ids = self.model.logits_processor(self.model.lm_head, hidden).argmax(-1)
         offsets = self.model.draft_id_to_target_id
         return ids if offsets is None else ids + offsets[ids]
-
-    def _taps(self, states: Sequence[torch.Tensor], rows: Ints) -> torch.Tensor:
-        """Chosen rows of the step's hidden states, `[rows, taps * hidden]`."""
-        chosen = self._device(rows)
-        return torch.cat([state.index_select(0, chosen) for state in states], dim=-1)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

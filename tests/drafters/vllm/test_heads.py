@@ -248,7 +248,9 @@ def restless(
         f"{name}, {window}": {
             "model": str(target.folder),
             "block_size": 32,
-            "additional_config": {"aerie": {"catch_up_tokens": WINDOWS[window]}},
+            "additional_config": {
+                "aerie": {"catch_up_tokens": WINDOWS[window], "bfloat16_on_cpu": False}
+            },
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(heads[name]),

@@ -1,0 +1,162 @@
+"""What our drafter gains over vLLM's at a fixed K, and what it costs at K = 0.
+
+Three engines of the embedded model, in a process each, all on the same core: vLLM's own P-EAGLE,
+ours, and one without speculation. They take turns on the same held-out prompts, so that whatever
+else the machine does falls on all of them alike.
+
+    python -m bench.proposer --rounds 5 --k 7
+
+Prints one JSON line per measurement, then per batch size and pair the median ratio of tokens per
+second over the rounds, with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from random import Random
+from typing import Any
+
+from app.engine.cpu import preload
+from drafters.train.evaluate import EMBEDDED
+
+OUTPUT_TOKENS = 96
+SEQUENCES = {1: 4, 8: 16, 16: 32, 32: 64}  # batch -> requests per measurement
+# (name, engine, K): `stock` has none of our code in it, `plain` no speculation.
+SYSTEMS = ("stock", "ours", "ours at K=0", "plain")
+PAIRS = [("ours", "stock"), ("ours at K=0", "plain")]
+
+
+def serve(kind: str, k: int) -> None:
+    """One engine. Reads {"batch", "k", "round"} lines, answers each with a line of figures."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    if kind == "stock":
+        os.environ["VLLM_PLUGINS"] = "none"
+    from vllm import LLM, SamplingParams
+
+    from app.engine.options import engine_options
+    from app.settings import load
+    from drafters.train.embedded.tokenizer import load_tokenizer
+    from drafters.train.workloads import held_out_prompts
+
+    settings = load({"k": 0 if kind == "plain" else k, "max_num_seqs": 32}, {})
+    options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
+    if kind == "stock":
+        for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):
+            options.pop(ours)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints
+    engine = LLM(**options)
+    prompts = [
+        {"prompt_token_ids": ids}
+        for pair in zip(
+            *held_out_prompts(load_tokenizer(EMBEDDED / "target"), 64).values(), strict=True
+        )
+        for ids in pair
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    engine.generate(prompts[:32], params, use_tqdm=False)
+    print(json.dumps({"ready": kind}), file=answers, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        if kind == "ours":
+            engine.llm_engine.engine_core.engine_core.scheduler.policy.k = job["k"]
+        count = SEQUENCES[job["batch"]]
+        started = (job["round"] * count) % len(prompts)
+        chosen = (prompts + prompts)[started : started + count]
+        began, cpu, before = time.perf_counter(), time.process_time(), _counters(engine)
+        for start in range(0, count, job["batch"]):
+            engine.generate(chosen[start : start + job["batch"]], params, use_tqdm=False)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        drafts, accepted = (a - b for a, b in zip(_counters(engine), before, strict=True))
+        figures = {
+            "tok_s": count * OUTPUT_TOKENS / seconds,
+            "tok_cpu_s": count * OUTPUT_TOKENS / cpu,
+            "acceptance": 1 + accepted / drafts if drafts else 1.0,
+        }
+        print(json.dumps(figures), file=answers, flush=True)
+
+
+def _counters(engine: Any) -> tuple[float, float]:
+    values = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    names = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
+    drafts, accepted = (float(values.get(name, 0)) for name in names)
+    return drafts, accepted
+
+
+class Engine:
+    """`serve` in a process of its own."""
+
+    def __init__(self, kind: str, k: int, core: int) -> None:
+        command = [sys.executable, "-m", "bench.proposer", "--serve", kind, "--k", str(k)]
+        environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": str(core)}
+        environment["LD_PRELOAD"] = preload(os.environ)
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def ask(self, **job: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("an engine has died; its error is above")
+        return json.loads(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--k", type=int, default=7, help="draft tokens per step")
+    parser.add_argument("--core", type=int, default=0, help="the core that all engines run on")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(SEQUENCES))
+    parser.add_argument("--serve", choices=["stock", "ours", "plain"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.k)
+        return
+    engines = {kind: Engine(kind, options.k, options.core) for kind in ("stock", "ours", "plain")}
+    ks = {"ours at K=0": 0}
+    results: dict[tuple[int, str], list[float]] = defaultdict(list)
+    random = Random(0)
+    for number in range(options.rounds):
+        for batch in options.batches:
+            for system in random.sample(SYSTEMS, len(SYSTEMS)):
+                k = ks.get(system, options.k)
+                figures = engines[system.split()[0]].ask(batch=batch, k=k, round=number)
+                results[batch, system].append(figures["tok_s"])
+                rounded = {name: round(figure, 3) for name, figure in figures.items()}
+                line = {"round": number, "batch": batch, "system": system, **rounded}
+                print(json.dumps(line), flush=True)
+    for batch in options.batches:
+        for one, other in PAIRS:
+            pairs = zip(results[batch, one], results[batch, other], strict=True)
+            ratios = sorted(a / b for a, b in pairs)
+            print(
+                json.dumps(
+                    {
+                        "batch": batch, "ratio": f"{one} / {other}", "k": options.k,
+                        "median": round(statistics.median(ratios), 3),
+                        "range": [round(ratios[0], 3), round(ratios[-1], 3)],
+                    }
+                )
+            )  # fmt: skip
+    for engine in engines.values():
+        engine.process.kill()
+
+
+if __name__ == "__main__":
+    main()

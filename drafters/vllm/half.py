@@ -1,0 +1,52 @@
+"""A float32 head that multiplies in bfloat16, on a CPU that can.
+
+Drafts are guesses: rounding them costs next to no acceptance and never a wrong token, since the
+target checks each. The target keeps its own type (docs/decisions/0004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.model_executor.layers import utils
+from vllm.platforms import current_platform
+
+
+def pays() -> bool:
+    """Whether this processor multiplies bfloat16 faster than float32."""
+    return current_platform.is_cpu() and torch.cpu._is_avx512_bf16_supported()
+
+
+@contextmanager
+def half_precision() -> Iterator[None]:
+    """Linear layers that are loaded within are bfloat16 inside, their inputs and outputs not.
+
+    vLLM prepares a layer's weight for its matrix kernels when it has been loaded
+    (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm).
+    """
+    prepare = utils.dispatch_cpu_unquantized_gemm
+
+    def prepare_half(layer: Any, remove_weight: bool) -> None:
+        wide = layer.weight
+        if wide.dtype != torch.float32 or wide.ndim != 2 or wide.is_meta or not remove_weight:
+            prepare(layer, remove_weight)  # embeddings share their weight with what looks it up
+            return
+        layer.weight = torch.nn.Parameter(wide.to(torch.bfloat16), requires_grad=False)
+        prepare(layer, remove_weight)
+        multiply = layer.cpu_linear
+
+        def cpu_linear(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+            y: torch.Tensor = multiply(x.to(torch.bfloat16), weight, None)
+            y = y.to(x.dtype)
+            return y if bias is None else y + bias
+
+        layer.cpu_linear = cpu_linear
+
+    utils.dispatch_cpu_unquantized_gemm = prepare_half
+    try:
+        yield
+    finally:
+        utils.dispatch_cpu_unquantized_gemm = prepare

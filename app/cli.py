@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from drafters.train.command import main as train
 
         return train(arguments[1:])
+    if arguments[:1] == ["keys"]:
+        return _keys(arguments[1:])
     options = vars(_parser().parse_args(arguments))
     command = options.pop("command")
     as_json = options.pop("json", False)
@@ -41,6 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"aerie: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED
     return 0
+
+
+def _keys(arguments: Sequence[str]) -> int:
+    from app.admission.command import main as keys
+
+    try:
+        return keys(arguments, os.environ)
+    except AerieError as error:
+        print(f"aerie: {error}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 def _refuse_unfit_models(settings: Settings) -> None:
@@ -72,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
     )
+    commands.add_parser("keys", help="create, list and revoke API keys", add_help=False)
     for command in (serve, examine):
         _add_settings(command)
     return parser

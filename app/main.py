@@ -13,7 +13,9 @@ import psutil
 from fastapi import FastAPI
 
 from app import metrics
+from app.admission.desk import Desk
 from app.api import errors, generate, health, models
+from app.api.door import Door
 from app.api.request_id import RequestId
 from app.engine.supervisor import Engine
 from app.settings import Settings
@@ -24,11 +26,15 @@ logger = logging.getLogger(__name__)
 def create_app(settings: Settings, engine: Engine) -> FastAPI:
     """The gateway. Its lifespan starts the engine in the background and stops it."""
 
+    desk = Desk(settings, engine.load)
+    engine.load.on_step = desk.gate.poke
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(engine.run(lambda: _announce(settings)))
         try:
-            yield
+            async with desk.open():
+                yield
         finally:
             await engine.stop()
             await running
@@ -36,10 +42,12 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
     app.state.settings = settings
     app.state.engine = engine
+    app.state.desk = desk
     app.state.started_at = int(time.time())
     for module in (generate, models, health):
         app.include_router(module.router)
     errors.install(app)
+    app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)
     app.add_middleware(RequestId)
     return app
 

@@ -38,6 +38,25 @@ class ServerSettings(Section):
     max_body_mib: float = Field(
         16.0, gt=0, description="Largest request body in MiB; larger ones get a 413."
     )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds within which a request's body must have arrived."
+    )
+    max_header_kib: float = Field(
+        32.0, gt=0, description="Largest request line plus headers in KiB; larger ones get a 431."
+    )
+    max_headers: int = Field(100, ge=1, description="Most headers of a request.")
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="Seconds within which a request's headers must have arrived."
+    )
+    write_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds that a client may leave a full connection unread."
+    )
+    idle_timeout_s: float = Field(
+        75.0, gt=0, description="Seconds that a connection is kept open between requests."
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="Most open connections; further ones get a 503 and are closed."
+    )
     sse_keep_alive_s: float = Field(
         15.0, gt=0, description="Seconds of silence after which a stream sends an SSE comment."
     )
@@ -48,6 +67,65 @@ class ServerSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged."
     )
+
+
+class AdmissionSettings(Section):
+    """Who is let in, and how much of it at once."""
+
+    keys_file: str | None = Field(
+        None, description="TOML file with tenants and hashed API keys; read again when it changes."
+    )
+    keys: str | None = Field(
+        None, description="The same as text, for an environment variable (instead of a file)."
+    )
+    keys_poll_s: float = Field(
+        2.0, gt=0, description="Seconds between looks at whether the keys file has changed."
+    )
+    public_paths: str = Field(
+        "/livez,/readyz,/ping,/health,/metrics",
+        description="Paths that need no key, exactly as written and separated by commas.",
+    )
+    max_running: int | None = Field(
+        None,
+        ge=1,
+        description="Most sequences in the engine at once (default: its max_num_seqs and an "
+        "eighth more, so that a place that gets free is filled at once).",
+    )
+    max_waiting: int | None = Field(
+        None,
+        ge=0,
+        description="Most requests that wait for a place; further ones get a 429 (default: as "
+        "many as the engine has places).",
+    )
+    max_kv_usage: float = Field(
+        0.95, gt=0, le=1, description="Share of the KV cache in use above which requests wait."
+    )
+    queue_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds that a request may wait to be started; then it gets a 503."
+    )
+    request_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds after which any request ends with a 504; the header "
+        "`x-request-timeout` can ask for fewer.",
+    )
+    assumed_output_tokens: int = Field(
+        256,
+        ge=1,
+        description="Output tokens that are charged up front where a request names no limit; "
+        "what was used is settled at its end.",
+    )
+    redis_url: str | None = Field(
+        None, description="Redis that several gateways share their quotas in (redis://HOST:PORT/0)."
+    )
+    redis_timeout_s: float = Field(
+        0.25, gt=0, description="Seconds to wait for Redis; then this gateway counts by itself."
+    )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether requests need a key."""
+        return self.keys_file is not None or self.keys is not None
 
 
 class ModelSettings(Section):
@@ -130,6 +208,7 @@ class Settings(Section):
     """The whole tree, as `create_app` and the engine read it."""
 
     server: ServerSettings = Field(default_factory=ServerSettings)
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
@@ -209,6 +288,8 @@ def load(
 
 def _check(settings: Settings) -> Settings:
     """Refuse a tree that asks for the impossible."""
+    if settings.admission.keys_file is not None and settings.admission.keys is not None:
+        raise SettingsError("keys", "give either this or keys_file, not both")
     if settings.speculates and settings.speculation.drafter is None:
         raise SettingsError(
             "drafter",

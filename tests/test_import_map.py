@@ -32,7 +32,7 @@ MAP: dict[str, set[str]] = {
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.server": GROUND | ENGINE | {"app.main"} | POLICY,
     "app.doctor": GROUND | ENGINE | POLICY,
-    "app.cli": GROUND | {"app.server", "app.doctor"},
+    "app.cli": GROUND | {"app.admission", "app.server", "app.doctor"},
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import deque
@@ -17,12 +18,19 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _INTEGERS = range(-(2**63), 2**63)
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object of at most `limit` bytes. Raises ApiError 400, 413 or 415."""
+async def read_json(request: Request, limit: int, timeout_s: float) -> tuple[dict[str, Any], int]:
+    """The body as a JSON object of at most `limit` bytes, and its size. Raises ApiError 400,
+    408, 413 or 415."""
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(415, "Unsupported media type: send Content-Type: application/json.")
-    data = await _read(request, limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await _read(request, limit)
+    except TimeoutError:
+        # What is still on its way is not waited for.
+        message = f"The body did not arrive within {timeout_s:g} s."
+        raise ApiError(408, message, headers={"Connection": "close"}) from None
     try:
         text = data.decode("utf-8-sig")
         payload = json.loads(text, parse_constant=_reject_constant)
@@ -34,7 +42,7 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         raise ApiError(400, "The body must be a JSON object.")
     if _SUSPECT.search(text):
         _refuse_unusable(payload)
-    return payload
+    return payload, len(data)
 
 
 def _refuse_unusable(payload: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.respond import answer, read_payload, respond
+from app.api.respond import answer, read_body, respond
 from app.errors import ApiError
 
 router = APIRouter()
@@ -21,6 +21,8 @@ OPERATIONS = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
+# Every path whose requests count towards a tenant's limits.
+PATHS = frozenset({*OPERATIONS, "/invocations"})
 
 
 def _add(path: str, operation: str) -> None:
@@ -37,8 +39,8 @@ for _path, _operation in OPERATIONS.items():
 @router.post("/invocations", response_model=None)
 async def invocations(request: Request) -> Response:
     """SageMaker's one route: the body's shape says which operation is meant."""
-    payload = await read_payload(request)
-    return await answer(request, _operation_of(payload), payload)
+    body = await read_body(request)
+    return await answer(request, _operation_of(body.payload), body)
 
 
 def _operation_of(payload: dict[str, Any]) -> str:

@@ -4,42 +4,66 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from app.api.body import read_json
+from app.api.door import total_s
 from app.api.streaming import EventResponse, EventStream
+from app.api.visit import visit_of
 from app.engine.supervisor import Engine
-from app.settings import Settings
+from app.errors import ApiError
+from app.settings import ServerSettings, Settings
 
 CLIENT_CLOSED_REQUEST = 499
 
 
+# Operations that ask the tokenizer only: no place in the engine, no tokens to pay.
+NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
+
+
+@dataclass(frozen=True)
+class Body:
+    """A decoded body, and its size on the wire."""
+
+    payload: dict[str, Any]
+    size: int
+
+
 async def respond(request: Request, operation: str) -> Response:
     """Read the body and answer it with the named operation."""
-    return await answer(request, operation, await read_payload(request))
+    return await answer(request, operation, await read_body(request))
 
 
-async def read_payload(request: Request) -> dict[str, Any]:
-    """The body as a JSON object, within the limit of the settings."""
-    settings: Settings = request.app.state.settings
-    return await read_json(request, int(settings.server.max_body_mib * 2**20))
+async def read_body(request: Request) -> Body:
+    """The body as a JSON object, within the limits of the settings."""
+    server: ServerSettings = request.app.state.settings.server
+    limit = int(server.max_body_mib * 2**20)
+    return Body(*await read_json(request, limit, server.body_timeout_s))
 
 
-async def answer(request: Request, name: str, payload: dict[str, Any]) -> Response:
-    """The response to a decoded body. A client that leaves ends the generation."""
+async def answer(request: Request, name: str, body: Body) -> Response:
+    """The response to a decoded body. A client that leaves, or a deadline, ends the generation."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     operation = engine.operation(name)
+    visit = visit_of(request.scope)
+    await visit.begin(total_s(request.scope, request.app.state.desk))
+    deadline = visit.deadline
+    assert deadline is not None
 
     async def work() -> Response:
-        fields = dict(payload)  # checks drop fields; errors name them as sent
+        if name not in NO_GENERATION:
+            await visit.admit(body.payload, body.size, settings.served_model_name)
+        fields = dict(body.payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields)
         if isinstance(reply.answer, dict):
-            return JSONResponse(reply.answer)
-        stream = EventStream(reply.answer, settings.server.sse_keep_alive_s)
+            visit.leave()
+            return JSONResponse(reply.answer, headers={"server-timing": visit.timing()})
+        stream = EventStream(reply.answer, settings.server.sse_keep_alive_s, visit.leave)
         try:
             error = await stream.begin(reply.first)
         except asyncio.CancelledError:
@@ -49,22 +73,31 @@ async def answer(request: Request, name: str, payload: dict[str, Any]) -> Respon
             error = broken
         if error is not None:
             await stream.close()
-            raise operation.failure(error, payload, reply.first) from error
-        return EventResponse(stream)
+            raise operation.failure(error, body.payload, reply.first) from error
+        stream.cut_at(deadline.expired, operation.event)
+        return EventResponse(stream, {"server-timing": visit.timing()})
 
-    return await _unless_disconnected(request, work())
+    return await _in_time(request, work(), deadline.expired)
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The work's response, or 499 (which nobody reads) once the client has gone.
+async def _in_time(
+    request: Request, work: Coroutine[Any, Any, Response], expired: asyncio.Future[ApiError]
+) -> Response:
+    """The work's response, the error of a deadline that came first, or 499 (which nobody
+    reads) once the client has gone.
 
     The body has been read, so the next message that can arrive is the disconnect.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=CLIENT_CLOSED_REQUEST)
+        first: set[asyncio.Future[Any]] = {task, watcher, expired}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if expired.done():
+            raise expired.result()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         task.cancel()
         watcher.cancel()

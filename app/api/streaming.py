@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+from app.errors import ApiError
 
 KEEP_ALIVE = ": keep-alive\n\n"
 # Events that may wait for a slow reader; beyond them the engine's outputs merge upstream.
@@ -28,9 +30,18 @@ class EventStream:
     generation behind it. `close` ends both and must be called.
     """
 
-    def __init__(self, events: AsyncIterator[str], keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        keep_alive_s: float,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_end` is called once nothing is generated any more, read or not."""
         self._events = events
         self._keep_alive_s = keep_alive_s
+        self._on_end = on_end
+        self._count = 0
+        self._generated = False
         self._queue: asyncio.Queue[str | Exception | None] = asyncio.Queue(BUFFERED_EVENTS)
         self._head: list[str] = []
         self._ended = False
@@ -41,11 +52,14 @@ class EventStream:
         try:
             async for event in self._events:
                 await self._queue.put(event)
+                self._count += 1
         except Exception as error:
             end = error
         finally:
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
+            self._generated = True
+            self._on_end()
         await self._queue.put(end)
 
     async def _next(self) -> str | None:
@@ -84,6 +98,22 @@ class EventStream:
             if event is not None:
                 yield event
 
+    def cut_at(
+        self, moment: asyncio.Future[ApiError], as_event: Callable[[ApiError, int], str]
+    ) -> None:
+        """End the generation when `moment` comes with an error; the error is the last event."""
+
+        def cut(moment: asyncio.Future[ApiError]) -> None:
+            if moment.cancelled() or self._generated:
+                return
+            self._pump.cancel()
+            while self._queue.qsize() > BUFFERED_EVENTS - 2:  # for a reader who is far behind
+                self._queue.get_nowait()
+            self._queue.put_nowait(as_event(moment.result(), self._count))
+            self._queue.put_nowait(None)
+
+        moment.add_done_callback(cut)
+
     async def close(self) -> None:
         """Stop the generation if it still runs, and wait until it has stopped."""
         self._pump.cancel()
@@ -93,11 +123,11 @@ class EventStream:
 class EventResponse(StreamingResponse):
     """A StreamingResponse that closes its stream however it ends, started or not."""
 
-    def __init__(self, stream: EventStream) -> None:
+    def __init__(self, stream: EventStream, headers: Mapping[str, str]) -> None:
         super().__init__(
             stream.body(),
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
         )
         self._stream = stream
 

@@ -9,8 +9,10 @@ from typing import Any
 from vllm.exceptions import GenerationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from app.engine.account import MAX_K, Account, current
 from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
@@ -24,8 +26,21 @@ class GatewayLLM(AsyncLLM):
     Its outputs settle the request's FirstOutput; a request that the engine gives up before
     its first token raises; and the alternatives of each token come in order of probability:
     stock puts the sampled token first, so that the k entries which the serving classes cut
-    off are not the k most likely ones.
+    off are not the k most likely ones. What a request uses is entered in its Account.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        register = self.output_processor.add_request
+
+        def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+            register(request, *args, **kwargs)
+            if (account := current()) is not None:
+                states = self.output_processor.request_states
+                account.sequences.append(states[request.request_id])
+
+        # The one place that every sequence of every kind of request passes, in its own task.
+        self.output_processor.add_request = enter
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
@@ -38,8 +53,20 @@ class GatewayLLM(AsyncLLM):
         constraint = sampling_params.structured_outputs
         if constraint and constraint.structural_tag and self._white_space_is_bounded:
             constraint.structural_tag = bounded(constraint.structural_tag)
+        if (account := current()) is not None:
+            self._obey(account, sampling_params, kwargs)
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         return watched(_corrected(outputs, constraint is not None, silent))
+
+    def _obey(
+        self, account: Account, sampling_params: SamplingParams, kwargs: dict[str, Any]
+    ) -> None:
+        """The tenant's priority, where the scheduler knows priorities, and its largest K."""
+        if self.vllm_config.scheduler_config.policy == "priority":
+            kwargs["priority"] = account.priority
+        if account.max_k is not None:
+            extra = dict(sampling_params.extra_args or {})
+            sampling_params.extra_args = {**extra, MAX_K: account.max_k}
 
     def __del__(self) -> None:
         """As vLLM's, but not while the interpreter ends: its modules are gone by then."""

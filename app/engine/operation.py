@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.engine import failures
-from app.engine.events import events
+from app.engine.events import error_event, events
 from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import without_nulls
 from app.errors import ApiError
@@ -63,6 +63,10 @@ class Operation:
     def failure(self, error: BaseException, payload: Payload, first: FirstOutput) -> ApiError:
         """The ApiError for an error that came while a stream was awaited."""
         return self._error(error, payload, first)
+
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        """The error as an event, for a stream that the gateway ends itself."""
+        return error_event(error, self.name, sequence_number)
 
     def _error(
         self, error: BaseException | ErrorResponse, payload: Payload, first: FirstOutput

@@ -1,4 +1,4 @@
-"""The engine's steps as this process sees them: what they drafted."""
+"""The engine's steps as this process sees them: what they drafted, and how full it is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
+from app.engine.load import Load
+
 
 class StepWatch(StatLoggerBase):
     """A vLLM stat logger (vllm/v1/metrics/loggers.py) that counts instead of logging."""
 
-    def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig | None = None,
+        engine_index: int = 0,
+        load: Load | None = None,
+    ) -> None:
         self.draft_tokens = 0
+        self._load = load or Load()
 
     def record(
         self,
@@ -23,7 +31,15 @@ class StepWatch(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called once per engine output (vllm/v1/engine/async_llm.py, output_handler)."""
-        if scheduler_stats is not None and scheduler_stats.spec_decoding_stats is not None:
+        if scheduler_stats is None:
+            return
+        self._load.update(
+            engine_idx,
+            scheduler_stats.num_running_reqs,
+            scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+            scheduler_stats.kv_cache_usage,
+        )
+        if scheduler_stats.spec_decoding_stats is not None:
             self.draft_tokens += scheduler_stats.spec_decoding_stats.num_draft_tokens
 
     def log_engine_initialized(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from app.engine.cpu import cpu_machine, preload
+from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
 from app.errors import AerieError, ApiError, StartupError
@@ -52,6 +53,7 @@ class Engine:
         self.phase = Phase.STARTING
         self.failure: AerieError | None = None
         self.ended = asyncio.Event()
+        self.load = Load()
         self.drafter: dict[str, Any] | None = None
         self._launching = False
         self._llm: GatewayLLM | None = None
@@ -153,7 +155,10 @@ class Engine:
             config = arguments.create_engine_config()
         except TypeError as error:
             raise StartupError(f"engine_args: {error}") from error
-        steps = StepWatch()
+        self.load.clear()
+        scheduler, parallel = config.scheduler_config, config.parallel_config
+        self.load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
+        steps = StepWatch(load=self.load)
         llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
         return llm, steps
 

@@ -56,6 +56,9 @@ class FakeOperation:
     ) -> ApiError:
         return ApiError(400, str(error), param="stop")
 
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        return f"data: {json.dumps(error.envelope())}\n\n"
+
 
 class FakeEngine(Engine):
     """Starts at once; the phase is set by the test."""

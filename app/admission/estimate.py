@@ -1,0 +1,40 @@
+"""What a request will cost, guessed from its body before anything is tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Bytes of a JSON body for one token: right for English, high for code, and about right for
+# lists of token ids and for other scripts, whose characters are several bytes.
+BYTES_PER_TOKEN = 4
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tokens to charge, and sequences that the engine will run at once."""
+
+    tokens: int
+    sequences: int
+
+
+def estimate(payload: Mapping[str, Any], body_bytes: int, assumed_output: int) -> Estimate:
+    """The body has passed no check yet: anything that is no number counts as not given."""
+    sequences = prompts(payload) * max(1, _number(payload.get("n")) or 1)
+    given = [number for name in _LIMITS if (number := _number(payload.get(name))) is not None]
+    output = max(0, min(given)) if given else assumed_output
+    return Estimate(body_bytes // BYTES_PER_TOKEN + output * sequences, sequences)
+
+
+def prompts(payload: Mapping[str, Any]) -> int:
+    """How many prompts the body holds: completions take a list of texts or of token lists."""
+    prompt = payload.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return 1
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

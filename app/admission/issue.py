@@ -1,0 +1,98 @@
+"""Changes to the keys file: make a key, revoke one. Comments and order survive."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from app.admission.tenants import Tenant, digest_of, parse
+from app.errors import SettingsError
+
+PREFIX = "sk-aerie-"
+RANDOM_BYTES = 32
+
+
+def create(
+    path: Path, tenant: str, limits: Mapping[str, object], *, admin: bool, now: datetime
+) -> tuple[str, str]:
+    """Add a key, and its tenant if that is new. Returns the key's id and the key itself, which
+    is nowhere else. `limits` are the new tenant's; an existing one keeps its own."""
+    secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+    key_id = secrets.token_hex(6)
+
+    def change(document: tomlkit.TOMLDocument) -> None:
+        tenants = document.setdefault("tenants", tomlkit.table(is_super_table=True))
+        if tenant not in tenants:
+            Tenant.model_validate({**limits, "name": tenant})
+            tenants[tenant] = dict(limits)
+        elif limits:
+            raise SettingsError(
+                "tenant", f"{tenant} exists: change its limits in {path}, not with a new key"
+            )
+        entry = tomlkit.table()
+        entry.update({"id": key_id, "tenant": tenant, "sha256": digest_of(secret.encode())})
+        entry.update({"admin": admin, "created": now.astimezone(UTC).replace(microsecond=0)})
+        document.setdefault("keys", tomlkit.aot()).append(entry)
+
+    _edit(path, change)
+    return key_id, secret
+
+
+def revoke(path: Path, key_id: str) -> None:
+    """Take a key out. Raises SettingsError if there is none with this id."""
+
+    def change(document: tomlkit.TOMLDocument) -> None:
+        keys = document.get("keys", [])
+        for index, entry in enumerate(keys):
+            if entry.get("id") == key_id:
+                del keys[index]
+                return
+        raise SettingsError("id", f"{path} has no key {key_id}")
+
+    _edit(path, change)
+
+
+def _edit(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:
+    """Change the file as a whole or not at all, one writer at a time."""
+    with _locked(path):
+        text = path.read_text("utf-8") if path.exists() else ""
+        parse(text, str(path))
+        try:
+            document = tomlkit.parse(text)
+            change(document)
+            changed = tomlkit.dumps(document)
+        except TOMLKitError as error:
+            raise SettingsError("keys_file", f"{path}: {error}") from None
+        except ValueError as error:
+            raise SettingsError("keys_file", str(error)) from None
+        parse(changed, str(path))  # what a gateway could not read is never written
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(changed)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock has its own file: the keys file itself is replaced."""
+    try:
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise SettingsError("keys_file", f"{path}: {error.strerror}") from None

@@ -1,0 +1,185 @@
+"""One request between door and end: what it was charged, which places it holds."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Scope
+
+from app import metrics
+from app.admission.desk import Desk
+from app.admission.estimate import estimate
+from app.admission.gate import GateFull, Place
+from app.admission.limiter import Ask, Standing, Verdict
+from app.admission.tenants import Identity
+from app.api.deadline import Deadline
+from app.engine.account import Account, open_account
+from app.errors import ApiError, shorten
+
+_KEY = "aerie.visit"
+# Longer than any request lives: a lease outlives its request only if the gateway died.
+LEASE_MARGIN_S = 60.0
+
+
+class Visit:
+    """Opened by the door, closed by it however the request ends. Everything taken is given
+    back exactly once."""
+
+    def __init__(self, desk: Desk, identity: Identity) -> None:
+        self.identity = identity
+        self.account = Account(priority=identity.tenant.priority, max_k=identity.tenant.max_k)
+        self.deadline: Deadline | None = None
+        self.gate_s = 0.0
+        self._desk = desk
+        self._lease = ""
+        self._charged = 0
+        self._place: Place | None = None
+        self._verdict = Verdict()
+
+    async def begin(self, total_s: float) -> None:
+        """Before the body is read: a place among the tenant's concurrent requests, one of its
+        requests per minute, and the deadlines. Raises ApiError 429; `begin` again is nothing."""
+        if self._lease:
+            return
+        tenant, settings = self.identity.tenant, self._desk.settings
+        try:
+            self._desk.gate.check(tenant)
+        except GateFull as full:
+            raise _overloaded(full) from None
+        lease = uuid.uuid4().hex
+        ask = Ask(requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S)
+        self._lease = lease  # first: what a cancellation interrupts is given back, too
+        await self._take(ask)
+        open_account(self.account)
+        self.deadline = Deadline(total_s)
+
+    async def admit(self, payload: Mapping[str, Any], body_bytes: int, served_model: str) -> None:
+        """Before the engine runs: may the tenant use this model, has it the tokens, and, after a
+        wait, a place in the engine. Raises ApiError 403 or 429."""
+        tenant, settings = self.identity.tenant, self._desk.settings
+        model = payload.get("model") or served_model
+        if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
+            metrics.REFUSED.labels("model").inc()
+            message = f"This API key may not use the model `{shorten(model)}`."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+        cost = estimate(payload, body_bytes, settings.assumed_output_tokens)
+        await self._take(Ask(tokens=cost.tokens))
+        self._charged = cost.tokens
+        started = time.monotonic()
+        if self.deadline is not None:
+            self.deadline.start_within(
+                settings.queue_timeout_s, self._waits, lambda: self.account.begun
+            )
+        try:
+            self._place = await self._desk.gate.enter(tenant, cost.sequences)
+        except GateFull as full:
+            raise _overloaded(full) from None
+        self.gate_s = time.monotonic() - started
+
+    def leave(self) -> None:
+        """The engine has no more work with this request."""
+        if self._place is not None:
+            place, self._place = self._place, None
+            self._desk.gate.leave(place)
+
+    async def close(self) -> None:
+        """The response is over: settle."""
+        if self.deadline is not None:
+            self.deadline.close()
+        self.leave()
+        if not self._lease:
+            return
+        tenant, lease, self._lease = self.identity.tenant, self._lease, ""
+        used = {"prompt": self.account.prompt_tokens, "output": self.account.output_tokens}
+        if self.deadline is not None and self.deadline.kind == "queue":
+            used = {"prompt": 0, "output": 0}  # it was this server that did not begin
+        for kind, tokens in used.items():
+            metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
+        self.account.sequences.clear()
+        await self._desk.limiter.give(
+            tenant, tokens=self._charged - sum(used.values()), lease=lease
+        )
+
+    def headers(self) -> dict[str, str]:
+        """OpenAI's rate limit headers, for the limits that the tenant has."""
+        found: dict[str, str] = {}
+        for name, bucket in (
+            ("requests", self._verdict.requests),
+            ("tokens", self._verdict.tokens),
+        ):
+            if isinstance(bucket, Standing):
+                found[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                found[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining)
+                found[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s)
+        return found
+
+    def timing(self) -> str:
+        """The `server-timing` of what is known by now, in milliseconds."""
+        timing = self.account.timing
+        parts = {"queue": self.gate_s + (timing.queued_s if timing else 0.0)}
+        if timing is not None:
+            parts["prefill"] = timing.prefill_s
+            if timing.decode_s > 0:
+                parts["decode"] = timing.decode_s
+        return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
+
+    async def _take(self, ask: Ask) -> None:
+        verdict = self._verdict = await self._desk.limiter.take(self.identity.tenant, ask)
+        if verdict.limited is not None:
+            metrics.REFUSED.labels(verdict.limited).inc()
+            raise _limited(verdict, self.identity.tenant.name, ask)
+
+    def _waits(self) -> bool:
+        """Whether the request still waits for the gate or for the engine. The engine tells who
+        waits only in numbers: while nobody waits there, this request is being worked on."""
+        return self._place is None or self._desk.load.waiting > 0
+
+
+def visit_of(scope: Scope) -> Visit:
+    """The visit that the door opened for this request."""
+    visit: Visit = scope[_KEY]
+    return visit
+
+
+def attach(scope: Scope, visit: Visit) -> None:
+    """For visit_of."""
+    scope[_KEY] = visit
+
+
+def _overloaded(full: GateFull) -> ApiError:
+    metrics.REFUSED.labels("overload").inc()
+    message = "The server is overloaded; try again later."
+    headers = {"Retry-After": str(math.ceil(full.retry_after_s))}
+    return ApiError(429, message, code="server_overloaded", headers=headers)
+
+
+def _limited(verdict: Verdict, tenant: str, ask: Ask) -> ApiError:
+    if verdict.never:
+        limit = verdict.tokens.limit if verdict.tokens else 0
+        message = (
+            f"Request too large for {tenant}: about {ask.tokens} tokens with its output, "
+            f"limit {limit} tokens per minute."
+        )
+        headers = {"Retry-After": "60", "x-should-retry": "false"}
+        return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    what = {
+        "requests": "requests per minute",
+        "tokens": "tokens per minute",
+        "concurrent": "requests at once",
+    }[verdict.limited or "requests"]
+    seconds = max(1, math.ceil(verdict.retry_after_s))
+    message = f"Rate limit reached for {tenant}: {what}. Try again in {seconds} s."
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{seconds:.1f}s"

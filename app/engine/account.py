@@ -1,0 +1,78 @@
+"""What one HTTP request asks of the engine and what it got: sequences, tokens, times.
+
+The gateway opens an account for a request; GatewayLLM, further down in the same task or in one
+made by it, reads the request's priority and largest K from it and enters every sequence.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+# The name under which a request's largest K travels to the scheduler (SamplingParams.extra_args).
+MAX_K = "aerie_max_k"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a request's life in the engine, of the sequence that began first."""
+
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass
+class Account:
+    """One request's. `sequences` are vLLM's RequestState objects: they know their counts and
+    times while they run and after they have ended, however that came."""
+
+    priority: int = 0
+    max_k: int | None = None
+    sequences: list[Any] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has produced a token."""
+        return any(_begun(sequence) for sequence in self.sequences)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts. The copies of `n` share one."""
+        return sum(s.prompt_len for s in self.sequences if s.request_index == 0)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(s.stats.num_generation_tokens for s in self.sequences if s.stats is not None)
+
+    @property
+    def timing(self) -> Timing | None:
+        """None before the first token."""
+        begun = [s.stats for s in self.sequences if _begun(s)]
+        if not begun:
+            return None
+        first = min(begun, key=lambda stats: stats.first_token_ts)
+        return Timing(
+            max(0.0, first.scheduled_ts - first.queued_ts),
+            max(0.0, first.first_token_ts - first.scheduled_ts),
+            max(0.0, max(stats.last_token_ts for stats in begun) - first.first_token_ts),
+        )
+
+
+def _begun(sequence: Any) -> bool:
+    return sequence.stats is not None and sequence.stats.first_token_ts > 0
+
+
+_current: ContextVar[Account | None] = ContextVar("account", default=None)
+
+
+def open_account(account: Account) -> None:
+    """For the current task and the tasks it creates."""
+    _current.set(account)
+
+
+def current() -> Account | None:
+    """The account of the request that this code runs for."""
+    return _current.get()

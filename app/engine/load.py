@@ -1,0 +1,54 @@
+"""How full the engine is, as its scheduler last said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# A running engine reports at every step. Older figures are of an engine that has nothing to do.
+STALE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """One scheduler's figures after a step."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    at: float
+
+
+@dataclass
+class Load:
+    """The sum over all schedulers (one, unless the engine runs data-parallel copies)."""
+
+    capacity: int = 0  # sequences in one batch, all copies together; 0 before the engine is up
+    clock: Callable[[], float] = time.monotonic
+    on_step: Callable[[], None] | None = None
+    _reports: dict[int, Report] = field(default_factory=dict)
+
+    def update(self, index: int, running: int, waiting: int, kv_usage: float) -> None:
+        """Called once per step of scheduler `index`."""
+        self._reports[index] = Report(running, waiting, kv_usage, self.clock())
+        if self.on_step is not None:
+            self.on_step()
+
+    def clear(self) -> None:
+        """The engine is another one now."""
+        self._reports.clear()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the schedulers have taken and not begun."""
+        return sum(report.waiting for report in self._fresh())
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache in use, where it is fullest."""
+        return max((report.kv_usage for report in self._fresh()), default=0.0)
+
+    def _fresh(self) -> list[Report]:
+        now = self.clock()
+        return [report for report in self._reports.values() if now - report.at <= STALE_S]

@@ -1,0 +1,231 @@
+"""Token buckets and leases, the same for the limiter in memory and the one in Redis.
+
+The Redis half runs against a real redis-server of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from app.admission.limiter import Ask, Limiter, MemoryLimiter
+from app.admission.shared import SharedLimiter
+from app.admission.tenants import Tenant
+
+MANY = 200
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    arguments = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen([*arguments, "--dir", str(folder)], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        while b"Ready to accept connections" not in (folder / "log").read_bytes():
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "redis-server did not start"
+            time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def limiter(request: pytest.FixtureRequest) -> Callable[[], Limiter]:
+    if request.param == "memory":
+        return MemoryLimiter
+    url = request.getfixturevalue("redis_url")
+    return lambda: SharedLimiter(url, timeout_s=5)
+
+
+def tenant(request: pytest.FixtureRequest, **limits: int) -> Tenant:
+    """One per test: Redis outlives a test."""
+    return Tenant.model_validate({"name": f"t{zlib.crc32(request.node.nodeid.encode())}", **limits})
+
+
+@asynccontextmanager
+async def opened(make: Callable[[], Limiter]) -> AsyncIterator[Limiter]:
+    limiter = make()
+    try:
+        yield limiter
+    finally:
+        await limiter.close()
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+@pytest.mark.parametrize(
+    ("field", "ask"),
+    [
+        ("requests_per_minute", Ask(requests=1)),
+        ("tokens_per_minute", Ask(tokens=1)),
+        ("max_concurrent", Ask(lease="", lease_s=60)),
+    ],
+)
+def test_exactly_as_many_as_the_limit_get_in(
+    request: pytest.FixtureRequest,
+    limiter: Callable[[], Limiter],
+    field: str,
+    ask: Ask,
+    limit: int,
+) -> None:
+    """Two hundred at once, from two gateways: a check apart from its taking lets more in.
+    A minute's limit refills by a whole unit only after 60/limit s."""
+    payer = tenant(request, **{field: limit})
+
+    async def scenario() -> list[bool]:
+        async with opened(limiter) as one, opened(limiter) as two:
+            gateways = [one, two] if isinstance(one, SharedLimiter) else [one, one]
+
+            async def attempt(i: int) -> bool:
+                lease = f"lease{i}" if field == "max_concurrent" else ""
+                mine = Ask(ask.requests, ask.tokens, lease, ask.lease_s)
+                return (await gateways[i % 2].take(payer, mine)).limited is None
+
+            return await asyncio.gather(*(attempt(i) for i in range(MANY)))
+
+    started = time.monotonic()
+    admitted = sum(asyncio.run(scenario()))
+    refilled = 0 if field == "max_concurrent" else int((time.monotonic() - started) * limit / 60)
+    assert limit <= admitted <= limit + refilled
+
+
+def test_all_or_nothing(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
+    """A refusal for one reason must not use up the others."""
+    payer = tenant(request, requests_per_minute=2, tokens_per_minute=10, max_concurrent=1)
+
+    async def scenario() -> None:
+        async with opened(limiter) as one:
+            first = await one.take(payer, Ask(requests=1, tokens=4, lease="a", lease_s=60))
+            assert first.limited is None
+            assert first.requests is not None and first.requests.remaining == 1
+            assert first.tokens is not None and first.tokens.remaining == 6
+            second = await one.take(payer, Ask(requests=1, tokens=1, lease="b", lease_s=60))
+            assert second.limited == "concurrent"
+            third = await one.take(payer, Ask(requests=1, tokens=9))
+            assert third.limited == "tokens"
+            assert third.requests is not None and third.requests.remaining == 1
+            await one.give(payer, lease="a")
+            last = await one.take(payer, Ask(requests=1, lease="c", lease_s=60))
+            assert last.limited is None
+
+    asyncio.run(scenario())
+
+
+def test_settling(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
+    """Back what was not used, never above a full bucket; more used than taken is owed."""
+    payer = tenant(request, tokens_per_minute=100)
+
+    async def scenario() -> list[int]:
+        seen = []
+        async with opened(limiter) as one:
+            for taken, given in ((60, 50), (0, 500), (90, -40), (0, 0)):
+                verdict = await one.take(payer, Ask(tokens=taken))
+                assert verdict.limited is None or taken == 0
+                assert verdict.tokens is not None
+                seen.append(verdict.tokens.remaining)
+                await one.give(payer, tokens=given)
+            owed = await one.take(payer, Ask(tokens=1))
+            assert owed.limited == "tokens"
+            assert 15 < owed.retry_after_s < 20
+        return seen
+
+    assert asyncio.run(scenario()) == [40, 90, 10, 0]
+
+
+def test_never_is_told(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
+    payer = tenant(request, tokens_per_minute=100)
+
+    async def scenario() -> None:
+        async with opened(limiter) as one:
+            verdict = await one.take(payer, Ask(tokens=101))
+            assert (verdict.limited, verdict.never) == ("tokens", True)
+            assert (await one.take(payer, Ask(tokens=100))).limited is None
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_nobody_gives_back_ends(
+    request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
+) -> None:
+    payer = tenant(request, max_concurrent=1)
+
+    async def scenario() -> None:
+        async with opened(limiter) as one:
+            assert (await one.take(payer, Ask(lease="a", lease_s=0.05))).limited is None
+            await asyncio.sleep(0.1)
+            assert (await one.take(payer, Ask(lease="b", lease_s=60))).limited is None
+            assert (await one.take(payer, Ask(lease="c", lease_s=60))).limited == "concurrent"
+
+    asyncio.run(scenario())
+
+
+def test_buckets_fill_steadily() -> None:
+    clock = Clock()
+    limiter = MemoryLimiter(clock)
+    payer = Tenant(name="a", requests_per_minute=60)
+
+    async def take() -> bool:
+        return (await limiter.take(payer, Ask(requests=1))).limited is None
+
+    async def scenario() -> list[int]:
+        admitted = []
+        for wait_s in (0.0, 0.5, 0.5, 3.0, 600.0):
+            clock.now += wait_s
+            admitted.append(sum([await take() for _ in range(100)]))
+        return admitted
+
+    assert asyncio.run(scenario()) == [60, 0, 1, 3, 60]
+
+
+def test_a_lowered_limit_holds_at_once() -> None:
+    clock = Clock()
+    limiter = MemoryLimiter(clock)
+
+    async def scenario() -> int:
+        await limiter.take(Tenant(name="a", requests_per_minute=60), Ask(requests=1))
+        lowered = Tenant(name="a", requests_per_minute=2)
+        return sum(
+            [(await limiter.take(lowered, Ask(requests=1))).limited is None for _ in range(9)]
+        )
+
+    assert asyncio.run(scenario()) == 2
+
+
+def test_without_redis_a_gateway_counts_by_itself(tmp_path: Path) -> None:
+    """Nobody listens on the port; the limit still holds, and Redis is not asked each time."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    payer = Tenant(name="a", requests_per_minute=3)
+
+    async def scenario() -> list[bool]:
+        async with opened(lambda: SharedLimiter(f"redis://127.0.0.1:{port}/0", 0.2)) as one:
+            return [(await one.take(payer, Ask(requests=1))).limited is None for _ in range(5)]
+
+    assert asyncio.run(scenario()) == [True, True, True, False, False]

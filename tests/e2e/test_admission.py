@@ -1,0 +1,311 @@
+"""Keys, quotas, the gate and the deadlines in front of a real engine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from .gateway import MODEL, Gateway, environment
+from .wire import JSON, assert_error, metric, read_events, wait_for_metric
+
+ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+QUEUE_TIMEOUT_S = 3.0
+FREE_WITHIN_S = 15.0
+# More than the model makes while a test looks at it; every test ends it early.
+LONG = 1500
+
+
+class Keys:
+    """The operator's side: the keys file, changed with the command."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "app.cli", "keys", *arguments, "--keys-file", str(self.path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment({}),
+        )
+        return done.stdout
+
+    def create(self, tenant: str, *limits: str) -> tuple[str, str]:
+        words = self.run("create", tenant, *limits).split()
+        return words[1], words[-1]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys") / "keys.toml")
+
+
+@pytest.fixture(scope="module")
+def operator(keys: Keys) -> str:
+    return keys.create("operator", "--priority", "-5", "--max-k", "2")[1]
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    keys: Keys, operator: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """Room for two sequences in a batch, two more in the engine's queue, two at the gate."""
+    gateway = Gateway.launch(
+        tmp_path_factory.mktemp("guarded") / "gateway.log",
+        [
+            *("--keys-file", str(keys.path), "--keys-poll-s", "0.2"),
+            *("--max-num-seqs", "2", "--max-running", "4", "--max-waiting", "2"),
+            *("--queue-timeout-s", str(QUEUE_TIMEOUT_S)),
+        ],
+    )
+    try:
+        gateway.wait_bound()
+        wait_ready(gateway)
+        yield gateway
+        assert gateway.stop() == 0, gateway.tail()
+        assert gateway.leftovers() == []
+    finally:
+        gateway.kill()
+
+
+def wait_ready(gateway: Gateway) -> None:
+    deadline = time.monotonic() + 240
+    with httpx.Client(base_url=gateway.url, timeout=30, trust_env=False) as http:
+        while http.get("/readyz").status_code != 200:
+            assert gateway.alive(), gateway.tail()
+            assert time.monotonic() < deadline, gateway.tail()
+            time.sleep(0.2)
+
+
+@contextmanager
+def holding(gateway: Gateway, key: str) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def http(guarded: Gateway, operator: str) -> Iterator[httpx.Client]:
+    with holding(guarded, operator) as client:
+        wait_for_metric(client, ACTIVE, 0, FREE_WITHIN_S)
+        yield client
+        wait_for_metric(client, ACTIVE, 0, FREE_WITHIN_S)
+        assert metric(client, "aerie_gate_running") == 0
+        assert metric(client, "aerie_gate_waiting") == 0
+
+
+@pytest.fixture(autouse=True)
+def unharmed() -> None:
+    """In place of the check of the shared gateway, which these tests do not use."""
+
+
+def body(max_tokens: int = 4, **changes: object) -> JSON:
+    prompt = "def read_config(path):\n"
+    given: JSON = {"model": MODEL, "prompt": prompt, "temperature": 0, "ignore_eos": True}
+    return {**given, "max_tokens": max_tokens, **changes}
+
+
+def until_known(gateway: Gateway, key: str) -> None:
+    """Wait until the gateway has read the keys file again."""
+    deadline = time.monotonic() + 20
+    with holding(gateway, key) as client:
+        while client.get("/v1/models").status_code == 401:
+            assert time.monotonic() < deadline, "the new key is not known"
+            time.sleep(0.05)
+
+
+def remaining(response: httpx.Response, what: str) -> int:
+    return int(response.headers[f"x-ratelimit-remaining-{what}"])
+
+
+def test_health_is_public_and_nothing_else_is(guarded: Gateway) -> None:
+    with httpx.Client(base_url=guarded.url, timeout=30, trust_env=False) as anybody:
+        for path in ("/livez", "/readyz", "/ping", "/metrics"):
+            assert anybody.get(path).status_code == 200
+        for path in ("/v1/models", "//v1/models", "/livez/../v1/models", "/v1%2fmodels", "/docs"):
+            kind = "authentication_error"
+            assert_error(anybody.get(path), 401, code="invalid_api_key", kind=kind)
+        for path in ("/v1/completions", "/invocations", "/tokenize"):
+            kind = "authentication_error"
+            assert_error(anybody.post(path, json=body()), 401, code="invalid_api_key", kind=kind)
+
+
+def test_the_official_client_and_a_revoked_key(guarded: Gateway, keys: Keys) -> None:
+    key_id, secret = keys.create("short-lived")
+    until_known(guarded, secret)
+    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=secret, max_retries=0) as client:
+        assert client.completions.create(model=MODEL, prompt="a", max_tokens=1).choices
+        keys.run("revoke", key_id)
+        deadline = time.monotonic() + 20
+        while holds(client):
+            assert time.monotonic() < deadline, "the revoked key still opens"
+            time.sleep(0.05)
+
+
+def holds(client: openai.OpenAI) -> bool:
+    try:
+        client.models.list()
+    except openai.AuthenticationError:
+        return False
+    return True
+
+
+def test_priority_and_k_reach_the_engine_and_time_is_told(http: httpx.Client) -> None:
+    """The operator has both; an engine without the policy would refuse the priority."""
+    response = http.post("/v1/completions", json=body(8))
+    assert response.status_code == 200, response.text
+    timing = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    assert set(timing) == {"queue", "prefill", "decode"}
+    assert all(float(value) >= 0 for value in timing.values())
+    assert float(timing["decode"]) > 0
+
+
+def test_what_was_used_is_what_is_paid(guarded: Gateway, keys: Keys, http: httpx.Client) -> None:
+    limit = 6000
+    secret = keys.create("payer", "--tokens-per-minute", str(limit))[1]
+    until_known(guarded, secret)
+    with holding(guarded, secret) as payer:
+        used = 0
+        started = time.monotonic()
+        for changes in ({}, {"n": 2, "temperature": 1}, {"stream": True}):
+            response = payer.post("/v1/completions", json=body(20, **changes))
+            assert response.status_code == 200
+            prompt = 5
+            used += prompt + 20 * int(str(changes.get("n", 1)))
+        probe = payer.post("/v1/completions", json=body(1))
+        refilled = (time.monotonic() - started) * limit / 60
+        charged = 1 + len(probe.request.content) // 4
+        left = remaining(probe, "tokens")
+        assert limit - used - charged - 3 <= left <= min(limit, limit - used + refilled + 3)
+
+
+def test_a_cancelled_stream_is_charged_for_what_it_used(
+    guarded: Gateway, keys: Keys, http: httpx.Client
+) -> None:
+    """A limit so high that a minute's refill does not hide the charge."""
+    secret = keys.create("leaver", "--tokens-per-minute", "2000", "--max-concurrent", "1")[1]
+    until_known(guarded, secret)
+    before = metric(http, "vllm:generation_tokens_total")
+    with holding(guarded, secret) as leaver:
+        with leaver.stream("POST", "/v1/completions", json=body(LONG, stream=True)) as response:
+            events = read_events(response.iter_lines())
+            for _ in range(5):
+                next(events)
+            busy = http.post("/v1/completions", json=body(1))
+            assert busy.status_code == 200
+            second = leaver.post("/v1/completions", json=body(1))
+            assert_error(second, 429, code="rate_limit_exceeded", kind="rate_limit_error")
+        wait_for_metric(http, ACTIVE, 0, FREE_WITHIN_S)
+    made = metric(http, "vllm:generation_tokens_total") - before
+    paid = tenant_tokens(http, "leaver")
+    assert 5 <= paid["output"] <= made
+    assert paid["output"] >= made - 40, "tokens that were made were not charged"
+    assert paid["output"] < LONG
+    assert paid["prompt"] == 5
+
+
+def tenant_tokens(http: httpx.Client, tenant: str) -> dict[str, float]:
+    text = http.get("/metrics").text
+    found = re.findall(
+        rf'^aerie_tenant_tokens_total{{kind="(\w+)",tenant="{tenant}"}} (\S+)$', text, re.MULTILINE
+    )
+    return {kind: float(value) for kind, value in found}
+
+
+def test_exactly_as_many_requests_as_the_quota(
+    guarded: Gateway, keys: Keys, http: httpx.Client
+) -> None:
+    secret = keys.create("racer", "--requests-per-minute", "2")[1]
+    until_known(guarded, secret)
+
+    def ask(_: int) -> int:
+        with holding(guarded, secret) as racer:
+            return racer.post("/v1/completions", json=body(1)).status_code
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(16) as pool:
+        statuses = sorted(pool.map(ask, range(16)))
+    refilled = int((time.monotonic() - started) / 30)
+    assert 2 <= statuses.count(200) <= 2 + refilled
+    assert statuses.count(200) + statuses.count(429) == 16
+
+
+def test_who_cannot_start_in_time_leaves_the_engine(
+    guarded: Gateway, operator: str, http: httpx.Client
+) -> None:
+    """Two run, two wait inside of the engine: the deadline takes those out again."""
+    with ThreadPoolExecutor(8) as pool, holding(guarded, operator) as holder:
+        running = [
+            holder.send(
+                holder.build_request("POST", "/v1/completions", json=body(LONG, stream=True)),
+                stream=True,
+            )
+            for _ in range(2)
+        ]
+        started = time.monotonic()
+        late = [
+            pool.submit(http.post, "/v1/completions", json=body(LONG, stream=streaming))
+            for streaming in (False, True)
+        ]
+        answers = [waiting.result(timeout=30) for waiting in late]
+        waited_s = time.monotonic() - started
+        if metric(http, "vllm:num_requests_running") < 2:
+            pytest.skip("the machine finished the long requests before the deadline")
+        for answer in answers:
+            assert_error(answer, 503, code="queue_timeout")
+            assert int(answer.headers["retry-after"]) >= 1
+        assert waited_s >= QUEUE_TIMEOUT_S
+        wait_for_metric(http, ["vllm:num_requests_waiting"], 0, FREE_WITHIN_S)
+        for response in running:
+            response.close()
+
+
+def test_more_than_may_wait_are_refused_at_once(
+    guarded: Gateway, operator: str, http: httpx.Client
+) -> None:
+    with holding(guarded, operator) as holder, ThreadPoolExecutor(16) as pool:
+        crowd = [
+            pool.submit(holder.post, "/v1/completions", json=body(200), timeout=60)
+            for _ in range(16)
+        ]
+        answers = [one.result() for one in crowd]
+    statuses = {answer.status_code for answer in answers}
+    assert statuses <= {200, 429, 503}
+    assert 200 in statuses
+    assert 429 in statuses
+    for answer in answers:
+        if answer.status_code == 429:
+            assert_error(answer, 429, code="server_overloaded", kind="rate_limit_error")
+            assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_clients_timeout_ends_the_generation(http: httpx.Client, streaming: bool) -> None:
+    response = http.post(
+        "/v1/completions",
+        json=body(LONG, n=2, temperature=1, stream=streaming),
+        headers={"x-request-timeout": "0.3"},
+    )
+    if streaming:
+        assert response.status_code == 200
+        assert '"request_timeout"' in response.text.strip().splitlines()[-1]
+        assert "[DONE]" not in response.text
+    else:
+        assert_error(response, 504, code="request_timeout")
+    wait_for_metric(http, ACTIVE, 0, FREE_WITHIN_S)
+
+
+def test_no_key_is_in_the_log(guarded: Gateway, operator: str, http: httpx.Client) -> None:
+    assert operator not in guarded.text()
+    assert "Traceback" not in guarded.text(), guarded.tail()

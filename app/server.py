@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
+from app import connection
 from app.engine.supervisor import Engine
 from app.errors import StartupError
 from app.main import create_app
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+# Files of the process that are no client's connection: models, sockets to the engine, logs.
+OTHER_FILES = 512
 
 
 class _Server(uvicorn.Server):
@@ -42,8 +49,13 @@ def serve(settings: Settings) -> None:
         log_config=None,
         access_log=settings.server.access_log,
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
+        http=cast("type[asyncio.Protocol]", connection.factory(settings.server)),
+        ws="none",
+        timeout_keep_alive=math.ceil(settings.server.idle_timeout_s),
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Below that it is clients' mistakes, and each would be a line in the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    _allow_files(settings.server.max_connections + OTHER_FILES)
     with _listen(settings.server.host, settings.server.port) as listener:
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)
@@ -61,6 +73,17 @@ async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> No
     watcher = asyncio.create_task(stop_when_ended())
     await server.serve(sockets=[listener])
     watcher.cancel()
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the soft limit on open files; say so if the hard one is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logger.warning("open files are limited to %d, %d are wanted (ulimit -n)", most, wanted)
 
 
 def _listen(host: str, port: int) -> socket.socket:

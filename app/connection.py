@@ -1,0 +1,223 @@
+"""One TCP connection: limits that must hold before there is a request, or beside it.
+
+uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) bounds neither headers nor the
+time that a client may take for them, for its body, or for reading an answer. Nor does it tell
+a request that its client has gone when another request was sent behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from app import metrics
+from app.errors import ApiError
+from app.settings import ServerSettings
+
+# The application's own limit answers with a 408; this is for a client that sends on after its
+# answer, or to a route that reads no body.
+BODY_GRACE_S = 5.0
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with limits."""
+
+    def __init__(self, limits: ServerSettings, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._most_header_bytes = int(limits.max_header_kib * 1024)
+        self._in_head = False
+        self._head_bytes = 0
+        self._field_bytes = 0
+        self._frame_bytes = 0
+        self._body_bytes = 0
+        self._refusal: ApiError | None = None
+        self._running: RequestResponseCycle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    # What comes in
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse one too many; start the time for the first request's headers."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "Too many connections; try again later.", "connections")
+            self.send_400_response("")
+            return
+        self._start("head", self._limits.header_timeout_s, self._late_head)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what the parser keeps to itself: it hands over a header when that is whole."""
+        if self.transport.is_closing():
+            return
+        if not self._busy and not self._timers.keys() & {"head", "body"}:
+            self._start("head", self._limits.header_timeout_s, self._late_head)
+        in_head, in_body = self._in_head, "body" in self._timers
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if in_head and self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._most_header_bytes:
+                self._refuse(431, self._head_message, "headers")
+                self.send_400_response("")
+        elif in_body and "body" in self._timers:
+            self._frame_bytes += len(data)
+            if self._frame_bytes > self._most_header_bytes + self._body_bytes:
+                self._refuse(400, "More framing than body.", "framing")
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """A request line begins."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._field_bytes = True, 0, 0
+        if "head" not in self._timers:
+            self._start("head", self._limits.header_timeout_s, self._late_head)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come the same way, after every check of the headers: they are dropped."""
+        if not self._in_head:
+            return
+        super().on_header(name, value)
+        self._field_bytes += len(name) + len(value)
+        self._check_head()
+
+    def on_headers_complete(self) -> None:
+        """Refuse an oversized head; start the time for the body."""
+        self._check_head()
+        self._in_head, self._frame_bytes, self._body_bytes = False, 0, 0
+        self._stop("head")
+        self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Part of the body; what else comes meanwhile are chunk sizes, extensions, trailers."""
+        self._body_bytes += len(body)
+        self._frame_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._stop("body")
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that runs; uvicorn tells the one that was sent last."""
+        for name in list(self._timers):
+            self._stop(name)
+        self.pipeline.clear()
+        running, self._running = self._running, None
+        super().connection_lost(exc)
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # What goes out
+
+    def pause_writing(self) -> None:
+        """The client has left more than a buffer's worth unread."""
+        super().pause_writing()
+        self._start("write", self._limits.write_timeout_s, self._slow_reader)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._stop("write")
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be handed to the application gets the envelope, too."""
+        error = self._refusal or ApiError(400, "Not a valid HTTP request.")
+        self._refusal = None
+        body = json.dumps(error.envelope()).encode()
+        head = [
+            STATUS_LINE[error.status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        ]
+        if not self._busy:  # or it would land in the middle of the running answer
+            self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+        self._end_closing()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, which may close; what is unsent then is not waited for without end."""
+        super().on_response_complete()
+        self._end_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """As uvicorn's."""
+        super().timeout_keep_alive_handler()
+        self._end_closing()
+
+    # Limits
+
+    def _end_closing(self) -> None:
+        if self.transport.is_closing():
+            self._start("write", self._limits.write_timeout_s, self.transport.abort)
+
+    @property
+    def _busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _head_message(self) -> str:
+        limits = self._limits
+        return (
+            f"The request line and headers may have {limits.max_header_kib:g} KiB and "
+            f"{limits.max_headers} fields."
+        )
+
+    def _check_head(self) -> None:
+        size = len(self.url) + self._field_bytes
+        if size > self._most_header_bytes or len(self.headers) > self._limits.max_headers:
+            self._refuse(431, self._head_message, "headers")
+            raise ValueError("refused")  # ends the parsing; data_received then answers
+
+    def _refuse(self, status: int, message: str, reason: str) -> None:
+        metrics.CONNECTIONS_REFUSED.labels(reason).inc()
+        self._refusal = ApiError(status, message)
+
+    def _start(self, name: str, seconds: float, then: Callable[[], None]) -> None:
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, then)
+
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def _late_head(self) -> None:
+        if not self._in_head:  # it has not even begun
+            self.transport.close()
+            return
+        self._refuse(408, "The headers did not arrive in time.", "slow_headers")
+        self.send_400_response("")
+
+    def _late_body(self) -> None:
+        if self.flow.read_paused:  # it is this side that does not read yet
+            self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
+            return
+        metrics.CONNECTIONS_REFUSED.labels("slow_body").inc()
+        self.transport.abort()
+
+    def _slow_reader(self) -> None:
+        metrics.CONNECTIONS_REFUSED.labels("slow_reader").inc()
+        self.transport.abort()
+
+
+def factory(limits: ServerSettings) -> Callable[..., Connection]:
+    """What uvicorn makes a connection with."""
+    return functools.partial(Connection, limits)

@@ -128,6 +128,50 @@ class AdmissionSettings(Section):
         return self.keys_file is not None or self.keys is not None
 
 
+class LimitSettings(Section):
+    """Bounds on what one request may ask for; each refusal names the field and the bound."""
+
+    max_choices: int = Field(128, ge=1, description="Most choices of a request (`n`).")
+    max_prompts: int = Field(128, ge=1, description="Most prompts of one completions request.")
+    max_messages: int = Field(4096, ge=1, description="Most messages, or input items, of a chat.")
+    max_logprobs: int = Field(
+        20, ge=0, le=20, description="Most alternatives per token (`logprobs`, `top_logprobs`)."
+    )
+    max_stop_sequences: int = Field(16, ge=1, description="Most stop sequences.")
+    max_stop_length: int = Field(1024, ge=1, description="Longest stop sequence, in characters.")
+    max_token_list: int = Field(
+        1024,
+        ge=1,
+        description="Most entries of `logit_bias`, `stop_token_ids`, `bad_words` and "
+        "`allowed_token_ids`.",
+    )
+    max_tools: int = Field(128, ge=1, description="Most tools of a request.")
+    max_schema_kib: float = Field(
+        64.0, gt=0, description="Largest JSON schema, grammar or tool, in KiB of text."
+    )
+    max_schema_depth: int = Field(
+        64, ge=1, description="Deepest nesting of JSON inside a schema or tool."
+    )
+    max_schema_properties: int = Field(
+        500,
+        ge=1,
+        description="Most entries of one object in a schema: compiling takes time that grows "
+        "with their square.",
+    )
+    max_pattern_length: int = Field(2048, ge=1, description="Longest regular expression.")
+    media_domains: str = Field(
+        "",
+        description="Hosts, separated by commas, that a multimodal model's requests may name in "
+        "URLs; none by default. Media inside of a request (data URLs) need no host.",
+    )
+
+    @property
+    def media_hosts(self) -> frozenset[str]:
+        """`media_domains` as a set."""
+        names = (name.strip().lower() for name in self.media_domains.split(","))
+        return frozenset(name for name in names if name)
+
+
 class ModelSettings(Section):
     """The target model and how it talks."""
 
@@ -209,6 +253,7 @@ class Settings(Section):
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)

@@ -90,6 +90,7 @@ class Adapter:
         checks = Checks(
             vocabulary=engine.model_config.get_vocab_size(),
             text_only=not engine.model_config.is_multimodal_model,
+            limits=settings.limits,
         )
         self.operations = {
             operation.name: operation

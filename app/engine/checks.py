@@ -17,9 +17,10 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 
-from app.engine import conversation, strict
+from app.engine import bounds, conversation, strict
 from app.engine.protocol import ChatRequest, TextRequest
 from app.engine.speculation import take_limit
+from app.settings import LimitSettings
 
 Payload = dict[str, Any]
 
@@ -33,6 +34,7 @@ class Checks:
 
     vocabulary: int
     text_only: bool
+    limits: LimitSettings
 
     def chat(self, payload: Payload) -> None:
         """POST /v1/chat/completions."""
@@ -73,13 +75,17 @@ class Checks:
     def _common(
         self, payload: Payload, model: type[BaseModel], operation: str, items: str = ""
     ) -> None:
+        bounds.check_counts(payload, self.limits)
+        bounds.check_constraints(payload, self.limits)
         if self.text_only:
             conversation.check_media(payload.get(items), items)
+        else:
+            bounds.check_urls(payload.get(items), items, self.limits.media_hosts)
         if operation in GENERATES:
             take_limit(payload)
         strict.check_fields(payload, model, operation)
         strict.check_scalars(payload, model)
-        strict.check_generation(payload, operation)
+        strict.check_generation(payload, operation, self.limits)
 
 
 def tokenize_model(payload: Payload) -> type[BaseModel]:

@@ -49,6 +49,8 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
         options["kv_cache_memory_bytes"] = int(cpu.free_memory * CPU_KV_SHARE)
     if cpu is not None and not cpu.can_compile:
         options["enforce_eager"] = True
+    if settings.limits.media_hosts:  # app/engine/bounds.py refuses all others before vLLM does
+        options["allowed_media_domains"] = sorted(settings.limits.media_hosts)
     if settings.admission.guarded:  # keys have priorities; without keys all are equal
         options["scheduling_policy"] = "priority"
     if settings.speculates:

@@ -15,12 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from app.errors import ApiError
+from app.settings import LimitSettings
 
-MAX_STOP_SEQUENCES = 16
-MAX_STOP_LENGTH = 1024
-MAX_CHOICES = 128
-# OpenAI's bound of top_logprobs, and vLLM's default bound of every kind of logprobs.
-MAX_LOGPROBS = 20
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -123,36 +119,38 @@ def _is_scalar(annotation: Any) -> bool:
     return False
 
 
-def check_generation(payload: Mapping[str, Any], operation: str) -> None:
+def check_generation(payload: Mapping[str, Any], operation: str, limits: LimitSettings) -> None:
     """Bounds that stock leaves open and a hostile client would use."""
     # An echo alone is a request too: the prompt comes back scored.
     least = 0 if operation == "completions" and payload.get("echo") is True else 1
     n = payload.get("n")
-    if isinstance(n, int) and not 1 <= n <= MAX_CHOICES:
-        raise invalid("n", f"'n' must be between 1 and {MAX_CHOICES}, got {n}.")
+    if isinstance(n, int) and not 1 <= n <= limits.max_choices:
+        raise invalid("n", f"'n' must be between 1 and {limits.max_choices}, got {n}.")
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value = payload.get(name)
         if isinstance(value, int) and value < least:
             raise invalid(name, f"'{name}' must be at least {least}, got {value}.")
     for name in ("logprobs", "top_logprobs"):
         value = payload.get(name)
-        if isinstance(value, int) and not 0 <= value <= MAX_LOGPROBS:
-            raise invalid(name, f"'{name}' must be between 0 and {MAX_LOGPROBS}, got {value}.")
-    _check_stop(payload)
+        if isinstance(value, int) and not 0 <= value <= limits.max_logprobs:
+            most = limits.max_logprobs
+            raise invalid(name, f"'{name}' must be between 0 and {most}, got {value}.")
+    _check_stop(payload, limits)
     _check_constraint(payload)
 
 
-def _check_stop(payload: Mapping[str, Any]) -> None:
+def _check_stop(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     stop = payload.get("stop")
     sequences = [stop] if isinstance(stop, str) else stop
     if sequences is None:
         return
     if not isinstance(sequences, list) or not all(isinstance(s, str) for s in sequences):
         raise invalid("stop", "'stop' must be a string or a list of strings.")
-    if len(sequences) > MAX_STOP_SEQUENCES:
-        raise invalid("stop", f"'stop' takes at most {MAX_STOP_SEQUENCES} sequences.")
-    if any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in sequences):
-        raise invalid("stop", f"Each stop sequence must have 1 to {MAX_STOP_LENGTH} characters.")
+    if len(sequences) > limits.max_stop_sequences:
+        raise invalid("stop", f"'stop' takes at most {limits.max_stop_sequences} sequences.")
+    most = limits.max_stop_length
+    if any(not 1 <= len(s) <= most for s in sequences):
+        raise invalid("stop", f"Each stop sequence must have 1 to {most} characters.")
 
 
 def _check_constraint(payload: Mapping[str, Any]) -> None:

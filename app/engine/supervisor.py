@@ -137,6 +137,8 @@ class Engine:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        # An allowed host could send the gateway on to one that is not.
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         _check_version()
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform

@@ -9,6 +9,7 @@ import pytest
 from app.engine import strict
 from app.engine.protocol import ChatRequest, TextRequest
 from app.errors import ApiError
+from app.settings import LimitSettings
 
 USER = {"role": "user", "content": "hi"}
 
@@ -86,7 +87,7 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
 )
 def test_bounds(payload: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        strict.check_generation(payload, "chat")
+        strict.check_generation(payload, "chat", LimitSettings())
     assert caught.value.param == param
 
 
@@ -105,13 +106,13 @@ def test_many_greedy_choices_are_allowed() -> None:
     ],
 )
 def test_what_is_within_bounds_passes(payload: dict[str, Any]) -> None:
-    strict.check_generation(payload, "completions")
+    strict.check_generation(payload, "completions", LimitSettings())
 
 
 def test_an_echo_alone_needs_no_output() -> None:
-    strict.check_generation({"max_tokens": 0, "echo": True}, "completions")
+    strict.check_generation({"max_tokens": 0, "echo": True}, "completions", LimitSettings())
     with pytest.raises(ApiError):
-        strict.check_generation({"max_tokens": 0, "echo": False}, "completions")
+        strict.check_generation({"max_tokens": 0, "echo": False}, "completions", LimitSettings())
     request = TextRequest.model_validate({"prompt": "a", "max_tokens": 0, "echo": True})
     assert request.to_sampling_params(16, {}).max_tokens == 0
     spoken = TextRequest.model_validate({"prompt": "a", "max_tokens": 3, "echo": True})

@@ -1,0 +1,140 @@
+"""Bounds on how much a request may hold: lists, schemas, grammars, URLs. No vllm import.
+
+A schema within its bounds is parsed in a third of a second (xgrammar, 64 KiB, depth 64) and
+compiled in half of one; without them, 300 nested objects take 15 s of the event loop, and 1,500
+properties 20 s of the engine's compiler, which every other constrained request waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.engine.conversation import MEDIA
+from app.engine.strict import invalid
+from app.errors import shorten
+from app.settings import LimitSettings
+
+# Fields that constrain the output or describe tools, in every dialect.
+CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "output_format")
+_TOKEN_LISTS = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids")
+# Where a constraint holds another one as text.
+_JSON_TEXTS = ("json", "structural_tag")
+_PATTERNS = ("pattern", "regex")
+# What URL parsers skip at the beginning, and what they take for a URL behind it.
+_IGNORED = "".join(map(chr, range(33)))
+_URL = re.compile(
+    rf"[{re.escape(_IGNORED)}]*(?:https?:|file:|[a-z][a-z0-9+.-]*://|//)", re.IGNORECASE
+)
+
+
+def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Entries of every list that the client can make long. Raises ApiError naming the field."""
+    for name in _TOKEN_LISTS:
+        _check_length(payload.get(name), name, limits.max_token_list, "entries")
+    for name in ("messages", "input"):
+        _check_length(payload.get(name), name, limits.max_messages, "items")
+    _check_length(payload.get("tools"), "tools", limits.max_tools, "tools")
+    prompt = payload.get("prompt")
+    if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
+        _check_length(prompt, "prompt", limits.max_prompts, "prompts")
+
+
+def _check_length(value: Any, name: str, most: int, what: str) -> None:
+    if isinstance(value, list | dict) and len(value) > most:
+        raise invalid(name, f"'{name}' takes at most {most} {what}, got {len(value)}.")
+
+
+def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Size, depth and width of schemas, grammars and tools. Raises ApiError naming the field."""
+    for name in CONSTRAINTS:
+        if isinstance(payload.get(name), dict | list):
+            _check_schema(payload[name], name, limits)
+    tools = payload.get("tools")
+    if isinstance(tools, list):
+        for index, tool in enumerate(tools):
+            _check_schema(tool, f"tools[{index}]", limits)
+
+
+def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
+    """Breadth first, as the depth is the client's choice, and with one count of characters."""
+    most = int(limits.max_schema_kib * 1024)
+    size, waiting = 0, deque([("", schema, 1)])
+    while waiting:
+        key, value, depth = waiting.popleft()
+        size += len(key) + 1
+        if isinstance(value, str):
+            size += len(value)
+            if key in _PATTERNS and len(value) > limits.max_pattern_length:
+                raise invalid(
+                    where,
+                    f"A regular expression in '{where}' has more than "
+                    f"{limits.max_pattern_length} characters.",
+                )
+            if key in _JSON_TEXTS and size <= most:
+                waiting.append(("", _decoded(value), depth))
+        elif isinstance(value, dict | list):
+            if depth > limits.max_schema_depth:
+                raise invalid(
+                    where, f"'{where}' is nested more than {limits.max_schema_depth} levels deep."
+                )
+            if isinstance(value, dict):
+                if len(value) > limits.max_schema_properties:
+                    raise invalid(
+                        where,
+                        f"An object in '{where}' has more than {limits.max_schema_properties} "
+                        "entries.",
+                    )
+                waiting.extend((name, item, depth + 1) for name, item in value.items())
+            else:
+                size += len(value)
+                waiting.extend(("", item, depth + 1) for item in value)
+        if size > most:
+            raise invalid(where, f"'{where}' is larger than {limits.max_schema_kib:g} KiB.")
+
+
+def _decoded(text: str) -> Any:
+    """What the text means as JSON; nothing where it is none, which vLLM then says."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return [[]]  # deeper than Python goes: vLLM's own parser refuses it the same way
+    except ValueError:
+        return None
+
+
+def check_urls(items: Any, where: str, hosts: frozenset[str]) -> None:
+    """For a model that takes media: what is not inside of the request must come from an allowed
+    host, or a client could make the gateway fetch from the network it stands in."""
+    waiting: deque[tuple[str, Any, bool]] = deque([(where, items, False)])
+    while waiting:
+        place, value, media = waiting.popleft()
+        if isinstance(value, list):
+            waiting.extend((f"{place}[{i}]", item, media) for i, item in enumerate(value))
+        elif isinstance(value, dict):
+            kind = value.get("type")
+            inside = media or (isinstance(kind, str) and kind in MEDIA)
+            waiting.extend(
+                (f"{place}.{name}", item, inside or name in MEDIA) for name, item in value.items()
+            )
+        elif isinstance(value, str) and media:
+            _check_url(value, place, hosts)
+
+
+def _check_url(text: str, place: str, hosts: frozenset[str]) -> None:
+    if not _URL.match(text):
+        return
+    try:
+        parts = urlsplit(text.lstrip(_IGNORED))
+        scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
+    except ValueError:
+        raise invalid(place, f"'{place}' is not a URL.") from None
+    if scheme not in ("http", "https") or host not in hosts or parts.username is not None:
+        name = shorten(host or scheme)
+        raise invalid(
+            place, f"'{place}' names {name}, which is not among the hosts allowed for media."
+        )

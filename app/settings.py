@@ -131,7 +131,7 @@ class AdmissionSettings(Section):
 class LimitSettings(Section):
     """Bounds on what one request may ask for; each refusal names the field and the bound."""
 
-    max_choices: int = Field(128, ge=1, description="Most choices of a request (`n`).")
+    max_choices: int = Field(128, ge=1, description="Most choices of a request: `n` times prompts.")
     max_prompts: int = Field(128, ge=1, description="Most prompts of one completions request.")
     max_messages: int = Field(4096, ge=1, description="Most messages, or input items, of a chat.")
     max_logprobs: int = Field(

@@ -34,6 +34,10 @@ class Load(Protocol):
         """Requests that the engine has taken and not begun."""
 
     @property
+    def queued(self) -> int:
+        """Those of them that wait because the engine is full."""
+
+    @property
     def kv_usage(self) -> float:
         """Share of its KV cache in use."""
 
@@ -96,7 +100,7 @@ class Desk:
         """Whether the engine itself has begun to queue, or its KV cache is nearly full."""
         if self.load.kv_usage >= self.settings.max_kv_usage:
             return True
-        return self.load.waiting > self._places() * AHEAD
+        return self.load.queued > self._places() * AHEAD
 
 
 def is_loopback(host: str) -> bool:

@@ -42,6 +42,10 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     prompt = payload.get("prompt")
     if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
         _check_length(prompt, "prompt", limits.max_prompts, "prompts")
+        n = payload.get("n")
+        if isinstance(n, int) and n * len(prompt) > limits.max_choices:
+            most = limits.max_choices
+            raise invalid("n", f"'n' times the number of prompts must be at most {most}.")
 
 
 def _check_length(value: Any, name: str, most: int, what: str) -> None:

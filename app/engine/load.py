@@ -15,7 +15,8 @@ class Report:
     """One scheduler's figures after a step."""
 
     running: int
-    waiting: int
+    queued: int  # for want of room
+    deferred: int  # for something else: a grammar that is being compiled
     kv_usage: float
     at: float
 
@@ -29,9 +30,9 @@ class Load:
     on_step: Callable[[], None] | None = None
     _reports: dict[int, Report] = field(default_factory=dict)
 
-    def update(self, index: int, running: int, waiting: int, kv_usage: float) -> None:
+    def update(self, index: int, running: int, queued: int, deferred: int, kv_usage: float) -> None:
         """Called once per step of scheduler `index`."""
-        self._reports[index] = Report(running, waiting, kv_usage, self.clock())
+        self._reports[index] = Report(running, queued, deferred, kv_usage, self.clock())
         if self.on_step is not None:
             self.on_step()
 
@@ -42,7 +43,12 @@ class Load:
     @property
     def waiting(self) -> int:
         """Requests that the schedulers have taken and not begun."""
-        return sum(report.waiting for report in self._fresh())
+        return sum(report.queued + report.deferred for report in self._fresh())
+
+    @property
+    def queued(self) -> int:
+        """Those of them that wait because the engine is full."""
+        return sum(report.queued for report in self._fresh())
 
     @property
     def kv_usage(self) -> float:

@@ -36,7 +36,8 @@ class StepWatch(StatLoggerBase):
         self._load.update(
             engine_idx,
             scheduler_stats.num_running_reqs,
-            scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+            scheduler_stats.num_waiting_reqs,
+            scheduler_stats.num_skipped_waiting_reqs,
             scheduler_stats.kv_cache_usage,
         )
         if scheduler_stats.spec_decoding_stats is not None:

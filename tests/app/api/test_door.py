@@ -440,7 +440,7 @@ def test_a_request_that_the_engine_does_not_begin_is_aborted(stream: bool) -> No
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         async def busy() -> None:
             while True:
-                engine.load.update(0, running=1, waiting=1, kv_usage=0.5)
+                engine.load.update(0, running=1, queued=0, deferred=1, kv_usage=0.5)
                 await asyncio.sleep(0.05)
 
         reports = asyncio.create_task(busy())

@@ -12,6 +12,7 @@ from app.errors import ApiError
 from app.settings import LimitSettings
 
 LIMITS = LimitSettings(
+    max_choices=8,
     max_prompts=2,
     max_messages=3,
     max_token_list=2,
@@ -42,7 +43,8 @@ def refusal(payload: dict[str, Any]) -> ApiError | None:
 @pytest.mark.parametrize(
     ("fits", "too_much", "param", "bound"),
     [
-        ({"logit_bias": dict.fromkeys("ab")}, {"logit_bias": dict.fromkeys("abc")}, "logit_bias", "2"),
+        ({"logit_bias": {"1": 1}}, {"logit_bias": dict.fromkeys("abc")}, "logit_bias", "2"),
+        ({"prompt": ["a", "b"], "n": 4}, {"prompt": ["a", "b"], "n": 5}, "n", "8"),
         ({"stop_token_ids": [1, 2]}, {"stop_token_ids": [1, 2, 3]}, "stop_token_ids", "2"),
         ({"bad_words": ["a"]}, {"bad_words": ["a"] * 3}, "bad_words", "2"),
         ({"prompt": ["a", "b"]}, {"prompt": ["a", "b", "c"]}, "prompt", "2"),

@@ -1,0 +1,54 @@
+"""The engine's load: sums over schedulers, and figures that are too old to count."""
+
+from __future__ import annotations
+
+from app.admission.desk import Desk
+from app.engine.load import STALE_S, Load
+from app.settings import load as load_settings
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_figures_of_several_schedulers() -> None:
+    load = Load(clock=Clock())
+    load.update(0, running=3, queued=1, deferred=2, kv_usage=0.2)
+    load.update(1, running=1, queued=4, deferred=0, kv_usage=0.7)
+    assert (load.waiting, load.queued, load.kv_usage) == (7, 5, 0.7)
+    load.clear()
+    assert (load.waiting, load.kv_usage) == (0, 0.0)
+
+
+def test_an_engine_that_says_nothing_any_more_has_nothing_to_do() -> None:
+    """The last figures before it fell idle must not hold requests back for ever."""
+    clock = Clock()
+    load = Load(clock=clock)
+    load.update(0, running=3, queued=9, deferred=0, kv_usage=1.0)
+    clock.now += STALE_S + 0.1
+    assert (load.waiting, load.kv_usage) == (0, 0.0)
+
+
+def test_what_holds_the_gate_closed() -> None:
+    load = Load(capacity=8)
+    gate = Desk(load_settings({"max_kv_usage": "0.9"}, {}), load).gate
+    assert gate.places() == 9
+    for queued, deferred, kv_usage, pressed in (
+        (0, 0, 0.5, False),
+        (1, 0, 0.5, False),
+        (2, 0, 0.5, True),
+        (0, 9, 0.5, False),  # compiling somebody's grammar is no lack of room
+        (0, 0, 0.9, True),
+    ):
+        load.update(0, running=1, queued=queued, deferred=deferred, kv_usage=kv_usage)
+        assert gate.pressed() is pressed, (queued, deferred, kv_usage)
+
+
+def test_every_step_lets_the_gate_look() -> None:
+    seen: list[int] = []
+    load = Load(on_step=lambda: seen.append(1))
+    load.update(0, 1, 0, 0, 0.1)
+    assert seen == [1]

@@ -1,0 +1,75 @@
+"""What a request is charged for, and what of its tenant reaches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm.sampling_params import SamplingParams
+
+from app.engine.account import MAX_K, Account, current, open_account
+from app.engine.llm import GatewayLLM
+
+
+def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -> Any:
+    known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
+    stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
+    return SimpleNamespace(request_index=index, prompt_len=prompt, stats=stats)
+
+
+def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
+    account = Account(sequences=[sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1)])
+    assert (account.prompt_tokens, account.output_tokens) == (12, 8)
+
+
+def test_begun_is_a_first_token_and_not_a_place_in_the_queue() -> None:
+    waiting, running = sequence(queued_ts=1.0), sequence(first_token_ts=4.0)
+    assert not Account(sequences=[waiting]).begun
+    assert Account(sequences=[waiting, running]).begun
+
+
+def test_times_are_of_the_sequence_that_began_first() -> None:
+    first = sequence(queued_ts=1, scheduled_ts=2, first_token_ts=5, last_token_ts=6)
+    second = sequence(queued_ts=1, scheduled_ts=6, first_token_ts=7, last_token_ts=9)
+    timing = Account(sequences=[second, first, sequence()]).timing
+    assert timing is not None
+    assert (timing.queued_s, timing.prefill_s, timing.decode_s) == (1, 3, 4)
+    assert Account(sequences=[sequence()]).timing is None
+
+
+def test_an_engine_without_statistics_charges_the_prompt() -> None:
+    blind = SimpleNamespace(request_index=0, prompt_len=5, stats=None)
+    account = Account(sequences=[blind])
+    assert (account.prompt_tokens, account.output_tokens, account.begun) == (5, 0, False)
+
+
+def test_accounts_do_not_meet() -> None:
+    async def visit(i: int) -> bool:
+        mine = Account(priority=i)
+        open_account(mine)
+        await asyncio.sleep(0)
+        return await asyncio.create_task(seen()) is mine
+
+    async def seen() -> Account | None:
+        return current()
+
+    async def scenario() -> list[bool]:
+        return await asyncio.gather(*(asyncio.create_task(visit(i)) for i in range(10)))
+
+    assert all(asyncio.run(scenario()))
+
+
+@pytest.mark.parametrize(("policy", "priority"), [("priority", -3), ("fcfs", 0)])
+def test_what_the_tenant_may_reaches_the_engine(policy: str, priority: int) -> None:
+    """Under another policy vLLM refuses a priority; what a client sets itself does not count."""
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(policy=policy))
+    params = SamplingParams(extra_args={MAX_K: 99, "other": 1})
+    kwargs: dict[str, Any] = {"priority": 0}
+    llm = cast("GatewayLLM", SimpleNamespace(vllm_config=config))
+    GatewayLLM._obey(llm, Account(priority=-3, max_k=2), params, kwargs)
+    assert kwargs["priority"] == priority
+    assert params.extra_args == {MAX_K: 2, "other": 1}
+    GatewayLLM._obey(llm, Account(), params, kwargs)
+    assert params.extra_args == {MAX_K: 2, "other": 1}

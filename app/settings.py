@@ -38,6 +38,9 @@ class ServerSettings(Section):
     max_body_mib: float = Field(
         16.0, gt=0, description="Largest request body in MiB; larger ones get a 413."
     )
+    max_bodies_mib: float = Field(
+        512.0, gt=0, description="Most MiB of bodies of all requests together; beyond it a 429."
+    )
     body_timeout_s: float = Field(
         30.0, gt=0, description="Seconds within which a request's body must have arrived."
     )

@@ -59,6 +59,8 @@ class Desk:
             path.strip() for path in self.settings.public_paths.split(",") if path.strip()
         )
         local = is_loopback(settings.server.host)
+        self.body_bytes = 0  # of all requests that are here
+        self.most_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
         if not self.keys.guarded and not local:
             logger.warning(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -18,15 +19,17 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _INTEGERS = range(-(2**63), 2**63)
 
 
-async def read_json(request: Request, limit: int, timeout_s: float) -> tuple[dict[str, Any], int]:
+async def read_json(
+    request: Request, limit: int, timeout_s: float, hold: Callable[[int], None]
+) -> tuple[dict[str, Any], int]:
     """The body as a JSON object of at most `limit` bytes, and its size. Raises ApiError 400,
-    408, 413 or 415."""
+    408, 413 or 415, and what `hold` raises, which is told the size of each part that came."""
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(415, "Unsupported media type: send Content-Type: application/json.")
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(request, limit)
+            data = await _read(request, limit, hold)
     except TimeoutError:
         # What is still on its way is not waited for.
         message = f"The body did not arrive within {timeout_s:g} s."
@@ -67,13 +70,14 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
             raise ApiError(400, f"Invalid value for '{name}': {problem}.", param=path or None)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
     too_large = ApiError(413, f"The body is larger than {limit} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise too_large
     data = bytearray()
     async for chunk in request.stream():
+        hold(len(chunk))
         data += chunk
         if len(data) > limit:
             raise too_large

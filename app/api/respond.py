@@ -42,7 +42,8 @@ async def read_body(request: Request) -> Body:
     """The body as a JSON object, within the limits of the settings."""
     server: ServerSettings = request.app.state.settings.server
     limit = int(server.max_body_mib * 2**20)
-    return Body(*await read_json(request, limit, server.body_timeout_s))
+    hold = visit_of(request.scope).hold
+    return Body(*await read_json(request, limit, server.body_timeout_s, hold))
 
 
 async def answer(request: Request, name: str, body: Body) -> Response:

@@ -37,6 +37,7 @@ class Visit:
         self._desk = desk
         self._lease = ""
         self._charged = 0
+        self._body_bytes = 0
         self._place: Place | None = None
         self._verdict = Verdict()
 
@@ -80,6 +81,14 @@ class Visit:
             raise _overloaded(full) from None
         self.gate_s = time.monotonic() - started
 
+    def hold(self, size: int) -> None:
+        """So much more of the body has come; it stays in memory until the end. Raises ApiError
+        429 when all bodies together are too large."""
+        self._desk.body_bytes += size
+        self._body_bytes += size
+        if self._desk.body_bytes > self._desk.most_body_bytes:
+            raise _overloaded(GateFull(self._desk.gate.retry_after_s))
+
     def leave(self) -> None:
         """The engine has no more work with this request."""
         if self._place is not None:
@@ -91,6 +100,8 @@ class Visit:
         if self.deadline is not None:
             self.deadline.close()
         self.leave()
+        self._desk.body_bytes -= self._body_bytes
+        self._body_bytes = 0
         if not self._lease:
             return
         tenant, lease, self._lease = self.identity.tenant, self._lease, ""

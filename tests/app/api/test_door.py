@@ -509,6 +509,37 @@ def test_overload_is_a_429_at_once() -> None:
     run(check, max_running="2", max_waiting="2")
 
 
+def test_bodies_share_a_bound() -> None:
+    """Each is small enough, and all of them would not fit."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        large = {"prompt": "x" * 600_000}
+        first = asyncio.create_task(post(client, wait=True, **large))
+        await until(lambda: engine.fake.running == 1)
+        refused(await post(client, **large), 429, "server_overloaded")
+        assert (await post(client)).status_code == 200
+        engine.fake.go.set()
+        assert (await first).status_code == 200
+        assert (await post(client, **large)).status_code == 200
+        assert client._transport.app.state.desk.body_bytes == 0  # type: ignore[attr-defined]
+
+    run(check, max_bodies_mib="1")
+
+
+def test_a_body_that_stops_coming() -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        async def stalled() -> AsyncGenerator[bytes, None]:
+            yield b"{"
+            await asyncio.sleep(30)
+
+        headers = {"content-type": "application/json"}
+        response = await client.post(PATH, content=stalled(), headers=headers)
+        assert response.status_code == 408
+        assert response.headers["connection"] == "close"
+
+    run(check, body_timeout_s="0.2")
+
+
 def test_server_timing() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         timing = (await post(client, used=3)).headers["server-timing"]

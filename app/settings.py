@@ -104,7 +104,7 @@ class AdmissionSettings(Section):
         0.95, gt=0, le=1, description="Share of the KV cache in use above which requests wait."
     )
     queue_timeout_s: float = Field(
-        30.0, gt=0, description="Seconds that a request may wait to be started; then it gets a 503."
+        60.0, gt=0, description="Seconds that a request may wait to be started; then it gets a 503."
     )
     request_timeout_s: float = Field(
         600.0,

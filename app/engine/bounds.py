@@ -32,6 +32,17 @@ _URL = re.compile(
 )
 
 
+def check_template(payload: Mapping[str, Any]) -> None:
+    """A template is a program. The served model's own is the only one that runs here."""
+    given = payload.get("chat_template_kwargs")
+    for name, value in (
+        ("chat_template", payload.get("chat_template")),
+        ("chat_template_kwargs", given.get("chat_template") if isinstance(given, dict) else None),
+    ):
+        if value is not None:
+            raise invalid(name, f"A chat template in '{name}' is not taken from requests.")
+
+
 def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     """Entries of every list that the client can make long. Raises ApiError naming the field."""
     for name in _TOKEN_LISTS:

@@ -75,6 +75,7 @@ class Checks:
     def _common(
         self, payload: Payload, model: type[BaseModel], operation: str, items: str = ""
     ) -> None:
+        bounds.check_template(payload)
         bounds.check_counts(payload, self.limits)
         bounds.check_constraints(payload, self.limits)
         if self.text_only:

@@ -118,6 +118,15 @@ def test_what_has_the_wrong_shape_is_left_to_others(payload: dict[str, Any]) -> 
     assert refusal(payload) is None
 
 
+def test_templates_are_not_taken_from_requests() -> None:
+    for payload in ({"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": ""}}):
+        with pytest.raises(ApiError) as caught:
+            bounds.check_template(payload)
+        assert caught.value.param in payload
+    bounds.check_template({"chat_template": None, "chat_template_kwargs": {"enable": True}})
+    bounds.check_template({"chat_template_kwargs": "x"})
+
+
 def image(url: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 

@@ -10,9 +10,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-# The name under which a request's largest K travels to the scheduler (SamplingParams.extra_args).
-MAX_K = "aerie_max_k"
-
 
 @dataclass(frozen=True)
 class Timing:

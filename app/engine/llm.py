@@ -12,10 +12,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from app.engine.account import MAX_K, Account, current
+from app.engine.account import Account, current
 from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
+from drafters.config import MAX_K
 
 Outputs = AsyncGenerator[RequestOutput, None]
 
@@ -66,7 +67,8 @@ class GatewayLLM(AsyncLLM):
             kwargs["priority"] = account.priority
         if account.max_k is not None:
             extra = dict(sampling_params.extra_args or {})
-            sampling_params.extra_args = {**extra, MAX_K: account.max_k}
+            limit = min(account.max_k, extra.get(MAX_K, account.max_k))
+            sampling_params.extra_args = {**extra, MAX_K: limit}
 
     def __del__(self) -> None:
         """As vLLM's, but not while the interpreter ends: its modules are gone by then."""

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from app.engine.account import MAX_K, Account, current, open_account
+from app.engine.account import Account, current, open_account
 from app.engine.llm import GatewayLLM
+from drafters.config import MAX_K
 
 
 def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -> Any:
@@ -72,4 +73,5 @@ def test_what_the_tenant_may_reaches_the_engine(policy: str, priority: int) -> N
     assert kwargs["priority"] == priority
     assert params.extra_args == {MAX_K: 2, "other": 1}
     GatewayLLM._obey(llm, Account(), params, kwargs)
+    GatewayLLM._obey(llm, Account(max_k=9), params, kwargs)  # a client may ask for less
     assert params.extra_args == {MAX_K: 2, "other": 1}

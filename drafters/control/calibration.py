@@ -1,0 +1,110 @@
+"""What start-up measures before the first request, and the file that saves measuring it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from drafters.control.cost import Cell
+
+BUDGET_S = 10.0
+FORMAT = 1
+_WEIGHT = 5.0  # a calibrated cell counts as this many steps: real load soon knows better
+
+# (requests, K) -> seconds of steady steps at that batch and K, at least one.
+Measure = Callable[[int, int], Sequence[float]]
+
+
+class CalibrationError(ValueError):
+    """A calibration cannot be used here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured cells, and what they were measured on."""
+
+    fingerprint: Mapping[str, str]  # hardware, model, head, versions: whatever changes the cost
+    cells: tuple[Cell, ...]
+
+    @classmethod
+    def run(
+        cls,
+        measure: Measure,
+        clock: Callable[[], float],
+        *,
+        k_max: int,
+        max_requests: int,
+        fingerprint: Mapping[str, str],
+        budget_s: float = BUDGET_S,
+    ) -> Self:
+        """Measure cell by cell, the most telling first, until all are done or time is up.
+
+        A cell is started only if the slowest one so far would still fit into the budget, and
+        the first always is.
+        """
+        start, slowest, cells = clock(), 0.0, []
+        for requests, k in plan(k_max, max_requests):
+            began = clock()
+            if cells and began + slowest > start + budget_s:
+                break
+            seconds = median(measure(requests, k))
+            cells.append(Cell(requests, k, 0.0, seconds, _WEIGHT))
+            slowest = max(slowest, clock() - began)
+        return cls(fingerprint, tuple(cells))
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        cells = [[c.requests, c.k, c.context, c.seconds, c.weight] for c in self.cells]
+        document = {"format": FORMAT, "fingerprint": dict(self.fingerprint), "cells": cells}
+        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def read(cls, path: Path, fingerprint: Mapping[str, str]) -> Self:
+        """A saved calibration of the same things, or CalibrationError."""
+        try:
+            document: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            if document["format"] != FORMAT:
+                raise CalibrationError(f"{path}: format {document['format']!r}, not {FORMAT}")
+            found = document["fingerprint"]
+            cells = tuple(Cell(n, k, c, s, w) for n, k, c, s, w in document["cells"])
+            sound = cells and all(
+                c.requests >= 1 and c.k >= 0 and c.context >= 0 and c.seconds > 0 and c.weight > 0
+                for c in cells
+            )
+        except CalibrationError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CalibrationError(f"{path} is not a calibration: {error}") from error
+        if not sound:
+            raise CalibrationError(f"{path} is not a calibration: it has impossible cells, or none")
+        differing = [
+            f"{name} is {fingerprint.get(name)!r} and was {found.get(name)!r}"
+            for name in sorted({*fingerprint, *found})
+            if fingerprint.get(name) != found.get(name)
+        ]
+        if differing:
+            raise CalibrationError(f"{path} was measured on something else: {'; '.join(differing)}")
+        return cls(found, cells)
+
+
+def plan(k_max: int, max_requests: int) -> Iterator[tuple[int, int]]:
+    """(requests, K) to measure, in order of what they tell: the corners, then between them."""
+    batches = [1]
+    while batches[-1] * 4 <= max_requests:
+        batches.append(batches[-1] * 4)
+    if batches[-1] != max_requests:
+        batches.append(max_requests)
+    ends = {batches[0], batches[-1]}
+    inner = [n for n in batches if n not in ends]
+    outer = sorted(ends)
+    between = dict.fromkeys(k for k in (k_max // 2, 1) if 0 < k < k_max)
+    for k in dict.fromkeys((0, k_max)):
+        yield from ((n, k) for n in outer)
+    for k in dict.fromkeys((0, k_max)):
+        yield from ((n, k) for n in inner)
+    for k in between:
+        yield from ((n, k) for n in batches)

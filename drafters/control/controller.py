@@ -1,0 +1,266 @@
+"""Adaptive K: as many drafts as make the most of the next second, none included."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from drafters.control.acceptance import Acceptance
+from drafters.control.calibration import Calibration
+from drafters.control.fixed import checked_k
+from drafters.control.policy import Load, Step
+from drafters.control.price import Price
+from drafters.control.probing import DEEPER, DRAFT, PLAIN, Probe, Probing
+from drafters.control.table import STEADY, CostTable
+
+THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
+OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
+
+HYSTERESIS = 0.01  # another K must promise this much more
+REPAID_IN = 64  # steps in which what switching drafts on costs must be made up for
+CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
+_FRESH = 8  # steps for which an estimate at an unchanged batch is good
+_PLAIN_STEPS = 3  # of a probe of K = 0: the first of them still verifies, two are plain
+_DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
+_DEEPER_BY = 2
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """What each K promises at one load: [k_max + 1] each."""
+
+    requests: int
+    seconds: list[float]  # of a steady step
+    rates: list[float]  # tokens per second
+    values: list[float]  # what the objective maximises
+    steps: int  # observed when it was made
+
+
+class Controller:
+    """The policy of `aerie serve`. Its clock is the sum of the steps' seconds."""
+
+    def __init__(
+        self,
+        k_max: int,
+        *,
+        rng: random.Random,
+        calibration: Calibration | None = None,
+        objective: str = THROUGHPUT,
+        k: int | None = None,
+        tpot_s: float | None = None,
+    ) -> None:
+        self._k_max = k_max
+        self._costs = CostTable(k_max)
+        self._acceptance = Acceptance(k_max)
+        self._probing = Probing(rng)
+        self._prefill, self._catch_up = Price(), Price()
+        self._estimate: _Estimate | None = None
+        self._k = 0  # chosen for its own sake, not by a probe
+        self._gap = 0.0  # tokens per request that the drafter has not seen
+        self._steps = self._switches = 0
+        self._load = Load(0)
+        self._objective, self._pinned, self._tpot_s = OFF, 0, math.inf
+        self.steer(objective=objective, k=k, tpot_s=tpot_s)
+        if calibration is not None:
+            self._costs.load(cell for cell in calibration.cells if cell.k <= k_max)
+
+    @property
+    def k_max(self) -> int:
+        """The most tokens that may be drafted."""
+        return self._k_max
+
+    def steer(
+        self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
+    ) -> None:
+        """Change the objective, or its K or target; ValueError names the field at fault."""
+        chosen = self._objective if objective is None else objective
+        if chosen not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
+        if k is not None and chosen != FIXED:
+            raise ValueError(f"k is for the objective {FIXED!r}, not {chosen!r}")
+        if tpot_s is not None and chosen != LATENCY:
+            raise ValueError(f"tpot_s is for the objective {LATENCY!r}, not {chosen!r}")
+        if chosen == FIXED and k is None and self._objective != FIXED:
+            raise ValueError(f"k is needed for the objective {FIXED!r}")
+        if chosen == LATENCY and tpot_s is None and self._objective != LATENCY:
+            raise ValueError(f"tpot_s is needed for the objective {LATENCY!r}")
+        if tpot_s is not None and not 0.0 < tpot_s < math.inf:
+            raise ValueError(f"tpot_s must be a positive number of seconds, not {tpot_s!r}")
+        if k is not None:
+            self._pinned = checked_k(k, self._k_max)
+        if tpot_s is not None:
+            self._tpot_s = tpot_s
+        self._objective = chosen
+        self._estimate, self._probing.active = None, None
+
+    def choose(self, load: Load) -> int:
+        """K of the drafter pass at the end of the step that is being laid out."""
+        self._load = load
+        if self._objective in (FIXED, OFF):
+            self._k = self._pinned if self._objective == FIXED else 0
+            return self._k
+        if not self._costs.measured or load.requests == 0:
+            return self._k
+        probe = self._probing.active
+        if probe is None:
+            estimate = self._estimated(load)
+            self._switch(load, estimate)
+            probe = self._start_probe(load, estimate)
+        elif load.requests > 2 * probe.requests:  # a burst: what was affordable no longer is
+            probe.to_choose = 0
+            self._switch(load, self._estimated(load))
+        if probe is not None and probe.to_choose > 0:
+            probe.to_choose -= 1
+            return probe.k
+        return self._k
+
+    def observe(self, step: Step) -> None:
+        """Learn from a step that has run."""
+        load = step.load
+        self._steps += 1
+        self._probing.earn(step.seconds)
+        self._acceptance.observe(step.drafted, step.accepted)
+        if load.requests == 0:
+            return
+        self._learn_cost(step)
+        self._gap = (
+            min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
+        )
+        probe = self._probing.active
+        if probe is not None:
+            # Expected tokens: what the step happened to make would charge luck to the probe.
+            made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
+            if self._probing.charge(step.k, step.seconds, made * load.requests):
+                values = self._estimated(load).values
+                self._probing.settle(probe.kind, values[self._k] * (1 + HYSTERESIS) < max(values))
+
+    def without_drafts(self, step: Step) -> float:
+        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
+        load = step.load
+        drafting = step.k > 0 or load.draft_tokens > 0
+        if not drafting or load.requests == 0 or not self._costs.measured:
+            return step.seconds
+        plain = self._costs.row(load.requests, load.context_tokens)[0]
+        return plain * step.tokens / load.requests + self._prefill.seconds * load.prefill_tokens
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state as plain data for JSON: what it believes, and what that is worth."""
+        load = self._load
+        state: dict[str, Any] = {
+            "objective": self._objective,
+            "k": self._k,
+            "k_max": self._k_max,
+            "tpot_s": self._tpot_s if self._objective == LATENCY else None,
+            "requests": load.requests,
+            "waiting": load.waiting,
+            "switches": self._switches,
+            "acceptance": [],
+            "costs": [],
+            "probes": dict(self._probing.probes),
+            "probe_back_off_s": self._probing.back_off,
+            "probe_seconds": self._probing.lost_seconds,
+            "decode_seconds": self._probing.decode_seconds,
+        }
+        conditional, tokens = self._acceptance.conditional(), self._acceptance.tokens()
+        for i, trials in enumerate(self._acceptance.trials):
+            state["acceptance"].append(
+                {
+                    "position": i + 1,
+                    "conditional": conditional[i],
+                    "cumulative": tokens[i + 1] - tokens[i],
+                    "trials": trials,
+                }
+            )
+        if self._costs.measured:
+            requests = max(1, load.requests)
+            for k, seconds in enumerate(self._costs.row(requests, load.context_tokens)):
+                state["costs"].append(
+                    {
+                        "k": k,
+                        "step_seconds": seconds,
+                        "tokens_per_second": requests * tokens[k] / seconds,
+                        "steps_measured": self._costs.weight(requests, k),
+                    }
+                )
+        return state
+
+    def _learn_cost(self, step: Step) -> None:
+        load, requests = step.load, step.load.requests
+        asked = requests * step.k
+        if load.prefill_tokens:
+            if self._costs.measured:
+                k = min(self._k_max, round(load.draft_tokens / requests))
+                expected = self._costs.row(requests, load.context_tokens)[k]
+                self._prefill.observe(load.prefill_tokens, step.seconds - expected)
+        elif abs(load.draft_tokens - asked) <= STEADY * asked:
+            self._costs.observe(requests, step.k, load.context_tokens, step.seconds)
+        elif load.draft_tokens == 0 and self._gap > 0 and self._costs.measured:
+            # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
+            steady = self._costs.row(requests, load.context_tokens)[step.k]
+            self._catch_up.observe(requests * self._gap, step.seconds - steady)
+
+    def _estimated(self, load: Load) -> _Estimate:
+        estimate = self._estimate
+        if (
+            estimate is None
+            or estimate.requests != load.requests
+            or self._steps - estimate.steps >= _FRESH
+            or load.prefill_tokens
+        ):
+            estimate = self._estimate = self._appraise(load)
+        return estimate
+
+    def _appraise(self, load: Load) -> _Estimate:
+        requests, seconds = load.requests, self._costs.row(load.requests, load.context_tokens)
+        if load.prefill_tokens and load.waiting:
+            # More prompts follow, so drafts will be verified beside prompts. The device is busy
+            # then: a draft costs what a prompt's token costs, at least.
+            price = requests * self._prefill.seconds
+            seconds = [max(cost, seconds[0] + price * k) for k, cost in enumerate(seconds)]
+        tokens = self._acceptance.tokens()
+        rates = [requests * made / cost for made, cost in zip(tokens, seconds, strict=True)]
+        values = rates
+        if self._objective == LATENCY:
+            # At a given batch fewer seconds per token are more tokens per second, unless prompts
+            # are read beside it: those the target counts, though no K can avoid them.
+            prompts = self._prefill.seconds * load.prefill_tokens
+            tpot = [(s + prompts) / made for s, made in zip(seconds, tokens, strict=True)]
+            held = [rate if t <= self._tpot_s else 0.0 for rate, t in zip(rates, tpot, strict=True)]
+            values = held if any(held) else [1.0 / t for t in tpot]
+        return _Estimate(requests, seconds, rates, values, self._steps)
+
+    def _switch(self, load: Load, estimate: _Estimate) -> None:
+        values = estimate.values
+        best = max(range(len(values)), key=values.__getitem__)
+        needed = 1.0 + HYSTERESIS
+        if self._k == 0:
+            needed += self._catching_up(load.requests) / (REPAID_IN * estimate.seconds[0])
+        if values[best] > needed * values[self._k]:
+            self._k = best
+            self._switches += 1
+            self._probing.renew()
+
+    def _catching_up(self, requests: int) -> float:
+        """Seconds that the drafter's first pass takes longer if it is switched on now."""
+        return self._catch_up.seconds * requests * self._gap
+
+    def _start_probe(self, load: Load, estimate: _Estimate) -> Probe | None:
+        rates, probing = estimate.rates, self._probing
+        if self._k == 0:
+            k = max(range(1, len(rates)), key=rates.__getitem__, default=0)
+            candidates = [(DRAFT, k, 1 + math.ceil(_DRAFT_TRIALS / load.requests))]
+        else:
+            deeper = min(self._k + _DEEPER_BY, self._k_max)
+            candidates = [(PLAIN, 0, _PLAIN_STEPS), (DEEPER, deeper, 1 + _DEEPER_BY)]
+        for kind, k, steps in candidates:
+            if k == self._k or not probing.is_due(kind):
+                continue
+            lost = steps * estimate.seconds[k] * (1.0 - rates[k] / rates[self._k])
+            if self._k == 0:
+                lost += self._catching_up(load.requests)
+            probe = Probe(kind, k, load.requests, 1.0 / rates[self._k], steps, steps + 2)
+            if probing.begin(probe, lost):
+                return probe
+        return None

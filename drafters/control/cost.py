@@ -1,0 +1,108 @@
+"""What a step costs at a batch and a K: a few physical terms, fitted to measured cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A cost is the sum of these, none of them negative. The logarithm stands for what levels off
+# (experts of a mixture that a step touches), the knee for compute that overtakes memory.
+TERMS = (
+    "step",  # weights read, launches, scheduling
+    "log2 of the target's tokens",
+    "request",
+    "draft token",  # verified and drafted, which a steady step does with the same number
+    "token behind the knee",
+    "context token",
+    "drafter pass",
+)
+KNEE = 256.0  # tokens; where a GPU turns from memory-bound to compute-bound, within a factor of 2
+
+# Before anything is measured: relative to the time of one plain step. Mild on purpose: drafts
+# that look cheap are tried, and then measured.
+GUESS = (1.0, 0.02, 0.005, 0.004, 0.004, 0.0, 0.15)
+_GUESSED_AT = ((1, 0), (1, 8), (32, 0), (32, 8), (256, 0), (256, 8))  # (requests, K)
+_GUESS_WEIGHT = 0.02  # of a measured step
+_SWEEPS = 30
+
+
+@dataclass(slots=True)
+class Cell:
+    """Steady steps at about the same batch and one K; the means are over recent steps."""
+
+    requests: float
+    k: int
+    context: float  # tokens in the KV cache, over all requests
+    seconds: float  # geometric mean
+    weight: float = 1.0  # steps, up to a limit
+    correction: float = 0.0  # log of seconds / fitted cost
+
+
+class CostModel:
+    """Seconds of a steady step: all requests verify K drafts and K more are drafted."""
+
+    def __init__(self) -> None:
+        self.coefficients: list[float] = []  # of TERMS, in seconds; empty before the first fit
+
+    def row(self, requests: float, context: float, k_max: int) -> list[float]:
+        """Seconds at each K: [k_max + 1]."""
+        step, level, request, draft, knee, cached, drafter = self.coefficients
+        plain = step + request * requests + cached * context
+        log2, row = math.log2, []
+        for k in range(k_max + 1):
+            tokens = requests * (1 + k)
+            seconds = plain + level * log2(tokens) + draft * requests * k
+            if tokens > KNEE:
+                seconds += knee * (tokens - KNEE)
+            row.append(seconds + drafter if k else seconds)
+        return row
+
+    def seconds(self, cell: Cell) -> float:
+        """The fitted cost of a cell."""
+        terms = _terms(cell.requests, cell.k, cell.context)
+        return sum(c * x for c, x in zip(self.coefficients, terms, strict=True))
+
+    def fit(self, cells: Sequence[Cell]) -> None:
+        """Non-negative least squares of the relative error, from where the last fit ended."""
+        scale = min(cell.seconds for cell in cells)
+        size = len(TERMS)
+        products = [[0.0] * size for _ in range(size)]
+        sums = [0.0] * size
+        guesses = [
+            Cell(n, k, 0.0, scale * _dot(GUESS, _terms(n, k, 0.0)), _GUESS_WEIGHT)
+            for n, k in _GUESSED_AT
+        ]
+        for cell in (*cells, *guesses):
+            terms = [x / cell.seconds for x in _terms(cell.requests, cell.k, cell.context)]
+            for i, x in enumerate(terms):
+                weighted = cell.weight * x
+                sums[i] += weighted
+                row = products[i]
+                for j in range(size):
+                    row[j] += weighted * terms[j]
+        if not self.coefficients:
+            self.coefficients = [scale * share for share in GUESS]
+        solution = self.coefficients
+        for _ in range(_SWEEPS):  # coordinate descent
+            for i, row in enumerate(products):
+                if row[i] > 0.0:
+                    rest = _dot(row, solution) - row[i] * solution[i]
+                    solution[i] = max(0.0, (sums[i] - rest) / row[i])
+
+
+def _terms(requests: float, k: int, context: float) -> tuple[float, ...]:
+    tokens = requests * (1 + k)
+    return (
+        1.0,
+        math.log2(tokens),
+        requests,
+        requests * k,
+        max(0.0, tokens - KNEE),
+        context,
+        float(k > 0),
+    )
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(left, right, strict=True))

@@ -1,0 +1,103 @@
+"""Rare trials of another K, so that nothing the policy relies on goes stale, within a budget."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+SHARE = 0.005  # of all decode seconds may be lost to probes
+SAVED_S = 0.5  # the most that is saved up: 100 s of decoding
+FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind; doubled after each in vain
+JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
+
+PLAIN, DRAFT, DEEPER = "plain", "draft", "deeper"  # K = 0 while drafting; K > 0 at 0; a larger K
+KINDS = (PLAIN, DRAFT, DEEPER)
+
+
+@dataclass(slots=True)
+class Probe:
+    """A trial under way. Its last draft is verified one step after its last `choose`."""
+
+    kind: str
+    k: int
+    requests: int  # when it began
+    per_token: float  # seconds a token takes at the K that it interrupts
+    to_choose: int
+    to_observe: int
+    seen: bool = False  # a step of its own has been observed
+    lost: float = 0.0  # seconds, so far
+
+
+class Probing:
+    """When to probe, and what it has cost.
+
+    The bound: over any time, seconds lost to probes are at most `SHARE` of the decode seconds
+    until then, plus the last probe's excess over what was predicted of it. A probe begins only
+    if its predicted loss has been earned; what it really lost is then charged.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._interval = dict.fromkeys(KINDS, FIRST_S)
+        self._due = dict.fromkeys(KINDS, FIRST_S)
+        self.probes = dict.fromkeys(KINDS, 0)
+        self.active: Probe | None = None
+        self.decode_seconds = 0.0
+        self.lost_seconds = 0.0
+        self._balance = 0.0
+
+    @property
+    def back_off(self) -> dict[str, float]:
+        """Decode seconds between probes of each kind, as they are now."""
+        return dict(self._interval)
+
+    def earn(self, seconds: float) -> None:
+        """Decode time has passed."""
+        self.decode_seconds += seconds
+        self._balance = min(SAVED_S, self._balance + SHARE * seconds)
+
+    def is_due(self, kind: str) -> bool:
+        """Whether a probe of this kind would be welcome now."""
+        return self.active is None and self.decode_seconds >= self._due[kind]
+
+    def begin(self, probe: Probe, predicted_loss: float) -> bool:
+        """Start it if its predicted loss has been earned."""
+        if max(0.0, predicted_loss) > self._balance:
+            return False
+        self.active = probe
+        self.probes[probe.kind] += 1
+        return True
+
+    def charge(self, k: int, seconds: float, tokens: float) -> bool:
+        """A step was observed; True if it was the last of the probe under way."""
+        probe = self.active
+        if probe is None:
+            return False
+        probe.seen = probe.seen or k == probe.k
+        if probe.seen:
+            probe.lost += seconds - tokens * probe.per_token
+        # Steps before its first are still of the K before, at most one when asynchronous.
+        probe.to_observe -= 1
+        if probe.to_observe > 0:
+            return False
+        self.active = None
+        lost = max(0.0, probe.lost)
+        self.lost_seconds += lost
+        self._balance -= lost
+        return True
+
+    def settle(self, kind: str, changed: bool) -> None:
+        """After a probe: back off if it changed nothing, else look again soon."""
+        self._interval[kind] = FIRST_S if changed else min(LAST_S, 2.0 * self._interval[kind])
+        self.put_off(kind)
+
+    def put_off(self, kind: str) -> None:
+        """The next probe of this kind comes an interval from now."""
+        jitter = 1.0 + JITTER * (2.0 * self._rng.random() - 1.0)
+        self._due[kind] = self.decode_seconds + self._interval[kind] * jitter
+
+    def renew(self) -> None:
+        """K changed: what was learned at the old one is no reason to wait."""
+        for kind in KINDS:
+            self._interval[kind] = FIRST_S
+            self._due[kind] = min(self._due[kind], self.decode_seconds + FIRST_S)

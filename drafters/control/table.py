@@ -1,0 +1,121 @@
+"""The memory of measured steps: a cell for each batch bucket and K, and what they say of a load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from drafters.control.cost import Cell, CostModel
+
+STEADY = 0.25  # a step belongs to a cell if its verified drafts are within this of requests * K
+LIMIT = 0.4  # of a surprise, as a logarithm: a step that takes 20 times as long counts as 1.5
+MEMORY = 50.0  # steps that a cell remembers
+SHRINK = 2.0  # steps it takes to trust a cell's own deviation as much as its neighbours'
+DRIFT_GAIN, DRIFT_LEAK = 0.1, 0.001  # of a common slowdown: seen in 10 steps, handed on in 1,000
+_LAST_BUCKET = 24  # 4,096 requests; more share it
+_FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
+
+
+def bucket_of(requests: float) -> int:
+    """Batches that share a cell: 1, 2, 3, 4, 5-6, 7-9, 10-13, ... (half an octave each)."""
+    return min(_LAST_BUCKET, round(2.0 * math.log2(max(1.0, requests))))
+
+
+class CostTable:
+    """Seconds of a steady step at any batch and K, from steps measured at some of them.
+
+    The fitted cost gives the shape, each cell the deviation from it that was measured. What
+    slows all cells alike (another process, a hot device) is `drift` first: it says nothing
+    about which K is best, so it must not be held against the K that met it.
+    """
+
+    def __init__(self, k_max: int) -> None:
+        self._model = CostModel()
+        self._rows: list[list[Cell | None]] = [
+            [None] * (k_max + 1) for _ in range(_LAST_BUCKET + 1)
+        ]
+        self._drift = 0.0
+        self._steps = 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is anything to estimate from."""
+        return bool(self._model.coefficients)
+
+    def load(self, cells: Iterable[Cell]) -> None:
+        """Start from these cells."""
+        for cell in cells:
+            self._rows[bucket_of(cell.requests)][cell.k] = cell
+        for _ in range(20):  # far from the guess: many sweeps
+            self._fit()
+
+    def cells(self) -> list[Cell]:
+        """Every measured cell."""
+        return [cell for row in self._rows for cell in row if cell is not None]
+
+    def weight(self, requests: int, k: int) -> float:
+        """Steps remembered about a batch and K."""
+        cell = self._rows[bucket_of(requests)][k]
+        return cell.weight if cell else 0.0
+
+    def row(self, requests: int, context: float) -> list[float]:
+        """Seconds at each K: [k_max + 1]."""
+        cells = self._rows[bucket_of(requests)]
+        row = self._model.row(requests, context, len(cells) - 1)
+        weight, total = SHRINK, 0.0
+        for cell in cells:
+            if cell is not None:
+                weight += cell.weight
+                total += cell.weight * cell.correction
+        level = total / weight  # of the bucket
+        common = math.exp(level + self._drift)
+        for k, cell in enumerate(cells):
+            row[k] *= common
+            if cell is not None:
+                own = cell.weight / (cell.weight + SHRINK) * (cell.correction - level)
+                row[k] *= math.exp(own)
+        return row
+
+    def observe(self, requests: int, k: int, context: float, seconds: float) -> None:
+        """One steady step."""
+        row = self._rows[bucket_of(requests)]
+        cell = row[k]
+        if cell is None:
+            if self.measured:
+                expected = self.row(requests, context)[k]
+                seconds = expected * math.exp(_limited(math.log(seconds / expected)))
+            cell = row[k] = Cell(requests, k, context, seconds * math.exp(-self._drift))
+        else:
+            expected = self._cost(cell, requests, context) * math.exp(self._drift)
+            surprise = _limited(math.log(seconds / expected))
+            self._drift += DRIFT_GAIN * surprise * cell.weight / (cell.weight + SHRINK)
+            self._drift *= 1.0 - DRIFT_LEAK
+            self._learn(cell, requests, context, surprise)
+        self._steps += 1
+        if self._steps % _FIT_EVERY == 0 or self._steps & (self._steps - 1) == 0:
+            self._fit()
+        else:
+            cell.correction = math.log(cell.seconds / self._model.seconds(cell))
+
+    def _cost(self, cell: Cell, requests: int, context: float) -> float:
+        """The cell's seconds at a batch and a context that are not quite its own."""
+        here = Cell(requests, cell.k, context, 0.0)
+        return cell.seconds * self._model.seconds(here) / self._model.seconds(cell)
+
+    def _learn(self, cell: Cell, requests: int, context: float, surprise: float) -> None:
+        gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
+        cell.weight = min(cell.weight + 1.0, MEMORY)
+        target = self._cost(cell, requests, context) * math.exp(surprise)
+        cell.requests += gain * (requests - cell.requests)
+        cell.context += gain * (context - cell.context)
+        cell.seconds *= (target / cell.seconds) ** gain
+
+    def _fit(self) -> None:
+        cells = self.cells()
+        self._model.fit(cells)
+        for cell in cells:
+            cell.correction = math.log(cell.seconds / self._model.seconds(cell))
+
+
+def _limited(surprise: float) -> float:
+    return max(-LIMIT, min(LIMIT, surprise))

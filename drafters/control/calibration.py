@@ -46,7 +46,8 @@ class Calibration:
         A cell is started only if the slowest one so far would still fit into the budget, and
         the first always is.
         """
-        start, slowest, cells = clock(), 0.0, []
+        start, slowest = clock(), 0.0
+        cells: list[Cell] = []
         for requests, k in plan(k_max, max_requests):
             began = clock()
             if cells and began + slowest > start + budget_s:

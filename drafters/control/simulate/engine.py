@@ -1,0 +1,178 @@
+"""One simulated engine: requests, steps and drafts as a scheduler sees them; no tensors."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from drafters.control.policy import Load, Policy, Step
+from drafters.control.simulate.hardware import Hardware
+from drafters.control.simulate.traces import Trace
+
+NOISE = 0.03  # standard deviation of a step's time, as a logarithm
+PAUSES, PAUSE = 0.0005, 20.0  # share of steps that take so many times as long
+PROMPT_BUDGET = 2048  # prompt tokens a step may read
+CATCH_UP_LIMIT = 512  # skipped tokens per request that are kept for the drafter
+
+
+@dataclass(slots=True)
+class Request:
+    """A request on its way through the engine."""
+
+    survival: Sequence[float]  # its drafts' acceptance up to each position
+    prompt: int  # tokens still to be read
+    output: int  # tokens still to be made
+    context: int = 0
+    drafted: int = 0  # waiting to be verified
+    unseen: int = 0  # tokens that the drafter has skipped
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run came to."""
+
+    tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    elapsed_s: float = 0.0
+    # What the tokens and seconds are without the luck of draws and the noise of the clock.
+    expected_tokens: float = 0.0
+    expected_s: float = 0.0
+    timeline: list[tuple[float, int, int]] = field(default_factory=list)  # (time, requests, K)
+
+
+class Engine:
+    """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        policy: Policy,
+        trace: Trace,
+        rng: random.Random,
+        *,
+        max_requests: int = 256,
+        noise: float = NOISE,
+        pauses: float = PAUSES,
+        asynchronous: bool = False,
+    ) -> None:
+        self.hardware, self.policy, self.trace, self._rng = hardware, policy, trace, rng
+        self._max_requests, self._noise, self._pauses = max_requests, noise, pauses
+        self._lag = int(asynchronous)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._unobserved: deque[Step] = deque()
+        self.totals = Totals()
+
+    def run(self, steps: int | None = None, until: float = math.inf) -> Totals:
+        """To the trace's end, at most `steps` steps and `until` seconds."""
+        for step in self.steps():
+            if self.totals.steps == steps or self.totals.elapsed_s >= until:
+                break
+            del step
+        return self.totals
+
+    def steps(self) -> Iterator[Step]:
+        """Every step, as it is run."""
+        while True:
+            now = self.totals.elapsed_s
+            inflight = len(self._waiting) + len(self._running)
+            self._waiting.extend(self.trace.due(now, inflight))
+            if not self._waiting and not self._running:
+                later = self.trace.next_after(now)
+                if later is None:
+                    return
+                self.totals.elapsed_s = later
+                continue
+            yield self._step()
+
+    def _step(self) -> Step:
+        prompts = self._read_prompts()
+        decoding = [request for request in self._running if request.prompt == 0]
+        load = Load(
+            requests=len(decoding),
+            waiting=len(self._waiting),
+            prefill_tokens=prompts,
+            context_tokens=sum(request.context for request in decoding),
+            draft_tokens=sum(request.drafted for request in decoding),
+        )
+        k = self.policy.choose(load)
+        drafted, accepted, made = self._verify(decoding)
+        unseen = 0
+        for request in decoding:
+            if k:
+                unseen += request.unseen
+                request.unseen = 0
+            request.drafted = k
+        hardware = self.hardware
+        verified = load.requests + load.draft_tokens + prompts
+        exact = hardware.target(load.requests, verified, load.context_tokens)
+        exact += hardware.draft(load.requests, k, unseen)
+        seconds = exact * math.exp(self._rng.gauss(0.0, self._noise))
+        if self._rng.random() < self._pauses:
+            seconds *= PAUSE
+        totals = self.totals
+        totals.steps += 1
+        totals.tokens += made
+        totals.busy_s += seconds
+        totals.elapsed_s += seconds
+        totals.expected_s += exact
+        if not totals.timeline or totals.timeline[-1][1:] != (load.requests, k):
+            totals.timeline.append((totals.elapsed_s, load.requests, k))
+        self._running = [request for request in self._running if request.output > 0]
+        step = Step(load, k, seconds, made, drafted, accepted)
+        self._unobserved.append(step)
+        if len(self._unobserved) > self._lag:
+            self.policy.observe(self._unobserved.popleft())
+        return step
+
+    def _read_prompts(self) -> int:
+        budget = PROMPT_BUDGET
+        for request in self._running:
+            budget -= self._read(request, budget)
+        while self._waiting and budget > 0 and len(self._running) < self._max_requests:
+            request = self._waiting.popleft()
+            budget -= self._read(request, budget)
+            self._running.append(request)
+        return PROMPT_BUDGET - budget
+
+    @staticmethod
+    def _read(request: Request, budget: int) -> int:
+        tokens = min(request.prompt, budget)
+        request.prompt -= tokens
+        request.context += tokens
+        return tokens
+
+    def _verify(self, decoding: list[Request]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Drafts verified and accepted at each position, and tokens made."""
+        draw, made = self._rng.random, 0
+        offers = [0] * (self.policy.k_max + 1)
+        ends = [0] * (self.policy.k_max + 1)
+        for request in decoding:
+            drafted = request.drafted
+            hits = 0
+            if drafted:
+                # Survival falls with the position: the draft is accepted while it is above u.
+                hits = bisect_left(request.survival, -draw(), hi=drafted, key=float.__neg__)
+                offers[drafted] += 1
+                ends[hits] += 1
+                self.totals.expected_tokens += sum(request.survival[:drafted])
+            tokens = min(hits + 1, request.output)
+            made += tokens
+            request.output -= tokens
+            request.context += tokens
+            request.unseen = min(CATCH_UP_LIMIT, request.unseen + tokens)
+        self.totals.expected_tokens += len(decoding)
+        # Requests whose drafts reach a position: sums from the far end.
+        return _at_least(offers), _at_least(ends), made
+
+
+def _at_least(counts: list[int]) -> tuple[int, ...]:
+    """[i]: how many counted i + 1 or more, as far as there are any."""
+    sums = list(accumulate(reversed(counts[1:])))[::-1]
+    return tuple(sums[: next((i for i, n in enumerate(sums) if n == 0), len(sums))])

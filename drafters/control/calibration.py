@@ -13,7 +13,7 @@ from drafters.control.cost import Cell
 
 BUDGET_S = 10.0
 FORMAT = 1
-_WEIGHT = 5.0  # a calibrated cell counts as this many steps: real load soon knows better
+_MOST = 16  # steps that a calibrated cell counts for: real load soon knows better
 
 # (requests, K) -> seconds of steady steps at that batch and K, at least one.
 Measure = Callable[[int, int], Sequence[float]]
@@ -52,8 +52,8 @@ class Calibration:
             began = clock()
             if cells and began + slowest > start + budget_s:
                 break
-            seconds = median(measure(requests, k))
-            cells.append(Cell(requests, k, 0.0, seconds, _WEIGHT))
+            seconds = measure(requests, k)
+            cells.append(Cell(requests, k, 0.0, median(seconds), min(_MOST, len(seconds))))
             slowest = max(slowest, clock() - began)
         return cls(fingerprint, tuple(cells))
 

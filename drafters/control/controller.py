@@ -18,7 +18,7 @@ from drafters.control.table import STEADY, CostTable
 THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
 OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 
-HYSTERESIS = 0.01  # another K must promise this much more
+HYSTERESIS = 0.005  # another K must promise this much more
 REPAID_IN = 64  # steps in which what switching drafts on costs must be made up for
 CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good

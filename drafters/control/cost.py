@@ -21,8 +21,10 @@ KNEE = 256.0  # tokens; where a GPU turns from memory-bound to compute-bound, wi
 
 # Before anything is measured: relative to the time of one plain step. Mild on purpose: drafts
 # that look cheap are tried, and then measured.
-GUESS = (1.0, 0.02, 0.005, 0.004, 0.004, 0.0, 0.15)
-_GUESSED_AT = ((1, 0), (1, 8), (32, 0), (32, 8), (256, 0), (256, 8))  # (requests, K)
+GUESS = (1.0, 0.02, 0.005, 0.004, 0.004, 2e-6, 0.15)
+# (requests, K, context). The long context holds its term until contexts about as long are
+# measured: what short ones show of it is noise, which would be multiplied.
+_GUESSED_AT = ((1, 0, 0), (1, 8, 0), (32, 0, 1e5), (32, 8, 1e5), (256, 0, 0), (256, 8, 0))
 _GUESS_WEIGHT = 0.02  # of a measured step
 _SWEEPS = 30
 
@@ -70,8 +72,8 @@ class CostModel:
         products = [[0.0] * size for _ in range(size)]
         sums = [0.0] * size
         guesses = [
-            Cell(n, k, 0.0, scale * _dot(GUESS, _terms(n, k, 0.0)), _GUESS_WEIGHT)
-            for n, k in _GUESSED_AT
+            Cell(n, k, c, scale * _dot(GUESS, _terms(n, k, c)), _GUESS_WEIGHT)
+            for n, k, c in _GUESSED_AT
         ]
         for cell in (*cells, *guesses):
             terms = [x / cell.seconds for x in _terms(cell.requests, cell.k, cell.context)]

@@ -26,7 +26,7 @@ class Step:
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
-    accepted: tuple[int, ...]  # [i]: of those, accepted there and at every position before
+    accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
 
 
 class Policy(Protocol):

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 SHARE = 0.005  # of all decode seconds may be lost to probes
-SAVED_S = 0.5  # the most that is saved up: 100 s of decoding
+SAVED_S = 0.5  # saved up at first and at most: 100 s of decoding
 FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind; doubled after each in vain
 JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
 
@@ -44,7 +44,7 @@ class Probing:
         self.active: Probe | None = None
         self.decode_seconds = 0.0
         self.lost_seconds = 0.0
-        self._balance = 0.0
+        self._balance = SAVED_S
 
     @property
     def back_off(self) -> dict[str, float]:

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from drafters.control.cost import Cell, CostModel
 
 STEADY = 0.25  # a step belongs to a cell if its verified drafts are within this of requests * K
+TRUST = 2.0  # steps of a cell from which on half of its surprises count as drift
 LIMIT = 0.4  # of a surprise, as a logarithm: a step that takes 20 times as long counts as 1.5
 MEMORY = 50.0  # steps that a cell remembers
-SHRINK = 2.0  # steps it takes to trust a cell's own deviation as much as its neighbours'
+SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted cost
+NEAR = 0.05  # a cell tells as much of the next K as 1 / 21 of its steps at that K would
 DRIFT_GAIN, DRIFT_LEAK = 0.1, 0.001  # of a common slowdown: seen in 10 steps, handed on in 1,000
 _LAST_BUCKET = 24  # 4,096 requests; more share it
 _FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
@@ -30,6 +32,8 @@ class CostTable:
     """
 
     def __init__(self, k_max: int) -> None:
+        self._k_max = k_max
+        self._nearness = [NEAR / (NEAR + distance * distance) for distance in range(k_max + 1)]
         self._model = CostModel()
         self._rows: list[list[Cell | None]] = [
             [None] * (k_max + 1) for _ in range(_LAST_BUCKET + 1)
@@ -60,20 +64,17 @@ class CostTable:
 
     def row(self, requests: int, context: float) -> list[float]:
         """Seconds at each K: [k_max + 1]."""
-        cells = self._rows[bucket_of(requests)]
-        row = self._model.row(requests, context, len(cells) - 1)
-        weight, total = SHRINK, 0.0
-        for cell in cells:
-            if cell is not None:
-                weight += cell.weight
-                total += cell.weight * cell.correction
-        level = total / weight  # of the bucket
-        common = math.exp(level + self._drift)
-        for k, cell in enumerate(cells):
-            row[k] *= common
-            if cell is not None:
-                own = cell.weight / (cell.weight + SHRINK) * (cell.correction - level)
-                row[k] *= math.exp(own)
+        cells = [cell for cell in self._rows[bucket_of(requests)] if cell is not None]
+        row = self._model.row(requests, context, self._k_max)
+        common = math.exp(self._drift)
+        for k in range(len(row)):
+            # The correction at a K nobody measured lies between those of the nearest measured.
+            weight, total = SHRINK, 0.0
+            for cell in cells:
+                near = cell.weight * self._nearness[abs(k - cell.k)]
+                weight += near
+                total += near * cell.correction
+            row[k] *= common * math.exp(total / weight)
         return row
 
     def observe(self, requests: int, k: int, context: float, seconds: float) -> None:
@@ -88,7 +89,7 @@ class CostTable:
         else:
             expected = self._cost(cell, requests, context) * math.exp(self._drift)
             surprise = _limited(math.log(seconds / expected))
-            self._drift += DRIFT_GAIN * surprise * cell.weight / (cell.weight + SHRINK)
+            self._drift += DRIFT_GAIN * surprise * cell.weight / (cell.weight + TRUST)
             self._drift *= 1.0 - DRIFT_LEAK
             self._learn(cell, requests, context, surprise)
         self._steps += 1

@@ -102,12 +102,16 @@ class Engine:
             draft_tokens=sum(request.drafted for request in decoding),
         )
         k = self.policy.choose(load)
+        before = [request.context for request in decoding]
         drafted, accepted, made = self._verify(decoding)
         unseen = 0
-        for request in decoding:
+        for request, context in zip(decoding, before, strict=True):
             if k:
                 unseen += request.unseen
                 request.unseen = 0
+            else:
+                skipped = request.unseen + request.context - context
+                request.unseen = min(CATCH_UP_LIMIT, skipped)
             request.drafted = k
         hardware = self.hardware
         verified = load.requests + load.draft_tokens + prompts
@@ -166,13 +170,11 @@ class Engine:
             made += tokens
             request.output -= tokens
             request.context += tokens
-            request.unseen = min(CATCH_UP_LIMIT, request.unseen + tokens)
         self.totals.expected_tokens += len(decoding)
         # Requests whose drafts reach a position: sums from the far end.
         return _at_least(offers), _at_least(ends), made
 
 
 def _at_least(counts: list[int]) -> tuple[int, ...]:
-    """[i]: how many counted i + 1 or more, as far as there are any."""
-    sums = list(accumulate(reversed(counts[1:])))[::-1]
-    return tuple(sums[: next((i for i, n in enumerate(sums) if n == 0), len(sums))])
+    """[i]: how many counted i + 1 or more."""
+    return tuple(accumulate(reversed(counts[1:])))[::-1]

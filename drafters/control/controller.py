@@ -120,7 +120,7 @@ class Controller:
         """Learn from a step that has run."""
         load = step.load
         self._steps += 1
-        self._probing.earn(step.seconds)
+        self._probing.earn(step.seconds, step.tokens)
         self._acceptance.observe(step.drafted, step.accepted)
         if load.requests == 0:
             return
@@ -161,6 +161,7 @@ class Controller:
             "probes": dict(self._probing.probes),
             "probe_back_off_s": self._probing.back_off,
             "probe_seconds": self._probing.lost_seconds,
+            "probe_tokens": self._probing.lost_tokens,
             "decode_seconds": self._probing.decode_seconds,
         }
         conditional, tokens = self._acceptance.conditional(), self._acceptance.tokens()
@@ -260,7 +261,7 @@ class Controller:
             lost = steps * estimate.seconds[k] * (1.0 - rates[k] / rates[self._k])
             if self._k == 0:
                 lost += self._catching_up(load.requests)
-            probe = Probe(kind, k, load.requests, 1.0 / rates[self._k], steps, steps + 2)
+            probe = Probe(kind, k, load.requests, rates[self._k], steps, steps + 2)
             if probing.begin(probe, lost):
                 return probe
         return None

@@ -67,7 +67,10 @@ class CostModel:
 
     def fit(self, cells: Sequence[Cell]) -> None:
         """Non-negative least squares of the relative error, from where the last fit ended."""
-        scale = min(cell.seconds for cell in cells)
+        scale = min(
+            cell.seconds / _dot(GUESS, _terms(cell.requests, cell.k, cell.context))
+            for cell in cells
+        )
         size = len(TERMS)
         products = [[0.0] * size for _ in range(size)]
         sums = [0.0] * size

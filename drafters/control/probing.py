@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-SHARE = 0.005  # of all decode seconds may be lost to probes
-SAVED_S = 0.5  # saved up at first and at most: 100 s of decoding
+SHARE = 0.005  # of all tokens may be lost to probes
+SAVED = 4096.0  # tokens: the most that is saved up
+ADVANCE = 256.0  # tokens that may be lost before any are earned
+LONGEST_S = 0.1  # what one probe may be predicted to lose
 FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind; doubled after each in vain
 JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
 
@@ -21,7 +23,7 @@ class Probe:
     kind: str
     k: int
     requests: int  # when it began
-    per_token: float  # seconds a token takes at the K that it interrupts
+    rate: float  # tokens per second at the K that it interrupts
     to_choose: int
     to_observe: int
     seen: bool = False  # a step of its own has been observed
@@ -31,9 +33,11 @@ class Probe:
 class Probing:
     """When to probe, and what it has cost.
 
-    The bound: over any time, seconds lost to probes are at most `SHARE` of the decode seconds
-    until then, plus the last probe's excess over what was predicted of it. A probe begins only
-    if its predicted loss has been earned; what it really lost is then charged.
+    The bound: at any time, the tokens lost to probes are at most `SHARE` of the tokens made until
+    then, plus `ADVANCE`, plus the last probe's excess over what was predicted of it. A probe
+    begins only if its predicted loss has been earned; what it really lost is then charged. The
+    budget is in tokens because seconds are not alike: one earned with a single request would
+    be spent on fifty.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -44,25 +48,26 @@ class Probing:
         self.active: Probe | None = None
         self.decode_seconds = 0.0
         self.lost_seconds = 0.0
-        self._balance = SAVED_S
+        self.lost_tokens = 0.0
+        self._balance = ADVANCE
 
     @property
     def back_off(self) -> dict[str, float]:
         """Decode seconds between probes of each kind, as they are now."""
         return dict(self._interval)
 
-    def earn(self, seconds: float) -> None:
-        """Decode time has passed."""
+    def earn(self, seconds: float, tokens: int) -> None:
+        """A step was observed."""
         self.decode_seconds += seconds
-        self._balance = min(SAVED_S, self._balance + SHARE * seconds)
+        self._balance = min(SAVED, self._balance + SHARE * tokens)
 
     def is_due(self, kind: str) -> bool:
         """Whether a probe of this kind would be welcome now."""
         return self.active is None and self.decode_seconds >= self._due[kind]
 
     def begin(self, probe: Probe, predicted_loss: float) -> bool:
-        """Start it if its predicted loss has been earned."""
-        if max(0.0, predicted_loss) > self._balance:
+        """Start it if its predicted loss, in seconds, is short and has been earned."""
+        if predicted_loss > LONGEST_S or predicted_loss * probe.rate > self._balance:
             return False
         self.active = probe
         self.probes[probe.kind] += 1
@@ -75,7 +80,7 @@ class Probing:
             return False
         probe.seen = probe.seen or k == probe.k
         if probe.seen:
-            probe.lost += seconds - tokens * probe.per_token
+            probe.lost += seconds - tokens / probe.rate
         # Steps before its first are still of the K before, at most one when asynchronous.
         probe.to_observe -= 1
         if probe.to_observe > 0:
@@ -83,7 +88,8 @@ class Probing:
         self.active = None
         lost = max(0.0, probe.lost)
         self.lost_seconds += lost
-        self._balance -= lost
+        self.lost_tokens += lost * probe.rate
+        self._balance -= lost * probe.rate
         return True
 
     def settle(self, kind: str, changed: bool) -> None:

@@ -25,7 +25,9 @@ GUESS = (1.0, 0.02, 0.005, 0.004, 0.004, 2e-6, 0.15)
 # (requests, K, context). The long context holds its term until contexts about as long are
 # measured: what short ones show of it is noise, which would be multiplied.
 _GUESSED_AT = ((1, 0, 0), (1, 8, 0), (32, 0, 1e5), (32, 8, 1e5), (256, 0, 0), (256, 8, 0))
-_GUESS_WEIGHT = 0.02  # of a measured step
+_GUESS_WEIGHT = 0.001  # of a measured step
+TRUST = 2.0  # steps that make a cell half as good as any number of them: then the terms are wrong
+LEAST = 0.01  # of the cheapest cell: what a step costs whatever it does
 _SWEEPS = 30
 
 
@@ -80,8 +82,9 @@ class CostModel:
         ]
         for cell in (*cells, *guesses):
             terms = [x / cell.seconds for x in _terms(cell.requests, cell.k, cell.context)]
+            trust = cell.weight / (cell.weight + TRUST)
             for i, x in enumerate(terms):
-                weighted = cell.weight * x
+                weighted = trust * x
                 sums[i] += weighted
                 row = products[i]
                 for j in range(size):
@@ -89,11 +92,12 @@ class CostModel:
         if not self.coefficients:
             self.coefficients = [scale * share for share in GUESS]
         solution = self.coefficients
+        least = LEAST * min(cell.seconds for cell in cells)  # so that no cost is zero
         for _ in range(_SWEEPS):  # coordinate descent
             for i, row in enumerate(products):
                 if row[i] > 0.0:
                     rest = _dot(row, solution) - row[i] * solution[i]
-                    solution[i] = max(0.0, (sums[i] - rest) / row[i])
+                    solution[i] = max(least if i == 0 else 0.0, (sums[i] - rest) / row[i])
 
 
 def _terms(requests: float, k: int, context: float) -> tuple[float, ...]:

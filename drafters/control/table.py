@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from drafters.control.cost import Cell, CostModel
+from drafters.control.cost import TRUST, Cell, CostModel
 
 STEADY = 0.25  # a step belongs to a cell if its verified drafts are within this of requests * K
-TRUST = 2.0  # steps of a cell from which on half of its surprises count as drift
 LIMIT = 0.4  # of a surprise, as a logarithm: a step that takes 20 times as long counts as 1.5
 MEMORY = 50.0  # steps that a cell remembers
 SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted cost

@@ -159,9 +159,7 @@ def _blog() -> Replay:
             for over, value in ((NONE, over_none), (EAGLE_3, columns["over_eagle_3"][i])):
                 other = _rate(device, over, workload, requests, table["k"])
                 fitted = _is_fitted(workload, i)
-                ratios.append(
-                    Ratio("blog", workload, requests, over, value, ours / other, fitted)
-                )
+                ratios.append(Ratio("blog", workload, requests, over, value, ours / other, fitted))
             survival = tuple(_curves()[workload, P_EAGLE])
             k_max = table["k"][P_EAGLE]
             places.append(Place("blog", workload, requests, k_max, device[P_EAGLE], survival))

@@ -1,0 +1,117 @@
+"""Acceptance by position: the right denominator, priors, and forgetting."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.control.acceptance import MEMORY, PRIOR, Acceptance
+
+TRUE = (0.8, 0.6, 0.7, 0.5, 0.6)  # conditional
+SURVIVAL = list(accumulate(TRUE, lambda left, right: left * right))
+
+
+def verify(rng: random.Random, ks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """One step: request j had ks[j] drafts."""
+    drafted, accepted = [0] * len(TRUE), [0] * len(TRUE)
+    for k in ks:
+        hits = bisect_left(SURVIVAL, -rng.random(), hi=k, key=float.__neg__) if k else 0
+        for i in range(k):
+            drafted[i] += 1
+            accepted[i] += i < hits
+    return tuple(drafted), tuple(accepted)
+
+
+def test_a_k_that_varies_does_not_bias_it_as_it_biases_a_share_of_drafts() -> None:
+    rng, model = random.Random(1), Acceptance(len(TRUE))
+    drafts = hits = 0
+    found = [0.0] * len(TRUE)
+    rounds = 400
+    for step in range(4000):
+        drafted, accepted = verify(rng, [rng.choice((1, 1, 1, 5))] * 8)
+        model.observe(drafted, accepted)
+        drafts, hits = drafts + drafted[0], hits + accepted[2]
+        if step % 10 == 0:  # a mean over the run: one reading has the error of its memory
+            found = [x + y / rounds for x, y in zip(found, model.conditional(), strict=True)]
+    # What dividing by drafts makes of position 3: a quarter of the truth.
+    assert hits / drafts == pytest.approx(SURVIVAL[2] / 4, rel=0.1)
+    assert found == pytest.approx(TRUE, abs=0.03)
+
+
+def test_requests_with_fewer_drafts_in_the_same_step_do_not_bias_it() -> None:
+    """Some requests end soon and are drafted less; counting them as rejections would show."""
+    rng, model = random.Random(2), Acceptance(len(TRUE))
+    for _ in range(3000):
+        model.observe(*verify(rng, [5, 5, 2, 1, 0, 5, 3, 5]))
+    assert model.conditional() == pytest.approx(TRUE, abs=0.06)
+
+
+def test_nothing_known_is_the_prior_at_every_position() -> None:
+    model = Acceptance(3)
+    assert model.conditional() == [PRIOR] * 3
+    assert model.tokens() == pytest.approx([1.0, 1.7, 2.19, 2.533])
+    model.observe((), ())
+    model.observe((0, 0, 0), (0, 0, 0))
+    assert model.conditional() == [PRIOR] * 3
+
+
+def test_positions_behind_the_drafted_ones_follow_the_last_one_known() -> None:
+    model = Acceptance(4)
+    for _ in range(500):
+        model.observe((10, 8), (8, 3))  # .8, then 3 of 8 * .8
+    first, second, third, fourth = model.conditional()
+    assert first == pytest.approx(0.8, abs=0.01)
+    assert second == pytest.approx(3 / 6.4, abs=0.02)
+    assert third == fourth == second
+
+
+def test_a_deep_position_that_is_no_longer_drafted_is_forgotten() -> None:
+    """Else a workload that drafted well once would make K deep for ever."""
+    model = Acceptance(2)
+    for _ in range(300):
+        model.observe((10, 10), (9, 9))
+    assert model.conditional()[1] > 0.95
+    for _ in range(1000):
+        model.observe((10,), (3,))
+    assert model.conditional() == pytest.approx([0.3, 0.3], abs=0.02)
+
+
+def test_a_change_of_workload_is_seen_within_the_memory() -> None:
+    model = Acceptance(1)
+    for _ in range(1000):
+        model.observe((10,), (9,))
+    for _ in range(int(2 * MEMORY / 10)):
+        model.observe((10,), (4,))
+    assert model.conditional()[0] == pytest.approx(0.4 + 0.5 * 0.135, abs=0.02)  # e ** -2
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 2000), min_size=1, max_size=6).map(
+            lambda counts: sorted(counts, reverse=True)
+        ),
+        max_size=20,
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60)
+def test_rates_are_shares_and_tokens_grow_with_k(
+    steps: list[list[int]], rng: random.Random
+) -> None:
+    model = Acceptance(5)
+    for drafted in steps:
+        left, accepted = drafted[0], []
+        for count in drafted:
+            left = rng.randint(0, min(left, count))
+            accepted.append(left)
+        model.observe(drafted, accepted)
+    tokens = model.tokens()
+    assert all(0.0 <= rate <= 1.0 for rate in model.conditional())
+    assert tokens[0] == 1.0
+    assert all(1.0 >= b - a >= 0.0 for a, b in pairwise(tokens))
+    assert all(0.0 <= trials <= MEMORY + 2000 for trials in model.trials)

@@ -18,7 +18,7 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["evaluate"]:  # these two have their own options and need no gateway
+    if arguments[:1] == ["evaluate"]:  # these three have their own options and need no gateway
         from drafters.train.evaluate import main as evaluate
 
         return evaluate(arguments[1:])
@@ -28,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train(arguments[1:])
     if arguments[:1] == ["keys"]:
         return _keys(arguments[1:])
+    if arguments[:1] == ["simulate"]:
+        from drafters.control.simulate.command import main as simulate
+
+        return simulate(arguments[1:])
     options = vars(_parser().parse_args(arguments))
     command = options.pop("command")
     as_json = options.pop("json", False)
@@ -85,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
     )
     commands.add_parser("keys", help="create, list and revoke API keys", add_help=False)
+    commands.add_parser(
+        "simulate", help="adaptive K on published speeds and moving loads", add_help=False
+    )
     for command in (serve, examine):
         _add_settings(command)
     return parser

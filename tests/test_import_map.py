@@ -43,9 +43,15 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm": {"drafters.model", "drafters.control", "drafters.ops", "drafters.config"},
 }
 
-# Commands that need torch and no gateway: the only way from app/ into training, and only
+# Commands that need no gateway: the only way from app/ into training and simulation, and only
 # inside a function, so that no other command pays for the import.
-LAZY_HOOKS = {"app.cli": {"drafters.train.command", "drafters.train.evaluate"}}
+LAZY_HOOKS = {
+    "app.cli": {
+        "drafters.control.simulate.command",
+        "drafters.train.command",
+        "drafters.train.evaluate",
+    }
+}
 
 # Heavy packages -> the only rooms that may import them.
 GUARDED = {

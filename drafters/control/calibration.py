@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,16 +73,12 @@ class Calibration:
                 raise CalibrationError(f"{path}: format {document['format']!r}, not {FORMAT}")
             found = document["fingerprint"]
             cells = tuple(Cell(n, k, c, s, w) for n, k, c, s, w in document["cells"])
-            sound = cells and all(
-                c.requests >= 1 and c.k >= 0 and c.context >= 0 and c.seconds > 0 and c.weight > 0
-                for c in cells
-            )
+            if not isinstance(found, dict) or not cells or not all(map(_is_possible, cells)):
+                raise CalibrationError(f"{path} is not a calibration: impossible cells, or none")
         except CalibrationError:
             raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CalibrationError(f"{path} is not a calibration: {error}") from error
-        if not sound:
-            raise CalibrationError(f"{path} is not a calibration: it has impossible cells, or none")
         differing = [
             f"{name} is {fingerprint.get(name)!r} and was {found.get(name)!r}"
             for name in sorted({*fingerprint, *found})
@@ -90,6 +87,16 @@ class Calibration:
         if differing:
             raise CalibrationError(f"{path} was measured on something else: {'; '.join(differing)}")
         return cls(found, cells)
+
+
+def _is_possible(cell: Cell) -> bool:
+    numbers = (cell.requests, cell.context, cell.seconds, cell.weight)
+    return (
+        isinstance(cell.k, int)
+        and all(map(math.isfinite, numbers))
+        and min(cell.requests - 1, cell.k, cell.context) >= 0
+        and min(cell.seconds, cell.weight) > 0
+    )
 
 
 def plan(k_max: int, max_requests: int) -> Iterator[tuple[int, int]]:

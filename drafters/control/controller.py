@@ -12,17 +12,17 @@ from drafters.control.calibration import Calibration
 from drafters.control.fixed import checked_k
 from drafters.control.policy import Load, Step
 from drafters.control.price import Price
-from drafters.control.probing import DEEPER, DRAFT, PLAIN, Probe, Probing
+from drafters.control.probing import DEEPER, DRAFT, PLAIN, SHALLOWER, Probe, Probing
 from drafters.control.table import STEADY, CostTable
 
 THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
 OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 
 HYSTERESIS = 0.005  # another K must promise this much more
-REPAID_IN = 64  # steps in which what switching drafts on costs must be made up for
+REPAID_IN = 512  # steps in which what switching drafts on costs must be made up for
 CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good
-_PLAIN_STEPS = 3  # of a probe of K = 0: the first of them still verifies, two are plain
+_NEAR_STEPS = 3  # of a probe while drafting: the first still verifies the drafts before it
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
 _DEEPER_BY = 2
 
@@ -128,13 +128,11 @@ class Controller:
         self._gap = (
             min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
         )
-        probe = self._probing.active
+        # Expected tokens: what the step happened to make would charge luck to a probe.
+        made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
+        probe = self._probing.charge(step.k, step.seconds, made * load.requests)
         if probe is not None:
-            # Expected tokens: what the step happened to make would charge luck to the probe.
-            made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
-            if self._probing.charge(step.k, step.seconds, made * load.requests):
-                values = self._estimated(load).values
-                self._probing.settle(probe.kind, values[self._k] * (1 + HYSTERESIS) < max(values))
+            self._probing.settle(probe, self._appraise(Load(probe.requests)).rates[probe.k])
 
     def without_drafts(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
@@ -245,7 +243,8 @@ class Controller:
 
     def _catching_up(self, requests: int) -> float:
         """Seconds that the drafter's first pass takes longer if it is switched on now."""
-        return self._catch_up.seconds * requests * self._gap
+        price = self._catch_up.seconds or self._prefill.seconds  # the target's is the dearer one
+        return price * requests * self._gap
 
     def _start_probe(self, load: Load, estimate: _Estimate) -> Probe | None:
         rates, probing = estimate.rates, self._probing
@@ -254,14 +253,21 @@ class Controller:
             candidates = [(DRAFT, k, 1 + math.ceil(_DRAFT_TRIALS / load.requests))]
         else:
             deeper = min(self._k + _DEEPER_BY, self._k_max)
-            candidates = [(PLAIN, 0, _PLAIN_STEPS), (DEEPER, deeper, 1 + _DEEPER_BY)]
+            shallower = (self._k + 1) // 2
+            candidates = [
+                (PLAIN, 0, _NEAR_STEPS),
+                (DEEPER, deeper, _NEAR_STEPS),
+                (SHALLOWER, shallower, _NEAR_STEPS),
+            ]
         for kind, k, steps in candidates:
             if k == self._k or not probing.is_due(kind):
                 continue
             lost = steps * estimate.seconds[k] * (1.0 - rates[k] / rates[self._k])
             if self._k == 0:
                 lost += self._catching_up(load.requests)
-            probe = Probe(kind, k, load.requests, rates[self._k], steps, steps + 2)
+            probe = Probe(
+                kind, k, load.requests, rates[self._k], rates[k], steps, to_observe=steps + 2
+            )
             if probing.begin(probe, lost):
                 return probe
         return None

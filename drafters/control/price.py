@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LIMIT = 4.0  # times the price so far that one observation may show
-MEMORY = 0.02  # share of the past that an observation replaces
+MEMORY = 0.05  # share of the past that an observation replaces
 
 
 class Price:

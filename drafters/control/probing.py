@@ -8,12 +8,14 @@ from dataclasses import dataclass
 SHARE = 0.005  # of all tokens may be lost to probes
 SAVED = 4096.0  # tokens: the most that is saved up
 ADVANCE = 256.0  # tokens that may be lost before any are earned
-LONGEST_S = 0.1  # what one probe may be predicted to lose
-FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind; doubled after each in vain
+LONGEST_S = 0.25  # what one probe may be predicted to lose
+FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind, doubled if in vain
+SURPRISE = 0.05  # a probe that moves what its K promises by this much was not in vain
 JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
 
-PLAIN, DRAFT, DEEPER = "plain", "draft", "deeper"  # K = 0 while drafting; K > 0 at 0; a larger K
-KINDS = (PLAIN, DRAFT, DEEPER)
+DRAFT = "draft"  # K > 0 while it is 0
+PLAIN, DEEPER, SHALLOWER = "plain", "deeper", "shallower"  # while it is not: 0, more, fewer
+KINDS = (DRAFT, PLAIN, DEEPER, SHALLOWER)
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class Probe:
     k: int
     requests: int  # when it began
     rate: float  # tokens per second at the K that it interrupts
+    promised: float  # and at its own K, as estimated before
     to_choose: int
     to_observe: int
     seen: bool = False  # a step of its own has been observed
@@ -73,32 +76,29 @@ class Probing:
         self.probes[probe.kind] += 1
         return True
 
-    def charge(self, k: int, seconds: float, tokens: float) -> bool:
-        """A step was observed; True if it was the last of the probe under way."""
+    def charge(self, k: int, seconds: float, tokens: float) -> Probe | None:
+        """A step was observed; the probe under way if this was the last of it."""
         probe = self.active
         if probe is None:
-            return False
+            return None
         probe.seen = probe.seen or k == probe.k
         if probe.seen:
             probe.lost += seconds - tokens / probe.rate
         # Steps before its first are still of the K before, at most one when asynchronous.
         probe.to_observe -= 1
         if probe.to_observe > 0:
-            return False
+            return None
         self.active = None
         lost = max(0.0, probe.lost)
         self.lost_seconds += lost
         self.lost_tokens += lost * probe.rate
         self._balance -= lost * probe.rate
-        return True
+        return probe
 
-    def settle(self, kind: str, changed: bool) -> None:
-        """After a probe: back off if it changed nothing, else look again soon."""
+    def settle(self, probe: Probe, promised: float) -> None:
+        """After a probe, with what its K promises now: back off if that is nothing new."""
+        kind, changed = probe.kind, abs(promised / probe.promised - 1.0) > SURPRISE
         self._interval[kind] = FIRST_S if changed else min(LAST_S, 2.0 * self._interval[kind])
-        self.put_off(kind)
-
-    def put_off(self, kind: str) -> None:
-        """The next probe of this kind comes an interval from now."""
         jitter = 1.0 + JITTER * (2.0 * self._rng.random() - 1.0)
         self._due[kind] = self.decode_seconds + self._interval[kind] * jitter
 

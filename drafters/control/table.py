@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from drafters.control.cost import TRUST, Cell, CostModel
 
@@ -48,7 +49,7 @@ class CostTable:
     def load(self, cells: Iterable[Cell]) -> None:
         """Start from these cells."""
         for cell in cells:
-            self._rows[bucket_of(cell.requests)][cell.k] = cell
+            self._rows[bucket_of(cell.requests)][cell.k] = replace(cell)
         for _ in range(20):  # far from the guess: many sweeps
             self._fit()
 

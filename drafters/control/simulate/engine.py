@@ -30,6 +30,7 @@ class Request:
     context: int = 0
     drafted: int = 0  # waiting to be verified
     unseen: int = 0  # tokens that the drafter has skipped
+    arrived: float = 0.0
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Totals:
     steps: int = 0
     busy_s: float = 0.0
     elapsed_s: float = 0.0
+    waited_s: float = 0.0  # from arrival to the last token, over all answered requests
     # What the tokens and seconds are without the luck of draws and the noise of the clock.
     expected_tokens: float = 0.0
     expected_s: float = 0.0
@@ -82,7 +84,9 @@ class Engine:
         while True:
             now = self.totals.elapsed_s
             inflight = len(self._waiting) + len(self._running)
-            self._waiting.extend(self.trace.due(now, inflight))
+            for request in self.trace.due(now, inflight):
+                request.arrived = now
+                self._waiting.append(request)
             if not self._waiting and not self._running:
                 later = self.trace.next_after(now)
                 if later is None:
@@ -128,6 +132,9 @@ class Engine:
         totals.expected_s += exact
         if not totals.timeline or totals.timeline[-1][1:] != (load.requests, k):
             totals.timeline.append((totals.elapsed_s, load.requests, k))
+        for request in decoding:
+            if request.output == 0:
+                totals.waited_s += totals.elapsed_s - request.arrived
         self._running = [request for request in self._running if request.output > 0]
         step = Step(load, k, seconds, made, drafted, accepted)
         self._unobserved.append(step)

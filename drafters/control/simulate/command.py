@@ -1,0 +1,131 @@
+"""`aerie simulate`: published tables replayed, then adaptive K on the same engines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from drafters.control.simulate.compare import STEPS, Moving, Steady, moving, steady, traces
+from drafters.control.simulate.fit import Ratio, published, replay
+from drafters.control.simulate.plot import draw
+
+SEED = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the tables; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    played = replay()
+    steadies = [
+        steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(played.places)
+    ]
+    loads = [moving(name, arguments.seed, arguments.replicas) for name in traces()]
+    print(_report(played.ratios, steadies, loads))
+    if arguments.plot is not None:
+        arguments.plot.write_text(draw(played.ratios, loads), "utf-8")
+        print(f"plot: {arguments.plot}")
+    if arguments.json:
+        print(json.dumps(_document(played.ratios, steadies, loads), allow_nan=False))
+    return 0
+
+
+def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence[Moving]) -> str:
+    lines = ["Published speedups of P-EAGLE at fixed K, replayed (* used in the fit):"]
+    for name in dict.fromkeys(ratio.table for ratio in ratios):
+        facts = published()[name]
+        lines.append(f"  {name}: {facts['hardware']} ({facts['source']})")
+    rows = [["table", "workload", "c", "over", "published", "simulated", "error"]]
+    for r in ratios:
+        mark = " *" if r.fitted else ""
+        figures = [f"{r.published:.2f}", f"{r.simulated:.2f}", f"{100 * r.error:+.1f}%{mark}"]
+        rows.append([r.table, r.workload, str(r.concurrency), r.over, *figures])
+    lines += _columns(rows)
+    for label, errors in (("all", _errors(ratios)), ("held out", _errors(ratios, fitted=False))):
+        lines.append(
+            f"absolute error, {label}, {len(errors)} cells: "
+            f"median {100 * median(errors):.1f}%, worst {100 * max(errors):.1f}%"
+        )
+    lines += ["", "Adaptive K at the same places, its start included:"]
+    rows = [["table", "workload", "c", "best K", "last K", "over none", "over best", "probes"]]
+    for s in steadies:
+        place = s.place
+        ks = [str(place.concurrency), str(s.best_k), str(s.last_k)]
+        shares = [f"{s.over_none:.2f}", f"{s.over_best:.3f}", f"{100 * s.probe_share:.2f}%"]
+        rows.append([place.table, place.workload, *ks, *shares])
+    lines += _columns(rows)
+    lines += ["", f"Moving load ({published()['cpu']['hardware']}), in tokens/s:"]
+    counts = sorted(loads[0].fixed)
+    heads = ["trace", *(f"K={k}" for k in counts), "adaptive", "over best", "oracle", "probes"]
+    rows = [heads]
+    for m in loads:
+        shares = [f"{m.over_best:.3f}", f"{m.oracle_over_best:.3f}", f"{100 * m.probe_share:.2f}%"]
+        speeds = [*(f"{m.fixed[k]:.0f}" for k in counts), f"{m.adaptive:.0f}"]
+        rows.append([m.name, *speeds, *shares])
+    lines += _columns(rows)
+    lines.append("oracle: over the best fixed K as well, with the true best K in every step.")
+    lines.append("Poisson: tokens per second that its request was in the engine or its queue.")
+    return "\n".join(lines)
+
+
+def _document(
+    ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence[Moving]
+) -> dict[str, Any]:
+    everything, held_out = _errors(ratios), _errors(ratios, fitted=False)
+    probes = [*(s.probe_share for s in steadies), *(m.probe_share for m in loads)]
+    return {
+        "cells": len(everything),
+        "median_error": round(median(everything), 4),
+        "worst_error": round(max(everything), 4),
+        "held_out_cells": len(held_out),
+        "held_out_median_error": round(median(held_out), 4),
+        "held_out_worst_error": round(max(held_out), 4),
+        "worst_adaptive": round(min(s.over_best for s in steadies), 4),
+        "worst_probe_share": round(max(probes), 5),
+        "traces": {
+            m.name: {"over_best": round(m.over_best, 4), "oracle": round(m.oracle_over_best, 4)}
+            for m in loads
+        },
+    }
+
+
+def _errors(ratios: Sequence[Ratio], fitted: bool = True) -> list[float]:
+    """Absolute errors, those of cells used in the fit included or not."""
+    return [abs(ratio.error) for ratio in ratios if fitted or not ratio.fitted]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown that is aligned for a terminal too."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aerie simulate", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a drawing")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument(
+        "--replicas", type=_positive, default=1, metavar="N",
+        help="engines under each moving load, every one with its own controller [1]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=_positive, default=STEPS, metavar="N",
+        help=f"steps at each published place [{STEPS}]",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"[{SEED}]")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value

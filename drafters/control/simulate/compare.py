@@ -1,0 +1,185 @@
+"""Adaptive K against every fixed K: at the published places, and under loads that move."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drafters.control.calibration import Calibration
+from drafters.control.controller import Controller
+from drafters.control.fixed import Fixed
+from drafters.control.policy import Load, Policy, Step
+from drafters.control.simulate.engine import NOISE, Engine, Request, Totals
+from drafters.control.simulate.fit import Place, cpu
+from drafters.control.simulate.hardware import Hardware
+from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
+
+STEPS = 3000  # at each published place, the controller's first ones included
+CALIBRATED_STEPS = 16  # a cell
+CPU_K_MAX = 7
+PROMPT, OUTPUT = 24, 96  # tokens
+STAGES = (1, 4, 16, 48, 16, 4, 1)  # requests at once
+
+MakeTrace = Callable[[Callable[[], Request], random.Random], Trace]
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Adaptive K at one place, its start included, luck taken out of both rates."""
+
+    place: Place
+    best_k: int
+    last_k: int
+    over_best: float  # adaptive rate / best fixed rate
+    over_none: float
+    probe_share: float  # of decode seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """One moving load: tokens per second of the whole trace, or of its requests' time."""
+
+    name: str
+    fixed: dict[int, float]
+    adaptive: float
+    oracle: float  # the true best K at every step, for nothing: no policy of K can do better
+    probe_share: float
+    timeline: list[tuple[float, int, int]]
+
+    @property
+    def best_k(self) -> int:
+        """The best single fixed K."""
+        return max(self.fixed, key=self.fixed.__getitem__)
+
+    @property
+    def over_best(self) -> float:
+        """Adaptive over the best single fixed K."""
+        return self.adaptive / self.fixed[self.best_k]
+
+    @property
+    def oracle_over_best(self) -> float:
+        """What there is to be had."""
+        return self.oracle / self.fixed[self.best_k]
+
+
+class Oracle:
+    """Knows the true rates."""
+
+    def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
+        self._hardware, self._survival, self._k_max = hardware, list(survival), k_max
+
+    @property
+    def k_max(self) -> int:
+        """The most tokens that may be drafted."""
+        return self._k_max
+
+    def choose(self, load: Load) -> int:
+        """The K with the highest true rate at this batch."""
+        return max(
+            range(self._k_max + 1),
+            key=lambda k: self._hardware.rate(max(1, load.requests), k, self._survival),
+        )
+
+    def observe(self, step: Step) -> None:
+        """Nothing is left to learn."""
+
+
+def calibrate(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Calibration:
+    """As at start-up, on noisy steps."""
+    spent = 0.0
+
+    def measure(requests: int, k: int) -> list[float]:
+        nonlocal spent
+        exact = hardware.steady(requests, k)
+        steps = [exact * math.exp(rng.gauss(0.0, NOISE)) for _ in range(CALIBRATED_STEPS)]
+        spent += sum(steps)
+        return steps
+
+    return Calibration.run(
+        measure, lambda: spent, k_max=k_max, max_requests=max_requests, fingerprint={}
+    )
+
+
+def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
+    """A closed loop of as many endless requests as the place's concurrency."""
+    rng = random.Random(seed)
+    policy = Controller(
+        place.k_max, rng=rng, calibration=calibrate(place.hardware, place.k_max, 128, rng)
+    )
+    trace = Clients(
+        [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=10**9)
+    )
+    totals = Engine(place.hardware, policy, trace, rng, asynchronous=True).run(steps)
+    survival = list(place.survival)
+    rates = [place.hardware.rate(place.concurrency, k, survival) for k in range(place.k_max + 1)]
+    adaptive = totals.expected_tokens / totals.expected_s
+    state = policy.snapshot()
+    return Steady(
+        place,
+        rates.index(max(rates)),
+        state["k"],
+        adaptive / max(rates),
+        adaptive / rates[0],
+        state["probe_seconds"] / state["decode_seconds"],
+    )
+
+
+def traces() -> dict[str, tuple[MakeTrace, bool]]:
+    """Moving loads for the CPU engine, and whether requests come without regard to answers."""
+    equal_time = [(10.0 * (i + 1), clients) for i, clients in enumerate(STAGES)]
+    return {
+        "1-48-1, 48 requests a stage": (
+            lambda new, rng: Rounds([(clients, 48) for clients in STAGES], new), False,
+        ),
+        "1-48-1, 8 requests a client": (
+            lambda new, rng: Rounds([(clients, 8 * clients) for clients in STAGES], new), False,
+        ),
+        "1-48-1, 10 s a stage": (lambda new, rng: Clients(equal_time, new), False),
+        "burst of 48 for 4 s in 84": (
+            lambda new, rng: Clients(burst(1, 48, 40.0, 4.0, 40.0), new), False,
+        ),
+        "ramp from 1 to 48 in 60 s": (
+            lambda new, rng: Clients(ramp(1, 48, 60.0), new), False,
+        ),
+        "day of 120 s, Poisson": (
+            lambda new, rng: Poisson(day(0.5, 20.0, 120.0), 20.0, 120.0, new, rng), True,
+        ),
+    }  # fmt: skip
+
+
+def moving(name: str, seed: int, replicas: int = 1) -> Moving:
+    """A moving load on independent replicas of the CPU engine: each has its own controller."""
+    hardware, survival = cpu()
+    make, is_open = traces()[name]
+
+    def value(policies: Callable[[random.Random], Policy]) -> tuple[float, Totals, Policy]:
+        tokens = seconds = 0.0
+        for replica in range(replicas):
+            rng = random.Random(seed + replica)
+            arrivals = random.Random(f"{seed + replica} arrivals")
+            policy = policies(rng)
+            trace = make(lambda: Request(survival, PROMPT, OUTPUT), arrivals)
+            totals = Engine(hardware, policy, trace, rng, asynchronous=True).run()
+            tokens += totals.tokens
+            # The open loop makes the same tokens whatever K is; what differs is the wait.
+            seconds += totals.waited_s if is_open else totals.elapsed_s
+        return tokens / seconds, totals, policy
+
+    fixed = {k: value(lambda rng, k=k: Fixed(k, CPU_K_MAX))[0] for k in range(CPU_K_MAX + 1)}  # type: ignore[misc]
+    adaptive, totals, policy = value(
+        lambda rng: Controller(
+            CPU_K_MAX, rng=rng, calibration=calibrate(hardware, CPU_K_MAX, 48, rng)
+        )
+    )
+    assert isinstance(policy, Controller)
+    state = policy.snapshot()
+    return Moving(
+        name,
+        fixed,
+        adaptive,
+        value(lambda rng: Oracle(hardware, survival, CPU_K_MAX))[0],
+        state["probe_seconds"] / state["decode_seconds"],
+        totals.timeline,
+    )

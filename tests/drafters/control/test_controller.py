@@ -1,0 +1,247 @@
+"""The controller on simulated engines: what it picks, what that costs, what it tells."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drafters.control.controller import LATENCY, OBJECTIVES, Controller
+from drafters.control.policy import Load, Step
+from drafters.control.simulate.engine import Totals
+from drafters.control.simulate.hardware import Hardware
+from tests.drafters.control.engines import CODE, CPU, PROSE, best, calibration, engine
+
+K_MAX = 7
+
+
+def controller(calibrated: bool = True, hardware: Hardware = CPU, **options: Any) -> Controller:
+    known = calibration(hardware, K_MAX) if calibrated else None
+    return Controller(K_MAX, rng=random.Random(0), calibration=known, **options)
+
+
+def share(totals: Totals, requests: int, survival: list[float]) -> float:
+    """Of the best fixed K's rate, luck taken out."""
+    k = best(CPU, requests, survival, K_MAX)
+    return totals.expected_tokens / totals.expected_s / CPU.rate(requests, k, survival)
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize("survival", [PROSE, CODE], ids=["prose", "code"])
+@pytest.mark.parametrize("requests", [1, 6, 20, 48])
+def test_at_a_steady_load_it_is_as_good_as_the_best_fixed_k(
+    requests: int, survival: list[float], calibrated: bool
+) -> None:
+    run = engine(
+        controller(calibrated), [(math.inf, requests)], survival=survival, output=10**9, seed=3
+    )
+    run.run(steps=300 if calibrated else 1800)  # without one it has to find out first
+    run.totals = Totals()
+    assert share(run.run(steps=1000), requests, survival) >= 0.98
+
+
+def test_the_best_k_differs_so_that_the_test_above_means_something() -> None:
+    found = {best(CPU, n, curve, K_MAX) for n in (1, 6, 20, 48) for curve in (PROSE, CODE)}
+    assert 0 in found and len(found) >= 4
+
+
+def test_a_load_that_jumps_is_followed_at_once() -> None:
+    policy = controller()
+    run = engine(policy, [(10.0, 1), (14.0, 48), (24.0, 1)], output=60)
+    ks: dict[str, Counter[int]] = {"before": Counter(), "burst": Counter(), "after": Counter()}
+    for step in run.steps():
+        now, requests = run.totals.elapsed_s, step.load.requests
+        if 2.0 < now < 10.0:
+            ks["before"][step.k] += 1
+        elif now < 14.0 and requests > 40:
+            ks["burst"][step.k] += 1
+        elif now > 16.0 and requests == 1:
+            ks["after"][step.k] += 1
+    for phase, requests in (("before", 1), ("burst", 48), ("after", 1)):
+        total = sum(ks[phase].values())
+        rates = {k: CPU.rate(requests, k, PROSE) for k in ks[phase]}
+        top = max(CPU.rate(requests, k, PROSE) for k in range(K_MAX + 1))
+        good = sum(ks[phase][k] for k, rate in rates.items() if rate > 0.97 * top)
+        assert total > 100 and good / total > 0.95, (phase, ks[phase])
+
+
+def test_a_workload_that_stops_drafting_well_is_noticed() -> None:
+    policy = controller()
+    run = engine(policy, [(math.inf, 20)], survival=CODE, output=10**9)
+    run.run(steps=400)
+    assert policy.snapshot()["k"] > 0
+    for request in run._running:
+        request.survival = [0.1 * 0.1**i for i in range(K_MAX)]
+    run.run(steps=800)
+    assert policy.snapshot()["k"] == 0
+
+
+def test_at_zero_it_notices_that_drafts_have_become_good() -> None:
+    """Nothing is verified at K = 0, so only probes can tell; the gap makes them dearer."""
+    policy = controller()
+    bad = [0.05**i for i in range(1, K_MAX + 1)]
+    run = engine(policy, [(math.inf, 6)], survival=bad, output=200)
+    run.run(steps=2000)
+    assert policy.snapshot()["k"] == 0
+    run.trace = engine(policy, [(math.inf, 6)], survival=CODE, output=200).trace
+    run.run(steps=20_000, until=run.totals.elapsed_s + 90.0)
+    assert policy.snapshot()["k"] >= 3
+
+
+def test_noise_does_not_make_it_switch() -> None:
+    policy = controller()
+    engine(policy, [(math.inf, 1)], noise=0.1, output=10**9).run(steps=4000)
+    assert policy.snapshot()["switches"] <= 20
+
+
+def test_pauses_do_not_make_it_worse() -> None:
+    run = engine(controller(), [(math.inf, 6)], pauses=0.01, output=10**9)
+    run.run(steps=300)
+    run.totals = Totals()
+    run.run(steps=2000)
+    # Pauses lengthen the clock of both, so `expected` leaves them out.
+    assert share(run.totals, 6, PROSE) >= 0.98
+
+
+def test_probes_and_their_cost_are_bounded() -> None:
+    policy = controller()
+    run = engine(policy, [(25.0, 1), (50.0, 20), (75.0, 6)], output=80)
+    totals = run.run()
+    state = policy.snapshot()
+    assert sum(state["probes"].values()) >= 8
+    assert 0.0 < state["probe_tokens"] <= 0.005 * totals.tokens + 256.0 + 200.0
+    assert state["probe_seconds"] <= 0.01 * state["decode_seconds"]
+    assert state["decode_seconds"] == pytest.approx(totals.busy_s, rel=0.01)
+
+
+def test_k_zero_costs_are_kept_fresh_while_drafting() -> None:
+    """The counterfactual needs them; nothing else measures them at this batch."""
+    policy = controller(calibrated=False)
+    engine(policy, [(math.inf, 1)], output=10**9).run(steps=4000)
+    costs = policy.snapshot()["costs"]
+    assert policy.snapshot()["k"] > 0 and costs[0]["steps_measured"] >= 4
+    assert costs[0]["step_seconds"] == pytest.approx(CPU.steady(1, 0), rel=0.04)
+
+
+@pytest.mark.parametrize("requests", [1, 8, 20, 32])
+def test_seconds_without_drafts_agree_with_an_engine_that_never_drafts(requests: int) -> None:
+    policy = controller()
+    run = engine(policy, [(24.0, requests)], output=100)
+    without = actual = 0.0
+    for step in run.steps():
+        without += policy.without_drafts(step)
+        actual += step.seconds
+    plain = engine(controller(objective="off"), [(24.0, requests)], output=100).run()
+    truth = (run.totals.tokens / actual) / (plain.tokens / plain.busy_s)
+    assert without / actual == pytest.approx(truth, rel=0.05)
+
+
+def test_a_plain_step_and_one_of_prompts_only_took_what_they_took() -> None:
+    policy = controller()
+    plain = Step(Load(4), 0, 0.005, 4, (), ())
+    prompts = Step(Load(0, prefill_tokens=900), 3, 0.1, 0, (), ())
+    assert policy.without_drafts(plain) == 0.005
+    assert policy.without_drafts(prompts) == 0.1
+
+
+def test_beside_prompts_a_busy_device_drafts_less() -> None:
+    """Memory-bound, drafts are free; beside a prompt every token of them costs compute."""
+    gpu = Hardware(
+        base=1e-3, request=0.0, experts=4e-3, touched=1.0, token=1e-5, drafter=2e-4,
+        drafter_token=1e-6,
+    )  # fmt: skip
+    policy = controller(hardware=gpu)
+    run = engine(policy, [(math.inf, 40)], hardware=gpu, output=10**9)
+    run.run(steps=300)
+    alone = policy.choose(Load(40))
+    for _ in range(100):
+        policy.observe(Step(Load(40, 9, 2000), 0, gpu.target(40, 2040), 40, (), ()))
+    busy = [policy.choose(Load(40, waiting=9, prefill_tokens=2000)) for _ in range(30)][-1]
+    assert busy < alone
+
+
+def test_latency_holds_its_target_if_any_k_does_and_else_comes_closest() -> None:
+    """At a given batch the highest throughput has the lowest latency, unless prompts mix in."""
+    policy = controller(objective=LATENCY, tpot_s=1.0)
+    run = engine(policy, [(math.inf, 6)], output=10**9)
+    run.run(steps=800)
+    top = best(CPU, 6, PROSE, K_MAX)
+    assert CPU.rate(6, policy.choose(Load(6)), PROSE) > 0.97 * CPU.rate(6, top, PROSE)
+    policy.steer(tpot_s=1e-6)
+    run.run(steps=1600)
+    assert CPU.rate(6, policy.snapshot()["k"], PROSE) > 0.97 * CPU.rate(6, top, PROSE)
+
+
+def test_steering_takes_effect_at_the_next_step() -> None:
+    policy = controller()
+    engine(policy, [(math.inf, 1)], output=10**9).run(steps=100)
+    assert policy.choose(Load(1)) > 0
+    policy.steer(objective="off")
+    assert policy.choose(Load(1)) == 0
+    policy.steer(objective="fixed", k=7)
+    assert policy.choose(Load(64)) == 7
+    policy.steer(k=2)
+    assert policy.choose(Load(64)) == 2
+    policy.steer(objective="throughput")
+    assert policy.choose(Load(1)) != 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"objective": "speed"}, "objective"),
+        ({"objective": "fixed"}, "k"),
+        ({"objective": "fixed", "k": 8}, "k"),
+        ({"objective": "fixed", "k": 1.5}, "k"),
+        ({"objective": "throughput", "k": 3}, "k"),
+        ({"k": 3}, "k"),
+        ({"objective": "latency"}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": 0.0}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": math.nan}, "tpot_s"),
+        ({"tpot_s": 0.1}, "tpot_s"),
+    ],
+)
+def test_a_wrong_change_names_its_field_and_changes_nothing(
+    change: dict[str, Any], field: str
+) -> None:
+    policy = controller()
+    before = policy.snapshot()
+    with pytest.raises(ValueError, match=rf"^{field} "):
+        policy.steer(**change)
+    assert policy.snapshot() == before
+
+
+def test_the_snapshot_is_plain_json_at_any_time() -> None:
+    for objective in OBJECTIVES:
+        options = {"fixed": {"k": 1}, "latency": {"tpot_s": 0.01}}.get(objective, {})
+        policy = controller(calibrated=False, objective=objective, **options)
+        json.dumps(policy.snapshot(), allow_nan=False)
+        engine(policy, [(math.inf, 3)], output=50).run(steps=200)
+        state = json.loads(json.dumps(policy.snapshot(), allow_nan=False))
+        assert state["requests"] == 3 and len(state["acceptance"]) == K_MAX
+        assert [row["k"] for row in state["costs"]] == list(range(K_MAX + 1))
+
+
+def test_synchronous_and_asynchronous_scheduling_both_work() -> None:
+    for asynchronous in (False, True):
+        run = engine(controller(), [(math.inf, 6)], output=10**9, asynchronous=asynchronous, seed=5)
+        assert share(run.run(steps=1500), 6, PROSE) >= 0.975
+
+
+def test_a_decision_takes_microseconds() -> None:
+    """The best of many: what the code costs, not what the machine does meanwhile."""
+    policy = Controller(15, rng=random.Random(0), calibration=calibration(CPU, 15))
+    run = engine(policy, [(math.inf, 20)], output=50)
+    run.run(steps=500)
+    times = []
+    for attempt in range(2000):
+        load = Load(10 + attempt % 30, context_tokens=5000)  # never the batch of the step before
+        began = time.perf_counter()
+        policy.choose(load)
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[20] < 50e-6

@@ -21,6 +21,7 @@ OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 HYSTERESIS = 0.005  # another K must promise this much more
 REPAID_IN = 512  # steps in which what switching drafts on costs must be made up for
 CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
+_TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good
 _NEAR_STEPS = 3  # of a probe while drafting: the first still verifies the drafts before it
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
@@ -128,9 +129,10 @@ class Controller:
         self._gap = (
             min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
         )
-        # Expected tokens: what the step happened to make would charge luck to a probe.
+        # A probe is charged neither with prompts nor with bad luck: its tokens are the expected.
         made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
-        probe = self._probing.charge(step.k, step.seconds, made * load.requests)
+        seconds = step.seconds - self._prefill.seconds * load.prefill_tokens
+        probe = self._probing.charge(step.k, seconds, made * load.requests)
         if probe is not None:
             self._probing.settle(probe, self._appraise(Load(probe.requests)).rates[probe.k])
 
@@ -195,7 +197,7 @@ class Controller:
                 self._prefill.observe(load.prefill_tokens, step.seconds - expected)
         elif abs(load.draft_tokens - asked) <= STEADY * asked:
             self._costs.observe(requests, step.k, load.context_tokens, step.seconds)
-        elif load.draft_tokens == 0 and self._gap > 0 and self._costs.measured:
+        elif load.draft_tokens == 0 and requests * self._gap >= _TELLING and self._costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = self._costs.row(requests, load.context_tokens)[step.k]
             self._catch_up.observe(requests * self._gap, step.seconds - steady)
@@ -243,7 +245,7 @@ class Controller:
 
     def _catching_up(self, requests: int) -> float:
         """Seconds that the drafter's first pass takes longer if it is switched on now."""
-        price = self._catch_up.seconds or self._prefill.seconds  # the target's is the dearer one
+        price = self._catch_up.seconds or self._prefill.seconds  # unknown: at most the target's
         return price * requests * self._gap
 
     def _start_probe(self, load: Load, estimate: _Estimate) -> Probe | None:

@@ -167,7 +167,10 @@ def moving(name: str, seed: int, replicas: int = 1) -> Moving:
             seconds += totals.waited_s if is_open else totals.elapsed_s
         return tokens / seconds, totals, policy
 
-    fixed = {k: value(lambda rng, k=k: Fixed(k, CPU_K_MAX))[0] for k in range(CPU_K_MAX + 1)}  # type: ignore[misc]
+    def pinned(k: int) -> Callable[[random.Random], Policy]:
+        return lambda rng: Fixed(k, CPU_K_MAX)
+
+    fixed = {k: value(pinned(k))[0] for k in range(CPU_K_MAX + 1)}
     adaptive, totals, policy = value(
         lambda rng: Controller(
             CPU_K_MAX, rng=rng, calibration=calibrate(hardware, CPU_K_MAX, 48, rng)

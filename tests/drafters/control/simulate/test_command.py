@@ -61,7 +61,7 @@ def test_adaptive_is_not_below_the_best_fixed_k_at_published_places(index: int) 
 
 @pytest.mark.parametrize("name", ["1-48-1, 48 requests a stage", "burst of 48 for 4 s in 84"])
 def test_moving_load_gains_over_every_single_fixed_k(name: str) -> None:
-    found = moving(name, seed=5)
+    found = moving(name, seed=1)
     assert found.over_best >= 1.05
     assert found.probe_share <= 0.01
 

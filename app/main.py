@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from app import metrics
 from app.admission.desk import Desk
-from app.api import errors, generate, health, models
+from app.api import errors, generate, health, models, speculation
 from app.api.door import Door
 from app.api.request_id import RequestId
 from app.engine.supervisor import Engine
@@ -44,7 +44,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.engine = engine
     app.state.desk = desk
     app.state.started_at = int(time.time())
-    for module in (generate, models, health):
+    for module in (generate, models, speculation, health):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import Counter, Gauge
 
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
-    "aerie_draft_tokens_per_step", "Draft tokens per step (K) that the engine was started with."
+    "aerie_draft_tokens_per_step",
+    "Most draft tokens per step (K) that the engine was started with.",
+)
+
+# Of the policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
+# rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total).
+K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")
+OBJECTIVE = Gauge("aerie_objective", "1 for what K is chosen for.", ["objective"])
+STEPS = Counter("aerie_steps_total", "Engine steps, by the K that they drafted.", ["k"])
+DRAFTED = Counter(
+    "aerie_drafts_verified_total", "Draft tokens that were verified, by position.", ["position"]
+)
+ACCEPTED = Counter(
+    "aerie_drafts_accepted_total", "Draft tokens that were accepted, by position.", ["position"]
+)
+ACCEPTANCE = Gauge(
+    "aerie_acceptance_estimate",
+    "The policy's belief in a position, if those before it are accepted.",
+    ["position"],
+)
+GOODPUT = Gauge(
+    "aerie_goodput_estimate_tokens_per_second",
+    "Tokens per second that the policy expects of each K at the present batch.",
+    ["k"],
+)
+DECODE_SECONDS = Counter("aerie_decode_seconds_total", "Seconds of steps that made tokens.")
+PLAIN_SECONDS = Counter(
+    "aerie_decode_seconds_without_drafts_total",
+    "Seconds that the same tokens would have taken at K = 0, estimated.",
+)
+SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
+PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
+PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
+BACK_OFF = Gauge(
+    "aerie_probe_interval_seconds", "Decode seconds between probes of a kind.", ["kind"]
 )
 
 # Labels are ours or the operator's: nothing that a client sends becomes one.
@@ -26,3 +62,40 @@ LIMITER_FALLBACKS = Counter(
 CONNECTIONS_REFUSED = Counter(
     "aerie_connections_refused_total", "Connections closed for what they did.", ["reason"]
 )
+
+
+def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> None:
+    """Export a state of the policy (Controller.snapshot); counters grow by what is new since
+    `last`, the state before it of the same engine."""
+
+    def grow(counter: Any, path: str, index: int | str | None = None) -> None:
+        now, before = _at(state, path, index), _at(last, path, index) if last else 0.0
+        # Less than before: it is another engine, and all of it is new.
+        counter.inc(now - before if now >= before else now)
+
+    K.set(state["k"])
+    for objective in ("throughput", "latency", "fixed", "off"):
+        OBJECTIVE.labels(objective).set(state["objective"] == objective)
+    for k in range(state["k_max"] + 1):
+        grow(STEPS.labels(str(k)), "totals.steps", k)
+    for position in range(state["k_max"]):
+        grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
+        grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)
+    for entry in state["acceptance"]:
+        ACCEPTANCE.labels(str(entry["position"])).set(entry["conditional"])
+    for entry in state["costs"]:
+        GOODPUT.labels(str(entry["k"])).set(entry["tokens_per_second"])
+    grow(DECODE_SECONDS, "totals.decode_seconds")
+    grow(PLAIN_SECONDS, "totals.plain_seconds")
+    grow(SWITCHES, "switches")
+    for kind, interval in state["probe_back_off_s"].items():
+        grow(PROBES.labels(kind), "probes", kind)
+        BACK_OFF.labels(kind).set(interval)
+    grow(PROBE_SECONDS, "probe_seconds")
+
+
+def _at(state: dict[str, Any], path: str, index: int | str | None) -> float:
+    value: Any = state
+    for name in path.split("."):
+        value = value[name]
+    return float(value if index is None else value[index])

@@ -207,7 +207,25 @@ class SpeculationSettings(Section):
 
     drafter: str | None = Field(None, description="P-EAGLE head: a folder or a hub id.")
     k: int = Field(
-        5, ge=0, le=32, description="Draft tokens per step (K); 0 serves without a drafter."
+        5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
+    )
+    objective: Literal["throughput", "latency", "fixed", "off"] = Field(
+        "throughput",
+        description="What K is chosen for at every step: most tokens per second, most tokens per "
+        "second while `tpot_s` holds, always `k`, or no drafts at all.",
+    )
+    tpot_s: float | None = Field(
+        None, gt=0, description="Seconds per output token that `--objective latency` holds."
+    )
+    calibration_s: float = Field(
+        10.0,
+        ge=0,
+        le=60,
+        description="Seconds that start-up may spend on measuring what steps cost; 0 learns from "
+        "the first requests instead.",
+    )
+    calibration_file: str | None = Field(
+        None, description="File that the measured costs are kept in for the next start."
     )
     catch_up_tokens: int = Field(
         DrafterConfig.catch_up_tokens,
@@ -344,6 +362,11 @@ def _check(settings: Settings) -> Settings:
             f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
             "or --k 0 to serve without speculation",
         )
+    if settings.speculates and settings.speculation.objective == "latency":
+        if settings.speculation.tpot_s is None:
+            raise SettingsError("tpot_s", "the objective latency needs --tpot-s SECONDS")
+    elif settings.speculation.tpot_s is not None:
+        raise SettingsError("tpot_s", "only the objective latency has one")
     return settings
 
 

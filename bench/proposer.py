@@ -67,7 +67,8 @@ def serve(kind: str, k: int) -> None:
     for line in sys.stdin:
         job = json.loads(line)
         if kind == "ours":
-            engine.llm_engine.engine_core.engine_core.scheduler.policy.k = job["k"]
+            scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+            scheduler.speculation("steer", {"objective": "fixed", "k": job["k"]})
         count = SEQUENCES[job["batch"]]
         started = (job["round"] * count) % len(prompts)
         chosen = (prompts + prompts)[started : started + count]

@@ -14,18 +14,15 @@ MAX_K = "aerie_max_k"  # a request's most draft tokens in a step, in SamplingPar
 class DrafterConfig:
     """Travels as `additional_config["aerie"]` of vLLM's configuration.
 
-    `k` is the K in force when the engine starts; `speculative_config.num_speculative_tokens` is
-    the largest one, and the default. `catch_up_tokens` is how many tokens a request can go
-    without drafting before the drafter forgets what came earlier (docs/decisions/0006).
+    `speculative_config.num_speculative_tokens` is the largest K. `catch_up_tokens` is how many
+    tokens a request can go without drafting before the drafter forgets what came earlier
+    (docs/decisions/0006).
     """
 
-    k: int | None = None
     catch_up_tokens: int = 256
     bfloat16_on_cpu: bool = True  # a float32 head multiplies in bfloat16 where that is faster
 
     def __post_init__(self) -> None:
-        if self.k is not None and self.k < 0:
-            raise ValueError(f"k is {self.k}, it cannot be negative")
         if self.catch_up_tokens < 1:
             raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
 

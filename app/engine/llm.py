@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator
+from itertools import count
 from typing import Any
 
 from vllm.exceptions import GenerationError
+from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
@@ -58,6 +61,26 @@ class GatewayLLM(AsyncLLM):
             self._obey(account, sampling_params, kwargs)
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         return watched(_corrected(outputs, constraint is not None, silent))
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py)."""
+        answer: dict[str, Any] = await self.engine_core.call_utility_async(
+            "aerie_speculation", command, arguments
+        )
+        return answer
+
+    async def occupy(self, requests: int, tokens: int) -> None:
+        """Run so many requests at once, each with so many output tokens."""
+
+        async def one(number: int) -> None:
+            params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            name = f"aerie-warm-up-{next(self._occupied)}"
+            async for _ in self.generate(tokens_input([1 + number % 4, 2, 3, 4]), params, name):
+                pass
+
+        await asyncio.gather(*(one(number) for number in range(requests)))
+
+    _occupied = count()
 
     def _obey(
         self, account: Account, sampling_params: SamplingParams, kwargs: dict[str, Any]

@@ -17,6 +17,7 @@ from app.engine.cpu import cpu_machine, preload
 from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
+from app.engine.steering import Steering, fingerprint
 from app.errors import AerieError, ApiError, StartupError
 from app.settings import Settings
 
@@ -55,6 +56,7 @@ class Engine:
         self.ended = asyncio.Event()
         self.load = Load()
         self.drafter: dict[str, Any] | None = None
+        self.steering: Steering | None = None
         self._launching = False
         self._llm: GatewayLLM | None = None
         self._adapter: Adapter | None = None
@@ -67,13 +69,22 @@ class Engine:
     def operation(self, name: str) -> Operation:
         """The operation to answer a request with. Raises ApiError 503 while there is none."""
         if not self.ready or self._adapter is None:
-            raise ApiError(
-                503,
-                f"The engine is not ready ({self.phase}).",
-                code="engine_not_ready",
-                headers={"Retry-After": "5"},
-            )
+            raise self._not_ready()
         return self._adapter.operations[name]
+
+    def steered(self) -> Steering:
+        """The hand on K. Raises ApiError 503 while there is none."""
+        if not self.ready or self.steering is None:
+            raise self._not_ready()
+        return self.steering
+
+    def _not_ready(self) -> ApiError:
+        return ApiError(
+            503,
+            f"The engine is not ready ({self.phase}).",
+            code="engine_not_ready",
+            headers={"Retry-After": "5"},
+        )
 
     @property
     def max_model_len(self) -> int | None:
@@ -86,10 +97,19 @@ class Engine:
         try:
             await self._start()
             on_ready()
-            await self._watch()
+            polling = asyncio.create_task(self._poll())
+            try:
+                await self._watch()
+            finally:
+                polling.cancel()
         except Exception as error:
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
+
+    async def _poll(self) -> None:
+        if self.steering is not None:
+            with contextlib.suppress(Exception):  # of a dying engine, which _watch will notice
+                await self.steering.poll()
 
     async def _watch(self) -> None:
         while self.phase is Phase.READY:
@@ -123,10 +143,12 @@ class Engine:
         self.drafter = check_reports(self.settings, reports)
         adapter = Adapter(llm, self.settings)
         await asyncio.to_thread(adapter.warm_up)
-        await self._warm_up(llm)
+        await llm.occupy(1, WARM_UP_TOKENS)
         drafted = await check_drafts(self.settings, steps)
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
+            self.steering = Steering(llm, self.settings, fingerprint(self.settings, _versions()))
+            await self.steering.begin(self.load.capacity)
         self._adapter = adapter
         self._enter(Phase.READY)
 
@@ -164,14 +186,6 @@ class Engine:
         llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
         return llm, steps
 
-    async def _warm_up(self, llm: GatewayLLM) -> None:
-        from vllm import SamplingParams
-        from vllm.inputs import tokens_input
-
-        params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        async for _ in llm.generate(tokens_input([1, 2, 3, 4]), params, "aerie-warm-up"):
-            pass
-
     async def stop(self) -> None:
         """End the engine's processes, also while they start. Running requests are aborted."""
         self.phase = Phase.STOPPING
@@ -185,6 +199,14 @@ class Engine:
             if llm.output_handler is not None:  # or it reports the engine's end as a death
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import vllm
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__, "vllm": vllm.__version__}
 
 
 def _check_version() -> None:

@@ -14,6 +14,7 @@ from drafters.control.policy import Load, Step
 from drafters.control.price import Price
 from drafters.control.probing import DEEPER, DRAFT, PLAIN, SHALLOWER, Probe, Probing
 from drafters.control.table import STEADY, CostTable
+from drafters.control.totals import Totals
 
 THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
 OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
@@ -61,16 +62,22 @@ class Controller:
         self._k = 0  # chosen for its own sake, not by a probe
         self._gap = 0.0  # tokens per request that the drafter has not seen
         self._steps = self._switches = 0
+        self._totals = Totals(k_max)
         self._load = Load(0)
         self._objective, self._pinned, self._tpot_s = OFF, 0, math.inf
         self.steer(objective=objective, k=k, tpot_s=tpot_s)
         if calibration is not None:
-            self._costs.load(cell for cell in calibration.cells if cell.k <= k_max)
+            self.begin_with(calibration)
 
     @property
     def k_max(self) -> int:
         """The most tokens that may be drafted."""
         return self._k_max
+
+    def begin_with(self, calibration: Calibration) -> None:
+        """Take measured costs for granted until steps say otherwise."""
+        self._costs.load(cell for cell in calibration.cells if cell.k <= self._k_max)
+        self._estimate = None
 
     def steer(
         self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
@@ -123,8 +130,12 @@ class Controller:
         self._steps += 1
         self._probing.earn(step.seconds, step.tokens)
         self._acceptance.observe(step.drafted, step.accepted)
-        if load.requests == 0:
-            return
+        if load.requests:
+            self._learn(step)
+        self._totals.add(step, self.without_drafts(step))
+
+    def _learn(self, step: Step) -> None:
+        load = step.load
         self._learn_cost(step)
         self._gap = (
             min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
@@ -163,6 +174,7 @@ class Controller:
             "probe_seconds": self._probing.lost_seconds,
             "probe_tokens": self._probing.lost_tokens,
             "decode_seconds": self._probing.decode_seconds,
+            "totals": self._totals.snapshot(),
         }
         conditional, tokens = self._acceptance.conditional(), self._acceptance.tokens()
         for i, trials in enumerate(self._acceptance.trials):

@@ -11,6 +11,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker import gpu_model_runner
@@ -30,6 +31,7 @@ def apply() -> None:
         torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]
     if rejection_sampler.rejection_sample is not noise.accept:
         rejection_sampler.rejection_sample = noise.accept
+        EngineCore.aerie_speculation = speculation
         gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
         SamplingParams._validate_spec_decode = accept_undrafted(
             SamplingParams._validate_spec_decode
@@ -60,6 +62,13 @@ def expand_batch_to_tokens(
     values = torch.where(x == replace_from, replace_to, x).to(x.dtype)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     return values.repeat_interleave(counts.long(), output_size=num_tokens)
+
+
+def speculation(core: Any, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A utility method of the engine core (vllm/v1/engine/core.py): how the gateway reaches the
+    policy, which lives in the scheduler."""
+    answer: dict[str, Any] = core.scheduler.speculation(command, arguments)
+    return answer
 
 
 def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:

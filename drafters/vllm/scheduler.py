@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import asdict
+from random import Random
 from time import perf_counter
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from drafters.config import DrafterConfig
-from drafters.control.fixed import Fixed
+from drafters.control.calibration import Calibration
+from drafters.control.controller import FIXED, Controller
+from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
+
+RECENT = 64  # steps that are remembered for calibration
 
 
 class _AnyK:
@@ -35,8 +41,9 @@ class DraftingScheduler(Scheduler):
         k_max = self.num_spec_tokens
         if k_max:
             self.dynamic_sd_lookup = _AnyK(k_max)
-        config = DrafterConfig.read(self.vllm_config.additional_config)
-        self.policy = Fixed(k_max if config.k is None else config.k, k_max)
+        # The largest K, until the gateway has seen it draft and steers.
+        self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
+        self.recent: deque[Step] = deque(maxlen=RECENT)
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = 0.0
         self._drafted = [0] * k_max
@@ -97,5 +104,27 @@ class DraftingScheduler(Scheduler):
             )
             self._ended = ended
             self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
+            self.recent.append(step)
             self.policy.observe(step)
         return outputs
+
+    def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The gateway's way in, over the engine core's utility calls: `state`, `steer` with
+        Controller.steer's arguments, `begin_with` measured `cells`, or the `recent` steps. What is
+        wrong with the arguments comes back as {"error": text}."""
+        policy = self.policy
+        assert isinstance(policy, Controller)
+        try:
+            if command == "steer":
+                policy.steer(**arguments)
+            elif command == "begin_with":
+                policy.begin_with(
+                    Calibration({}, tuple(Cell(*cell) for cell in arguments["cells"]))
+                )
+            elif command == "recent":
+                return {"steps": [asdict(step) for step in self.recent]}
+            elif command != "state":
+                raise ValueError(f"unknown command {command!r}")
+        except ValueError as error:
+            return {"error": str(error)}
+        return policy.snapshot()

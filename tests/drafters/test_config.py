@@ -8,7 +8,7 @@ from drafters.config import DrafterConfig
 
 
 def test_what_is_sent_is_what_is_read() -> None:
-    sent = DrafterConfig(k=3, catch_up_tokens=99)
+    sent = DrafterConfig(catch_up_tokens=99, bfloat16_on_cpu=False)
     assert DrafterConfig.read(sent.entry()) == sent
 
 
@@ -18,8 +18,8 @@ def test_without_an_entry_the_defaults_hold(nothing: dict[str, object] | None) -
 
 
 @pytest.mark.parametrize(
-    "entry", [{"kk": 3}, {"k": -1}, {"catch_up_tokens": 0}, {"k": 3, "catchup": 5}]
+    "entry", [{"k": 3}, {"catch_up_tokens": 0}, {"catch_up_tokens": 9, "catchup": 5}]
 )
 def test_nonsense_is_refused(entry: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"unknown|cannot|must"):
+    with pytest.raises(ValueError, match=r"unknown|must"):
         DrafterConfig.read({"aerie": entry})

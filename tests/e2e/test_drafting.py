@@ -27,9 +27,11 @@ def generate(http: httpx.Client, prompt: str) -> None:
 
 
 def test_traffic_is_drafted_and_accepted(http: httpx.Client) -> None:
+    http.patch("/v1/speculation", json={"objective": "fixed", "k": HEAD_K}).raise_for_status()
     before = {name: metric(http, name) for name in (DRAFTS, DRAFTED, ACCEPTED, GENERATED)}
     for prompt in PROMPTS[:8]:
         generate(http, prompt)
+    http.patch("/v1/speculation", json={"objective": "throughput"}).raise_for_status()
     grown = {name: metric(http, name) - value for name, value in before.items()}
     length = 1 + grown[ACCEPTED] / grown[DRAFTS]
     print(f"acceptance length {length:.2f} over {grown[GENERATED]:.0f} tokens")

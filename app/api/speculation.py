@@ -1,0 +1,46 @@
+"""What is drafted and why; and the admin's way to change it without a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+
+from app.api.admin import admin_only
+from app.api.respond import read_body
+from app.engine.supervisor import Engine
+from app.errors import ApiError
+
+router = APIRouter()
+
+PATH = "/v1/speculation"
+CHANGES = {"objective": str, "k": int, "tpot_s": (int, float)}
+
+
+@router.get(PATH)
+async def state(request: Request) -> dict[str, Any]:
+    """The policy's state (Controller.snapshot) and the speed-up of the last 1, 5, 15 minutes."""
+    engine: Engine = request.app.state.engine
+    if not engine.settings.speculates:
+        return {"enabled": False}
+    return {"enabled": True, **await engine.steered().state()}
+
+
+@router.patch(PATH, dependencies=[Depends(admin_only)])
+async def steer(request: Request) -> dict[str, Any]:
+    """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
+    engine: Engine = request.app.state.engine
+    changes = (await read_body(request)).payload
+    for name, value in changes.items():
+        if name not in CHANGES:
+            raise ApiError(
+                400, f"Unrecognized request argument supplied: {name}", param=name,
+                code="unknown_parameter",
+            )  # fmt: skip
+        if not isinstance(value, CHANGES[name]) or isinstance(value, bool):  # type: ignore[arg-type]
+            raise ApiError(400, f"Invalid type for '{name}'.", param=name)
+    if not changes:
+        raise ApiError(400, f"Nothing to change: give one of {', '.join(CHANGES)}.")
+    if not engine.settings.speculates:
+        raise ApiError(400, "This gateway was started without a drafter.", param="objective")
+    return {"enabled": True, **await engine.steered().steer(changes)}

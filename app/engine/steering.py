@@ -1,0 +1,180 @@
+"""The gateway's hand on K: it sets the objective, measures costs, and reads what came of it.
+
+The policy runs in the engine core's scheduler (drafters/vllm/scheduler.py); this is its other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from app import metrics
+from app.errors import ApiError
+from app.settings import Settings
+from drafters.control.calibration import Calibration, CalibrationError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
+LARGEST_BATCH = 64  # that start-up measures; the fitted cost goes on from there
+STEPS = 4  # measured at each batch and K
+
+
+class Core(Protocol):
+    """What is asked of the engine."""
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A command of DraftingScheduler.speculation."""
+        ...
+
+    async def occupy(self, requests: int, tokens: int) -> None:
+        """Run so many requests at once, each with so many output tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at: float
+    decode_s: float
+    plain_s: float
+
+
+class Steering:
+    """Objective, state and speed-up of one engine that speculates."""
+
+    def __init__(
+        self,
+        core: Core,
+        settings: Settings,
+        fingerprint: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._settings = settings.speculation
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._samples: deque[_Sample] = deque()
+        self._last: dict[str, Any] | None = None
+
+    async def begin(self, max_requests: int) -> None:
+        """Measured or remembered costs first, then the objective of the settings."""
+        await self._calibrate(min(max_requests, LARGEST_BATCH))
+        wanted: dict[str, Any] = {"objective": self._settings.objective}
+        if self._settings.objective == "fixed":
+            wanted["k"] = self._settings.k
+        if self._settings.objective == "latency":
+            wanted["tpot_s"] = self._settings.tpot_s
+        await self.steer(wanted)
+
+    async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
+        answer = await self._core.speculation("steer", changes)
+        if "error" in answer:
+            text = str(answer["error"])
+            raise ApiError(400, f"'{text.split()[0]}': {text}.", param=text.split()[0])
+        return self._with_speedup(answer)
+
+    async def state(self) -> dict[str, Any]:
+        """What the policy believes and has done, and the speed-up of late."""
+        return self._with_speedup(await self._core.speculation("state", {}))
+
+    async def poll(self) -> None:
+        """Keep the metrics current until cancelled."""
+        while True:
+            self.take(await self._core.speculation("state", {}))
+            await asyncio.sleep(POLL_S)
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Count what has happened since the last state."""
+        now, totals = self._clock(), state["totals"]
+        self._samples.append(_Sample(now, totals["decode_seconds"], totals["plain_seconds"]))
+        while now - self._samples[0].at > max(WINDOWS_S.values()) + POLL_S:
+            self._samples.popleft()
+        metrics.count_speculation(state, self._last)
+        self._last = state
+
+    def speedup(self, window_s: float) -> float | None:
+        """Seconds that decoding would have taken without drafts over those it took, within the
+        last `window_s`; None while nothing was decoded."""
+        if not self._samples:
+            return None
+        last = self._samples[-1]
+        first = next(s for s in self._samples if s is last or last.at - s.at <= window_s)
+        decode = last.decode_s - first.decode_s
+        return (last.plain_s - first.plain_s) / decode if decode > 0 else None
+
+    def _with_speedup(self, state: dict[str, Any]) -> dict[str, Any]:
+        speedup = {name: self.speedup(seconds) for name, seconds in WINDOWS_S.items()}
+        return {**state, "speedup": speedup}
+
+    async def _calibrate(self, max_requests: int) -> None:
+        file = Path(self._settings.calibration_file) if self._settings.calibration_file else None
+        calibration: Calibration | None = None
+        if file is not None and file.exists():
+            try:
+                calibration = Calibration.read(file, self._fingerprint)
+            except CalibrationError as error:
+                logger.warning("measuring step costs again: %s", error)
+        if calibration is None and self._settings.calibration_s > 0:
+            loop = asyncio.get_running_loop()
+
+            def measure(requests: int, k: int) -> Sequence[float]:
+                return asyncio.run_coroutine_threadsafe(self._cell(requests, k), loop).result()
+
+            began = self._clock()
+            calibration = await asyncio.to_thread(
+                Calibration.run,
+                measure,
+                self._clock,
+                k_max=self._settings.k,
+                max_requests=max_requests,
+                fingerprint=self._fingerprint,
+                budget_s=self._settings.calibration_s,
+            )
+            took = self._clock() - began
+            logger.info("measured %d step costs in %.1f s", len(calibration.cells), took)
+            if file is not None:
+                calibration.save(file)
+        if calibration is not None:
+            cells = [[c.requests, c.k, c.context, c.seconds, c.weight] for c in calibration.cells]
+            await self._core.speculation("begin_with", {"cells": cells})
+
+    async def _cell(self, requests: int, k: int) -> Sequence[float]:
+        """Seconds of steps with so many requests that verify and draft K tokens each."""
+        await self._core.speculation("steer", {"objective": "fixed", "k": k})
+        await self._core.occupy(requests, STEPS + 2 + k)  # a few steps, however much is accepted
+        steps = (await self._core.speculation("recent", {}))["steps"]
+        wanted = (requests, requests * k, 0, k)
+        seconds = [
+            step["seconds"]
+            for step in steps
+            if wanted
+            == (
+                *(step["load"][n] for n in ("requests", "draft_tokens", "prefill_tokens")),
+                step["k"],
+            )
+        ]
+        if not seconds:  # drafts were cut short everywhere: what the last step took must do
+            seconds = [steps[-1]["seconds"]]
+        return seconds[-2 * STEPS :]
+
+
+def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:
+    """Whatever changes what a step costs."""
+    return {
+        "machine": f"{platform.machine()} {platform.processor()}".strip(),
+        "model": settings.model.model,
+        "drafter": str(settings.speculation.drafter),
+        "dtype": settings.model.dtype,
+        "k": str(settings.speculation.k),
+        "tensor_parallel_size": str(settings.engine.tensor_parallel_size),
+        **versions,
+    }

@@ -1,0 +1,41 @@
+"""Running sums over all steps: what counters are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drafters.control.policy import Step
+
+
+class Totals:
+    """Only ever grow. Rates and ratios are for whoever reads them twice."""
+
+    def __init__(self, k_max: int) -> None:
+        self.steps = [0] * (k_max + 1)  # by K asked of the drafter
+        self.drafted = [0] * k_max  # by position, drafts that were verified
+        self.accepted = [0] * k_max
+        self.tokens = 0
+        self.decode_seconds = 0.0
+        self.plain_seconds = 0.0  # that the same tokens would have taken without drafts
+
+    def add(self, step: Step, plain_seconds: float) -> None:
+        """One step that made tokens, or read prompts."""
+        self.steps[step.k] += 1
+        for i, (drafted, accepted) in enumerate(zip(step.drafted, step.accepted, strict=True)):
+            self.drafted[i] += drafted
+            self.accepted[i] += accepted
+        self.tokens += step.tokens
+        if step.load.requests:
+            self.decode_seconds += step.seconds
+            self.plain_seconds += plain_seconds
+
+    def snapshot(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "steps": list(self.steps),
+            "drafted": list(self.drafted),
+            "accepted": list(self.accepted),
+            "tokens": self.tokens,
+            "decode_seconds": self.decode_seconds,
+            "plain_seconds": self.plain_seconds,
+        }

@@ -1,0 +1,161 @@
+"""The gateway's end of the policy, with a stand-in for the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from app.engine.steering import Steering
+from app.errors import ApiError
+from app.settings import load
+from drafters.control.controller import Controller
+from drafters.control.policy import Load, Step
+
+FINGERPRINT = {"machine": "a", "model": "b"}
+
+
+class Core:
+    """A scheduler without an engine: its steps take what `seconds` says."""
+
+    def __init__(self, k_max: int = 5) -> None:
+        self.policy = Controller(k_max, rng=Random(0), objective="fixed", k=k_max)
+        self.recent: list[dict[str, Any]] = []
+        self.loaded: list[list[float]] = []
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+
+    @staticmethod
+    def seconds(requests: int, k: int) -> float:
+        return 0.010 + 0.0005 * requests * (1 + k) + (0.002 if k else 0.0)
+
+    def step(self, requests: int, k: int, accepted: int = 1, seconds: float | None = None) -> None:
+        load = Load(requests, draft_tokens=requests * k)
+        took = self.seconds(requests, k) if seconds is None else seconds
+        counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
+        right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
+        made = requests * (1 + min(k, accepted))
+        self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right)))
+        self.recent.append(
+            {
+                "k": k, "seconds": took,
+                "load": {"requests": requests, "draft_tokens": requests * k, "prefill_tokens": 0},
+            }
+        )  # fmt: skip
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.commands.append((command, arguments))
+        if command == "recent":
+            return {"steps": self.recent}
+        if command == "begin_with":
+            self.loaded = arguments["cells"]
+        if command == "steer":
+            try:
+                self.policy.steer(**arguments)
+            except ValueError as error:
+                return {"error": str(error)}
+        return self.policy.snapshot()
+
+    async def occupy(self, requests: int, tokens: int) -> None:
+        self.recent.clear()
+        for _ in range(3):
+            self.step(requests, self.policy.choose(Load(requests)))
+
+
+def steering(core: Core, clock: Any = None, **settings: Any) -> Steering:
+    asked = load({"calibration_s": 0, **settings}, {})
+    return Steering(core, asked, FINGERPRINT, **({"clock": clock} if clock else {}))
+
+
+def test_costs_are_measured_before_the_objective_holds() -> None:
+    core = Core()
+    asyncio.run(steering(core, calibration_s=10).begin(max_requests=16))
+    measured = {(int(n), k): seconds for n, k, _, seconds, _ in core.loaded}
+    assert {(1, 0), (16, 0), (1, 5), (16, 5)} <= set(measured)
+    assert measured[16, 5] == pytest.approx(core.seconds(16, 5))
+    assert core.commands[-1] == ("steer", {"objective": "throughput"})
+
+
+def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
+    file = str(tmp_path / "costs.json")
+    first, second, other = Core(), Core(), Core()
+    asyncio.run(steering(first, calibration_s=10, calibration_file=file).begin(8))
+    asyncio.run(steering(second, calibration_s=10, calibration_file=file).begin(8))
+    assert second.loaded == first.loaded
+    assert [name for name, _ in second.commands] == ["begin_with", "steer"]
+    elsewhere = Steering(
+        other, load({"calibration_s": 10, "calibration_file": file}, {}), {"machine": "c"}
+    )
+    asyncio.run(elsewhere.begin(8))
+    assert "recent" in [name for name, _ in other.commands]  # another machine: measured anew
+
+
+@pytest.mark.parametrize(
+    ("settings", "steered"),
+    [
+        ({"objective": "off"}, {"objective": "off"}),
+        ({"objective": "fixed", "k": 3}, {"objective": "fixed", "k": 3}),
+        ({"objective": "latency", "tpot_s": 0.02}, {"objective": "latency", "tpot_s": 0.02}),
+    ],
+)
+def test_the_objective_of_the_settings_is_set(
+    settings: dict[str, Any], steered: dict[str, Any]
+) -> None:
+    core = Core()
+    asyncio.run(steering(core, **settings).begin(8))
+    assert core.commands == [("steer", steered)]
+
+
+def test_a_change_that_makes_no_sense_is_a_400_that_names_the_field() -> None:
+    for changes, field in (
+        ({"objective": "fast"}, "objective"),
+        ({"objective": "fixed", "k": 99}, "k"),
+        ({"objective": "latency", "tpot_s": -1.0}, "tpot_s"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            asyncio.run(steering(Core()).steer(changes))
+        assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_the_speed_up_is_of_its_window_alone() -> None:
+    now = [0.0]
+    core = Core()
+    hand = steering(core, clock=lambda: now[0])
+    hand.take(core.policy.snapshot())
+    assert hand.speedup(60) is None
+    for _ in range(40):  # plain steps first: nothing is gained
+        core.step(4, 0)
+    now[0] = 100.0
+    hand.take(core.policy.snapshot())
+    assert hand.speedup(900) == pytest.approx(1.0)
+    for _ in range(40):
+        core.step(4, 5, accepted=5)
+    now[0] = 150.0
+    hand.take(core.policy.snapshot())
+    # Six tokens in one step instead of one in each of six.
+    gained = 6 * core.seconds(4, 0) / core.seconds(4, 5)
+    assert hand.speedup(60) == pytest.approx(gained, rel=0.05)
+    assert 1.0 < (hand.speedup(900) or 0) < gained
+
+
+def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    core, hand = Core(), steering(Core())
+    names = ("aerie_steps_total", {"k": "5"}), ("aerie_drafts_accepted_total", {"position": "1"})
+    before = [value(name, **labels) for name, labels in names]
+    core.step(3, 5, accepted=2)
+    hand.take(core.policy.snapshot())
+    hand.take(core.policy.snapshot())  # nothing new
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 3]
+    core = Core()
+    hand.take(core.policy.snapshot())
+    core.step(2, 5, accepted=1)
+    hand.take(core.policy.snapshot())
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 5]
+    assert value("aerie_objective", objective="fixed") == 1
+    assert value("aerie_objective", objective="throughput") == 0

@@ -14,11 +14,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format lock models evaluate clean
+.PHONY: help install serve test check gpu-check format lock models evaluate clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 $(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock pyproject.toml
 	@requirements/install.sh $(BACKEND)
@@ -38,6 +38,14 @@ check: $(INSTALLED) ## Lint, formatting, types and the import map
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_import_map.py
+
+# A machine without a GPU has checked nothing, and says so before it installs anything.
+gpu-check: ## On a GPU: kernels against their references, and their times (bench/results)
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
+	@$(MAKE) --no-print-directory install
+	@$(BIN)/python -m pytest -q tests/drafters/ops/kernels.py
+	@$(BIN)/python -m bench.kernels --device cuda \
+	  --out bench/results/kernels-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 
 format: $(INSTALLED) ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ ParallelDrafter are the real ones; the runner is what ParallelDrafter reads of i
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
 from drafters.vllm.scheduler import DraftingScheduler
 
+MODELS = Path(__file__).parents[3] / "models" / "embedded"
 MASK, SHARED = 99, -1.0  # token and hidden state of a masked slot
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
 
@@ -303,7 +305,7 @@ class Lives:
 def configuration(block_size: int = 4, batched: int = 24) -> VllmConfig:
     """For the embedded models, small in every way that the scheduler knows."""
     return EngineArgs(
-        model="models/embedded/target",
+        model=str(MODELS / "target"),
         max_model_len=LONGEST,
         max_num_seqs=SEQUENCES,
         max_num_batched_tokens=batched,
@@ -312,7 +314,7 @@ def configuration(block_size: int = 4, batched: int = 24) -> VllmConfig:
         async_scheduling=False,
         speculative_config={
             "method": "eagle3",
-            "model": "models/embedded/p-eagle",
+            "model": str(MODELS / "p-eagle"),
             "num_speculative_tokens": K_MAX,
             "parallel_drafting": True,
         },

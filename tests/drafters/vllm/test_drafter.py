@@ -13,7 +13,7 @@ vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not insta
 if not vllm_platforms.current_platform.is_cpu():
     pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
 
-from tests.drafters.vllm.lives import K_MAX, Lives, configuration
+from tests.drafters.vllm.lives import K_MAX, Lives, configuration  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,6 +48,7 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
     return lives.seen
 
 
+@pytest.mark.slow
 def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     """Catches: a hole attended to; a block that kept its mark when it changed hands; a state from
     a wrong place of the ring; a drafted token that was rejected and stayed; a table row of

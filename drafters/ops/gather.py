@@ -1,0 +1,33 @@
+"""The target's hidden states for a drafter pass: each copied once, straight to where `fc` reads.
+
+Selecting from every tap, joining the taps and then joining what the store holds copies each up to
+three times, into memory that is new each time. This writes 2 * taps * hidden elements per row
+(docs/decisions/0009; `python -m bench.kernels --only inputs`, arm `once`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def gather(
+    states: Sequence[torch.Tensor],  # taps of [rows of the step, hidden]
+    fresh: torch.Tensor,  # [fresh] int64, rows of `states`
+    store: torch.Tensor,  # [rows kept, taps * hidden]
+    held: torch.Tensor,  # [held] int64, rows of `store`
+    out: torch.Tensor,  # [>= fresh + held, taps * hidden], of the same dtype and kept between calls
+) -> torch.Tensor:
+    """`[fresh + held, taps * hidden]`, a view of `out`: fresh rows first."""
+    hidden = states[0].shape[1]
+    assert out.shape[1] == store.shape[1] == len(states) * hidden
+    assert {state.dtype for state in states} == {store.dtype} == {out.dtype}
+    count = len(fresh)
+    assert len(out) >= count + len(held)
+    for tap, state in enumerate(states):
+        columns = out[:count, tap * hidden : (tap + 1) * hidden]
+        torch.index_select(state, 0, fresh, out=columns)
+    if len(held):
+        torch.index_select(store, 0, held, out=out[count : count + len(held)])
+    return out[: count + len(held)]

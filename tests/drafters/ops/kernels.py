@@ -1,0 +1,175 @@
+"""The Triton kernels against their references, on a GPU or in Triton's interpreter.
+
+Not collected by itself: Triton reads TRITON_INTERPRET when it is imported, so test_kernels.py
+runs these in a process of their own, and `make gpu-check` runs them on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.ops import head_triton, inputs_triton, reference
+from drafters.vllm.layout import Rows, lay_out
+from tests.drafters.vllm.test_layout import passes
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def states(rows: int, width: int, seed: int) -> torch.Tensor:
+    """Hidden states of which no two are equal."""
+    return torch.randperm(rows * width, generator=torch.Generator().manual_seed(seed)).view(
+        rows, width
+    ).float()  # fmt: skip
+
+
+def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any, Any, Any]:
+    """Kernel, reference, and layout with what drafter.py gathers by it."""
+    layout = lay_out(rows, **given)
+    names = ("index", "slot", "start", "scheduled", "end", "k", "newest")
+    found, count, entered = reference.requests(
+        *(torch.from_numpy(getattr(rows, name)) for name in names)
+    )
+    step = [states(int(given["starts"][-1]), hidden, tap) for tap in range(taps)]
+    store = -states((int(rows.slot.max()) + 1) * given["window"], taps * hidden, 9) - 1
+    arguments = {
+        **{name: torch.from_numpy(given[name]) for name in ("tokens", "tables", "starts")},
+        **{name: given[name] for name in ("block_size", "window", "mask_token")},
+    }
+    expected = reference.enter(found, count, states=step, store=store, **arguments)
+    out = (
+        torch.full((count,), -7, dtype=torch.int32, device=DEVICE),
+        torch.full((count,), -7, device=DEVICE),
+        torch.full((count,), -7, device=DEVICE),
+        torch.full((entered, taps * hidden), torch.nan, device=DEVICE),
+    )
+    moved = {
+        name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+    packed = inputs_triton.pack(found).to(DEVICE)
+    inputs_triton.enter(
+        packed, states=[state.to(DEVICE) for state in step], store=store.to(DEVICE),
+        **dict(zip(("ids", "positions", "slots", "gathered"), out, strict=True)), **moved,
+    )  # fmt: skip
+    gathered = torch.full((count, taps * hidden), torch.nan)
+    gathered[layout.fresh] = torch.cat([state[layout.fresh_from] for state in step], dim=-1)
+    gathered[layout.held] = store[layout.held_from]
+    kept = np.setdiff1d(np.arange(count), layout.masked)
+    planned = (layout.ids, layout.positions, layout.slots, gathered[kept])
+
+    combined = expected[3][:, :hidden].contiguous()
+    shared = torch.full((hidden,), 0.5)
+    spread = torch.full((count, hidden), torch.nan, device=DEVICE)
+    inputs_triton.spread(packed, combined.to(DEVICE), shared.to(DEVICE), spread)
+    final = torch.empty(count, hidden)
+    final[kept] = combined
+    final[layout.masked] = shared
+    return (
+        [*(x.cpu() for x in out), spread.cpu()],
+        [*expected, reference.spread(found, combined, shared, count)],
+        [*map(torch.as_tensor, planned), final],
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(passes(), st.sampled_from([(1, 3), (2, 8), (3, 5)]))
+def test_inputs_are_those_of_the_layout(case: Any, shape: tuple[int, int]) -> None:
+    """Catches: off by one where a request, a block or the history ends; K of 0 and 1, which have
+    no masked slot; the ring's turn; a held state taken for a fresh one; a tap out of place."""
+    kernel, expected, planned = both(*case, *shape)
+    for name, *three in zip(
+        ("ids", "positions", "slots", "gathered", "spread"), kernel, expected, planned, strict=True
+    ):
+        assert torch.equal(three[1], three[2]), f"reference: {name}"
+        assert torch.equal(three[0], three[1]), f"kernel: {name}"
+
+
+def test_a_wide_state_is_copied_whole() -> None:
+    """Catches: columns lost where a state takes several programs and not a whole number of them;
+    a bisection that is a step short for a number of requests that is a power of two."""
+    for count in (1, 2, 7, 8, 9):
+        every = np.arange(count, dtype=np.int64)
+        rows = Rows(every, every, every * 0, every * 0 + 1, every * 0 + 2, every * 0 + 4,
+                    every % 4, every + 500)  # fmt: skip
+        given = {
+            "tokens": np.arange(count * 16, dtype=np.int32).reshape(count, 16),
+            "tables": np.arange(count * 4, dtype=np.int32).reshape(count, 4),
+            "starts": np.arange(count + 1, dtype=np.int32) * 2,
+            "block_size": 4, "window": 4, "mask_token": 3,
+        }  # fmt: skip
+        for one, other in zip(*both(rows, given, 3, inputs_triton.COLUMNS + 7)[:2], strict=True):
+            assert torch.equal(one, other)
+
+
+def head(hidden: Any, weight: Any, offsets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    moved = (None if x is None else x.to(DEVICE) for x in (hidden, weight, offsets))
+    ids, probabilities = head_triton.likeliest(*moved)
+    return ids.cpu(), probabilities.cpu()
+
+
+@pytest.mark.parametrize("words", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 5), (17, 64), (3, 65)])
+@pytest.mark.parametrize("shares", [1, 2, 512])
+def test_ties_go_to_the_lowest_id(
+    words: int, rows: int, depth: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a tie that a later tile or share wins; padding of rows, vocabulary or depth that
+    takes part; a share behind the vocabulary's end. Small integers: sums are exact, ties many."""
+    monkeypatch.setattr(head_triton, "SHARES", shares)
+    random = torch.Generator().manual_seed(words * rows)
+    hidden = torch.randint(-1, 2, (rows, depth), generator=random).float()
+    weight = torch.randint(-1, 2, (words, depth), generator=random).float()
+    offsets = torch.randint(0, 1000, (words,), generator=random)
+    for mapping in (None, offsets):
+        ids, probabilities = head(hidden, weight, mapping)
+        expected, likely = reference.likeliest(hidden, weight, mapping)
+        assert torch.equal(ids, expected)
+        torch.testing.assert_close(probabilities, likely, rtol=1e-5, atol=0)
+
+
+def test_all_negative_logits_do_not_lose_to_padding() -> None:
+    """Catches: a running maximum that begins at 0, or padded words with a logit of 0."""
+    hidden, weight = torch.ones(2, 4), -torch.ones(130, 4) * torch.arange(1, 131)[:, None]
+    assert head(hidden, weight, None)[0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite(bad: float) -> None:
+    """Catches: a row of -inf or NaN that has no index, has one outside the vocabulary, or spoils
+    the rows beside it."""
+    hidden = torch.tensor([[1.0, 0.0], [bad, 0.0], [1.0, 1.0]])
+    weight = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)) + 0.5
+    ids, probabilities = head(hidden, weight, None)
+    expected, likely = reference.likeliest(hidden, weight, None)
+    assert torch.equal(ids, expected)
+    torch.testing.assert_close(probabilities, likely, rtol=1e-5, atol=0, equal_nan=True)
+    assert probabilities[1].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_probability_is_as_close_as_plain_torch(dtype: torch.dtype) -> None:
+    """Catches: sums kept in the weight's dtype. Error against float64 at most twice that of
+    torch's own product in this dtype."""
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter multiplies bfloat16 as if its bits were integers")
+    random = torch.Generator().manual_seed(1)
+    hidden = torch.randn(8, 96, generator=random).to(dtype)
+    weight = (torch.randn(300, 96, generator=random) / 4).to(dtype)
+    exact = (hidden.double() @ weight.double().T).softmax(-1)
+    ids, probabilities = head(hidden, weight, None)
+    plain = (hidden @ weight.T).float().softmax(-1)
+    error = (probabilities.double() - exact.gather(1, ids[:, None])[:, 0]).abs().max()
+    bound = (plain.double() - exact).abs().max()
+    assert error <= 2 * bound + 1e-7  # float32's own step at 1
+    assert (exact.max(-1).values - exact.gather(1, ids[:, None])[:, 0]).max() <= 1e-6
+
+
+def test_no_rows() -> None:
+    """Catches: a launch without programs."""
+    assert head(torch.empty(0, 4), torch.ones(5, 4), None)[0].shape == (0,)

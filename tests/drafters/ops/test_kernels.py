@@ -1,0 +1,59 @@
+"""The kernels of drafters/ops: in Triton's interpreter, and compiled for a GPU of today."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from drafters.ops import head_triton, inputs_triton
+INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "starts": "*i32", "ids": "*i32",
+            "positions": "*i64", "slots": "*i64"}
+def built(kernel, pointers, **constants):
+    names = [name for name in kernel.arg_names if name not in constants]
+    source = ASTSource(kernel, {name: pointers.get(name, "i32") for name in names}, constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+for dtype in ("*bf16", "*fp32"):
+    wide = dict.fromkeys(("state0", "state1", "state2", "store", "gathered"), dtype)
+    built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=9, COLUMNS=1024)
+    wide = dict.fromkeys(("combined", "shared", "out"), dtype)
+    built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=9, COLUMNS=1024)
+    found = {"largest": "*fp32", "where": "*i32", "total": "*fp32"}
+    built(head_triton.share_kernel, {"hidden": dtype, "weight": dtype, **found},
+          ROWS=head_triton.ROWS, WORDS=head_triton.WORDS, DEPTH=head_triton.DEPTH)
+    joined = {"offsets": "*i64", "ids": "*i64", "probabilities": "*fp32"}
+    built(head_triton.join_kernel, {**found, **joined}, OFFSETS=True, SHARES=512)
+"""
+
+
+def run(arguments: list[str], **environ: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=REPOSITORY, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@pytest.mark.slow
+def test_in_the_interpreter() -> None:
+    """Every case of kernels.py; what each of them catches is said there."""
+    pytest.importorskip("triton")
+    run(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/drafters/ops/kernels.py"],
+        TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
+
+
+def test_they_compile_for_sm_90() -> None:
+    """Catches: what the interpreter allows and the compiler does not: types that differ between
+    branches, shapes that a tensor core has no instruction for."""
+    pytest.importorskip("triton")
+    run(["-c", COMPILE], TRITON_INTERPRET="0")

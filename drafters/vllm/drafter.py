@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from drafters.config import DrafterConfig
+from drafters.ops.gather import gather
 from drafters.vllm import half
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.half import half_precision
@@ -50,16 +52,21 @@ class ParallelDrafter(EagleProposer):
         self._slots: Ints = np.zeros(0, np.int64)
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
+        self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
         with half_precision() if self.half else nullcontext():
             super().load_model(target_model)
+        # What loading left behind frees oneDNN handles, which fails if it happens while the model
+        # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
+        gc.collect()
         self._store = torch.empty(
             (self.max_batch_size * self.window, self.model.model.fc_input_size),
             dtype=self.dtype,
             device=self.device,
         )
+        self._gathered = self._store.new_empty((self.max_num_tokens, self._store.shape[1]))
 
     @property
     def contexts(self) -> Contexts:
@@ -232,17 +239,20 @@ class ParallelDrafter(EagleProposer):
         count = len(layout.ids)
         self.input_ids[:count] = self._device(layout.ids)
         self.positions[:count] = self._device(layout.positions)
-        source = self._device(layout.fresh_from)
-        hidden = torch.cat([state.index_select(0, source) for state in states], dim=-1)
-        where = layout.fresh
-        if layout.held.size:
-            assert self._store is not None
-            hidden = torch.cat([hidden, self._store[self._device(layout.held_from)]])
-            where = np.concatenate([where, layout.held])
-        self.hidden_states[self._device(where)] = self.model.combine_hidden_states(hidden)
+        assert self._store is not None and self._gathered is not None
+        hidden = gather(
+            states,
+            self._device(layout.fresh_from),
+            self._store,
+            self._device(layout.held_from),
+            self._gathered,
+        )
+        where = self._device(np.concatenate([layout.fresh, layout.held]))
+        self.hidden_states.index_copy_(0, where, self.model.combine_hidden_states(hidden))
         if layout.masked.size:
+            masked = self._device(layout.masked)
             shared = self.parallel_drafting_hidden_state_tensor
-            self.hidden_states[self._device(layout.masked)] = shared
+            self.hidden_states.index_copy_(0, masked, shared.expand(len(masked), -1))
 
         metadata = self._metadata(layout, rows, common)
         _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata)

@@ -8,6 +8,7 @@ ParallelDrafter are the real ones; the runner is what ParallelDrafter reads of i
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -106,9 +107,10 @@ class Watched(ParallelDrafter):
         self.supports_mm_inputs = self.uses_mrope = self.uses_xdrope_dim = False
         self.draft_uses_xdrope_dim = 0
         self.pass_hidden_states_to_model = True
-        self._contexts = None
+        self._contexts, self._names, self._slots = None, [], np.zeros(0, np.int64)
         # What no one stored must not look right.
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
+        self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
         self.model = Model(self, lives.random)
 
     def build_per_group_and_layer_attn_metadata(self, *_: Any, **__: Any) -> Any:
@@ -298,6 +300,7 @@ class Lives:
         common = SimpleNamespace(
             query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32),
             block_table_tensor=torch.from_numpy(tables),
+            max_query_len=max(end - start for start, end in pairwise(starts)),
         )
         return sampled, torch.tensor(states, dtype=torch.float64).unsqueeze(1), common
 

@@ -41,23 +41,23 @@ SHAPE = {
 
 
 class RandomK:
-    """A policy that chooses blindly, with stretches of one K as well."""
+    """A policy that chooses blindly at every step; now and then nothing for a stretch."""
 
     def __init__(self, k_max: int, random: Random) -> None:
         self.k_max = k_max
         self.random = random
         self.chosen: Counter[int] = Counter()
         self.accepted = 0
-        self.left = 0
-        self.k = 0
+        self.idle = 0
 
     def choose(self, load: Load) -> int:
-        if self.left == 0:
-            self.left = self.random.choice([1, 1, 1, 5, 30])
-            self.k = self.random.choice([0, self.random.randint(0, self.k_max)])
-        self.left -= 1
-        self.chosen[self.k] += 1
-        return self.k
+        if self.idle:
+            self.idle -= 1
+        elif self.random.random() < 0.02:
+            self.idle = 30
+        k = 0 if self.idle else self.random.randint(0, self.k_max)
+        self.chosen[k] += 1
+        return k
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))

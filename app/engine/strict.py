@@ -20,6 +20,8 @@ from app.settings import LimitSettings
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
+MAX_BIAS = 100  # OpenAI's, either way
+
 # Accepted because every answer already honours them: bookkeeping, hints that cannot
 # change the text, and deprecated names whose only harmless value is their default.
 _NO_EFFECT: dict[str, dict[str, type]] = {
@@ -135,8 +137,19 @@ def check_generation(payload: Mapping[str, Any], operation: str, limits: LimitSe
         if isinstance(value, int) and not 0 <= value <= limits.max_logprobs:
             most = limits.max_logprobs
             raise invalid(name, f"'{name}' must be between 0 and {most}, got {value}.")
+    _check_bias(payload.get("logit_bias"))
     _check_stop(payload, limits)
     _check_constraint(payload)
+
+
+def _check_bias(biases: Any) -> None:
+    """vLLM takes what is too strong for the strongest there is, without a word."""
+    for token, bias in biases.items() if isinstance(biases, dict) else ():
+        if isinstance(bias, (int, float)) and not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise invalid(
+                f"logit_bias.{token}",
+                f"'logit_bias.{token}' must be between -{MAX_BIAS} and {MAX_BIAS}, got {bias}.",
+            )
 
 
 def _check_stop(payload: Mapping[str, Any], limits: LimitSettings) -> None:

@@ -77,6 +77,8 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
         ({"stop": "a" * 2000}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "echo": True}, "max_tokens"),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"logit_bias": {"7": 0, "8": -100.5}}, "logit_bias.8"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": 21}, "logprobs"),

@@ -46,7 +46,9 @@ def serve(kind: str, k: int) -> None:
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.workloads import held_out_prompts
 
-    settings = load({"k": 0 if kind == "plain" else k, "max_num_seqs": 32}, {})
+    # Prompts come again: a prefix cache would measure how much of each an engine keeps.
+    given = {"max_num_seqs": 32, "enable_prefix_caching": False}
+    settings = load({"k": 0 if kind == "plain" else k, **given}, {})
     options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
     if kind == "stock":
         for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):

@@ -41,6 +41,8 @@ class ParallelDrafter(EagleProposer):
         super().__init__(vllm_config, device, runner)
         if self.uses_mrope or vllm_config.model_config.uses_mrope:
             raise NotImplementedError("P-EAGLE heads cannot draft for a target with M-RoPE")
+        if vllm_config.kv_transfer_config is not None:
+            raise NotImplementedError("blocks that come from elsewhere hold nothing of the head's")
         self.runner = runner
         self.k_max: int = self.num_speculative_tokens
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)

@@ -132,7 +132,9 @@ def test_gradients_equal_brute_force_for_every_partition(
                     parameter.grad,
                     gradients[name],
                     rtol=1e-3,
-                    atol=2e-5,
+                    # Sums in another order differ by 1e-4 of the largest entry at most; a draft
+                    # left out moves some entry by a tenth of it.
+                    atol=1e-3 * float(gradients[name].abs().max()),
                     msg=lambda text, name=name: f"{name}: {text}",
                 )
 

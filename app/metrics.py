@@ -6,6 +6,8 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
+from drafters.control.controller import OBJECTIVES
+
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",
@@ -74,7 +76,7 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
         counter.inc(now - before if now >= before else now)
 
     K.set(state["k"])
-    for objective in ("throughput", "latency", "fixed", "off"):
+    for objective in OBJECTIVES:
         OBJECTIVE.labels(objective).set(state["objective"] == objective)
     for k in range(state["k_max"] + 1):
         grow(STEPS.labels(str(k)), "totals.steps", k)

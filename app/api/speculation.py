@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
 
 from app.api.admin import admin_only
 from app.api.respond import read_body
+from app.engine import strict
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 
 router = APIRouter()
 
 PATH = "/v1/speculation"
-CHANGES = {"objective": str, "k": int, "tpot_s": (int, float)}
+
+
+class Changes(BaseModel):
+    """What may be changed at run time; whether it makes sense is the policy's to say."""
+
+    objective: str = ""
+    k: int = 0
+    tpot_s: float = 0.0
 
 
 @router.get(PATH)
@@ -31,16 +40,10 @@ async def steer(request: Request) -> dict[str, Any]:
     """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
     engine: Engine = request.app.state.engine
     changes = (await read_body(request)).payload
-    for name, value in changes.items():
-        if name not in CHANGES:
-            raise ApiError(
-                400, f"Unrecognized request argument supplied: {name}", param=name,
-                code="unknown_parameter",
-            )  # fmt: skip
-        if not isinstance(value, CHANGES[name]) or isinstance(value, bool):  # type: ignore[arg-type]
-            raise ApiError(400, f"Invalid type for '{name}'.", param=name)
+    strict.check_fields(changes, Changes, "speculation")
+    strict.check_scalars(changes, Changes)
     if not changes:
-        raise ApiError(400, f"Nothing to change: give one of {', '.join(CHANGES)}.")
+        raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
     if not engine.settings.speculates:
         raise ApiError(400, "This gateway was started without a drafter.", param="objective")
     return {"enabled": True, **await engine.steered().steer(changes)}

@@ -34,6 +34,8 @@ class Contexts:
         self.limit: Ints = np.zeros(requests, np.int64)
         self.whole = np.zeros(blocks, bool)  # blocks of which every position is entered
         self._slots: dict[str, int] = {}
+        self._batch: list[str] | None = None  # whose slots were asked for last
+        self._batch_slots: Ints = np.zeros(0, np.int64)
         self._free = list(range(requests - 1, -1, -1))
 
     def add(self, request: str, computed: int, blocks: Sequence[int], limit: int) -> None:
@@ -45,6 +47,7 @@ class Contexts:
         slot = self._slots.get(request)
         if slot is None:
             slot = self._slots[request] = self._free.pop()
+            self._batch = None
         cached = computed // self.block_size
         self.own(blocks[cached:])
         holes = np.flatnonzero(~self.whole[np.asarray(blocks[:cached], np.int64)])
@@ -64,10 +67,15 @@ class Contexts:
         slot = self._slots.pop(request, None)
         if slot is not None:
             self._free.append(slot)
+            self._batch = None
 
     def slots(self, requests: Sequence[str]) -> Ints:
-        """Row of each request in the arrays."""
-        return np.fromiter(map(self._slots.__getitem__, requests), np.int64, len(requests))
+        """Row of each request in the arrays. A batch is mostly that of the step before."""
+        if requests != self._batch:
+            slots = map(self._slots.__getitem__, requests)
+            self._batch_slots = np.fromiter(slots, np.int64, len(requests))
+            self._batch = list(requests)
+        return self._batch_slots
 
     def skip(self, slots: Ints, ends: Ints) -> None:
         """The target has read up to `ends`, the drafter has not."""

@@ -19,7 +19,6 @@ from drafters.config import DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
 from drafters.vllm.contexts import Contexts
-from drafters.vllm.half import half_precision
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
 
@@ -50,15 +49,13 @@ class ParallelDrafter(EagleProposer):
         self.window = min(config.catch_up_tokens, self.max_num_tokens // 2)
         self.half = config.bfloat16_on_cpu and half.pays()
         self.passes = 0
-        self._names: list[str] = []
-        self._slots: Ints = np.zeros(0, np.int64)
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
-        with half_precision() if self.half else nullcontext():
+        with half.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
         # What loading left behind frees oneDNN handles, which fails if it happens while the model
         # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
@@ -94,11 +91,9 @@ class ParallelDrafter(EagleProposer):
         contexts, group = self.contexts, self.kv_cache_gid
         for request in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
             contexts.remove(request)
-            self._names = []
         for new in scheduled.scheduled_new_reqs:
             limit = draft_limit(new.sampling_params, self.k_max)
             contexts.add(new.req_id, new.num_computed_tokens, new.block_ids[group], limit)
-            self._names = []
         cached = scheduled.scheduled_cached_reqs
         for row, blocks in enumerate(cached.new_block_ids):
             if blocks is None:
@@ -107,7 +102,6 @@ class ParallelDrafter(EagleProposer):
             if request in cached.resumed_req_ids:
                 limit = draft_limit(self.runner.requests[request].sampling_params, self.k_max)
                 contexts.add(request, cached.num_computed_tokens[row], blocks[group], limit)
-                self._names = []
             else:
                 contexts.own(blocks[group])
 
@@ -122,7 +116,7 @@ class ParallelDrafter(EagleProposer):
         """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
-        contexts, slots = self.contexts, self._rows(batch.req_ids)
+        contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
         starts = common.query_start_loc_cpu.numpy()
         begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
         if k == 0 and common.max_query_len == 1:  # what a busy engine does all the time
@@ -130,8 +124,10 @@ class ParallelDrafter(EagleProposer):
             contexts.skip(slots, begins + 1)
             return None
         ends = begins + np.diff(starts[: count + 1])
+        tokens_made = sampled.cpu().numpy()
+        counts = (tokens_made >= 0).sum(1)
         if drafted:
-            ends -= self._rejected(drafted, sampled)
+            ends -= self._rejected(drafted, counts)
         limits = contexts.limit[slots]
         followed = limits > 0
         if k == 0:
@@ -161,7 +157,12 @@ class ParallelDrafter(EagleProposer):
             scheduled=begins[index],
             end=ends[index],
             k=wanted[index],
-            newest=self._newest(index, ends, unread, sampled),
+            # The token that follows the last entered one: of the prompt, or sampled.
+            newest=np.where(
+                unread[index],
+                batch.token_ids_cpu[index, ends[index]],
+                tokens_made[index, counts[index] - 1],
+            ),
         )
         tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
         layout = lay_out(
@@ -182,27 +183,11 @@ class ParallelDrafter(EagleProposer):
             position += wants
         return drafts
 
-    def _rows(self, requests: list[str]) -> Ints:
-        """Each request's slot; the batch is mostly that of the step before."""
-        if requests != self._names:
-            self._names, self._slots = requests.copy(), self.contexts.slots(requests)
-        return self._slots
-
-    def _rejected(self, drafted: dict[str, list[int]], sampled: torch.Tensor) -> Ints:
+    def _rejected(self, drafted: dict[str, list[int]], made: Ints) -> Ints:
         """How many of each request's drafts the target did not accept."""
         requests = self.runner.input_batch.req_ids
         offered = np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
-        made = (sampled >= 0).sum(1).cpu().numpy()
         return np.where(offered > 0, offered + 1 - made, 0)
-
-    def _newest(
-        self, index: Ints, ends: Ints, unread: npt.NDArray[np.bool_], sampled: torch.Tensor
-    ) -> Ints:
-        """The token that follows each request's last entered one: sampled, or of its prompt."""
-        made = sampled.cpu().numpy()
-        last = (made >= 0).sum(1) - 1
-        prompt = self.runner.input_batch.token_ids_cpu[index, ends[index]]
-        return np.where(unread[index], prompt, made[index, last[index]])
 
     def _keep(
         self,

@@ -57,7 +57,7 @@ class DraftingScheduler(Scheduler):
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """Vllm's last act in `schedule`: asynchronous scheduling reads K here."""
+        """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
         if scheduler_output.total_num_scheduled_tokens:
             self._load = self._measure(scheduler_output)
             scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)

@@ -9,6 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+
+def marks() -> list[pytest.MarkDecorator]:
+    """For a module that runs such jobs; without vLLM the module is skipped."""
+    platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+    on_cpu = platforms.current_platform.is_cpu()
+    return [
+        pytest.mark.slow,
+        pytest.mark.skipif(not on_cpu, reason="drives vLLM's CPU build"),
+    ]
+
 
 def run(script: Path, folder: Path, job: dict[str, Any], *, timeout: float) -> dict[str, Any]:
     """`script JOB RESULT` with files in `folder`; returns the result, or fails with its stderr.

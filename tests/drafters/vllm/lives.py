@@ -107,7 +107,7 @@ class Watched(ParallelDrafter):
         self.supports_mm_inputs = self.uses_mrope = self.uses_xdrope_dim = False
         self.draft_uses_xdrope_dim = 0
         self.pass_hidden_states_to_model = True
-        self._contexts, self._names, self._slots = None, [], np.zeros(0, np.int64)
+        self._contexts = None
         # What no one stored must not look right.
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)

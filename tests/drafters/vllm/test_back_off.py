@@ -13,15 +13,7 @@ from drafters.train.evaluate import EMBEDDED
 from drafters.train.workloads import held_out_prompts
 from tests.drafters import engine_job
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
-    ),
-]
+pytestmark = [*engine_job.marks(), pytest.mark.timeout(1800)]
 
 SECONDS = float(os.environ.get("AERIE_BACK_OFF_S", "8"))  # at K = 0 under load
 WINDOW = 256  # of hidden states: requests that are further behind forget what came before

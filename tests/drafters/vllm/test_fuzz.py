@@ -9,15 +9,7 @@ import pytest
 
 from tests.drafters import engine_job
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
-    ),
-]
+pytestmark = [*engine_job.marks(), pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[2] / "models" / "embedded"

@@ -25,14 +25,7 @@ from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
 from tests.drafters import engine_job
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
-    ),
-]
+pytestmark = engine_job.marks()
 
 Step = dict[str, Any]
 

@@ -16,14 +16,7 @@ from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from tests.drafters import engine_job
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
-    ),
-]
+pytestmark = engine_job.marks()
 
 VOCABULARY = 8
 TOKENS = 3

@@ -24,14 +24,9 @@ from drafters.train.initial import HeadPlan, mask_token_of, new_head
 from drafters.train.target import FrozenTarget
 from tests.drafters import engine_job
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-
 pytestmark = [
-    pytest.mark.slow,
+    *engine_job.marks(),
     pytest.mark.timeout(900),  # for a machine that is many times slower or busy
-    pytest.mark.skipif(
-        not vllm_platforms.current_platform.is_cpu(), reason="drives vLLM's CPU build"
-    ),
 ]
 
 K, ANSWER, HELD_OUT = 5, 48, 12  # drafts, tokens of an answer, prompts

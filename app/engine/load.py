@@ -42,8 +42,9 @@ class Load:
 
     @property
     def waiting(self) -> int:
-        """Requests that the schedulers have taken and not begun."""
-        return sum(report.queued + report.deferred for report in self._fresh())
+        """Requests that the schedulers have taken and not begun, by the last word of each, however
+        old: one that is stuck in a step says nothing, and who waited still does."""
+        return sum(report.queued + report.deferred for report in self._reports.values())
 
     @property
     def queued(self) -> int:

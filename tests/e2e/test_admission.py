@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -245,6 +245,11 @@ def test_who_cannot_start_in_time_leaves_the_engine(
     guarded: Gateway, operator: str, http: httpx.Client
 ) -> None:
     """Two run, two wait inside of the engine: the deadline takes those out again."""
+
+    def ask(streaming: bool) -> httpx.Response:
+        with holding(guarded, operator) as late:
+            return late.post("/v1/completions", json=body(LONG, stream=streaming))
+
     with ThreadPoolExecutor(8) as pool, holding(guarded, operator) as holder:
         running = [
             holder.send(
@@ -254,15 +259,13 @@ def test_who_cannot_start_in_time_leaves_the_engine(
             for _ in range(2)
         ]
         started = time.monotonic()
-        late = [
-            pool.submit(http.post, "/v1/completions", json=body(LONG, stream=streaming))
-            for streaming in (False, True)
-        ]
-        answers = [waiting.result(timeout=30) for waiting in late]
+        late = [pool.submit(ask, streaming) for streaming in (False, True)]
+        done, hanging = wait(late, timeout=QUEUE_TIMEOUT_S + FREE_WITHIN_S)
         waited_s = time.monotonic() - started
         if metric(http, "vllm:num_requests_running") < 2:
             pytest.skip("the machine finished the long requests before the deadline")
-        for answer in answers:
+        assert not hanging, f"{[metric(http, name) for name in ACTIVE]}\n{guarded.tail()}"
+        for answer in (one.result() for one in done):
             assert_error(answer, 503, code="queue_timeout")
             assert int(answer.headers["retry-after"]) >= 1
         assert waited_s >= QUEUE_TIMEOUT_S

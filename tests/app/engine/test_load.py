@@ -29,7 +29,8 @@ def test_an_engine_that_says_nothing_any_more_has_nothing_to_do() -> None:
     load = Load(clock=clock)
     load.update(0, running=3, queued=9, deferred=0, kv_usage=1.0)
     clock.now += STALE_S + 0.1
-    assert (load.waiting, load.kv_usage) == (0, 0.0)
+    assert (load.queued, load.kv_usage) == (0, 0.0)
+    assert load.waiting == 9, "who waits for an engine that is stuck has not begun"
 
 
 def test_what_holds_the_gate_closed() -> None:

@@ -1,7 +1,8 @@
 """What our drafter gains over vLLM's at a fixed K, and what it costs at K = 0.
 
-Three engines of the embedded model, in a process each, all on the same core: vLLM's own P-EAGLE,
-ours, and one without speculation. They take turns on the same held-out prompts, so that whatever
+Engines of the embedded model, in a process each, all on the same core: vLLM's own P-EAGLE, ours,
+and two without speculation, which ought to be equal and tell what a ratio of this machine is
+worth. They take turns on the same held-out prompts, so that whatever
 else the machine does falls on all of them alike.
 
     python -m bench.proposer --rounds 5 --k 7
@@ -28,9 +29,10 @@ from drafters.train.evaluate import EMBEDDED
 
 OUTPUT_TOKENS = 96
 SEQUENCES = {1: 4, 8: 16, 16: 32, 32: 64}  # batch -> requests per measurement
-# (name, engine, K): `stock` has none of our code in it, `plain` no speculation.
-SYSTEMS = ("stock", "ours", "ours at K=0", "plain")
-PAIRS = [("ours", "stock"), ("ours at K=0", "plain")]
+# `stock` has none of our code in it, `plain` and `control` no speculation.
+ENGINES = {"stock": "stock", "ours": "ours", "ours at K=0": "ours", "plain": "plain",
+           "control": "control"}  # fmt: skip
+PAIRS = [("ours", "stock"), ("ours at K=0", "plain"), ("control", "plain")]
 
 
 def serve(kind: str, k: int) -> None:
@@ -48,7 +50,7 @@ def serve(kind: str, k: int) -> None:
 
     # Prompts come again: a prefix cache would measure how much of each an engine keeps.
     given = {"max_num_seqs": 32, "enable_prefix_caching": False}
-    settings = load({"k": 0 if kind == "plain" else k, **given}, {})
+    settings = load({"k": k if kind in ("stock", "ours") else 0, **given}, {})
     options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
     if kind == "stock":
         for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):
@@ -126,26 +128,30 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=7, help="draft tokens per step")
     parser.add_argument("--core", type=int, default=0, help="the core that all engines run on")
     parser.add_argument("--batches", type=int, nargs="+", default=list(SEQUENCES))
-    parser.add_argument("--serve", choices=["stock", "ours", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--systems", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--serve", choices=sorted(set(ENGINES.values())), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.k)
         return
-    engines = {kind: Engine(kind, options.k, options.core) for kind in ("stock", "ours", "plain")}
+    kinds = dict.fromkeys(ENGINES[system] for system in options.systems)
+    engines = {kind: Engine(kind, options.k, options.core) for kind in kinds}
     ks = {"ours at K=0": 0}
     results: dict[tuple[int, str], list[float]] = defaultdict(list)
     random = Random(0)
     for number in range(options.rounds):
         for batch in options.batches:
-            for system in random.sample(SYSTEMS, len(SYSTEMS)):
+            for system in random.sample(options.systems, len(options.systems)):
                 k = ks.get(system, options.k)
-                figures = engines[system.split()[0]].ask(batch=batch, k=k, round=number)
+                figures = engines[ENGINES[system]].ask(batch=batch, k=k, round=number)
                 results[batch, system].append(figures["tok_s"])
                 rounded = {name: round(figure, 3) for name, figure in figures.items()}
                 line = {"round": number, "batch": batch, "system": system, **rounded}
                 print(json.dumps(line), flush=True)
     for batch in options.batches:
         for one, other in PAIRS:
+            if not {one, other} <= set(options.systems):
+                continue
             pairs = zip(results[batch, one], results[batch, other], strict=True)
             ratios = sorted(a / b for a, b in pairs)
             print(

@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from drafters.control.controller import OBJECTIVES
+from drafters.control.totals import PHASES
 
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
@@ -39,6 +40,9 @@ DECODE_SECONDS = Counter("aerie_decode_seconds_total", "Seconds of steps that ma
 PLAIN_SECONDS = Counter(
     "aerie_decode_seconds_without_drafts_total",
     "Seconds that the same tokens would have taken at K = 0, estimated.",
+)
+STEP_SECONDS = Counter(
+    "aerie_step_seconds_total", "Seconds of engine steps, by what they went to.", ["phase"]
 )
 SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
@@ -89,6 +93,8 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
         GOODPUT.labels(str(entry["k"])).set(entry["tokens_per_second"])
     grow(DECODE_SECONDS, "totals.decode_seconds")
     grow(PLAIN_SECONDS, "totals.plain_seconds")
+    for phase in PHASES:
+        grow(STEP_SECONDS.labels(phase), "totals.phases", phase)
     grow(SWITCHES, "switches")
     for kind, interval in state["probe_back_off_s"].items():
         grow(PROBES.labels(kind), "probes", kind)

@@ -27,6 +27,8 @@ class Step:
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
+    target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
+    draft_seconds: float = 0.0  # of `seconds`: in the drafter
 
 
 class Policy(Protocol):

@@ -6,6 +6,9 @@ from typing import Any
 
 from drafters.control.policy import Step
 
+# Where a step's time goes: `other` is scheduling, and what lies between engine and worker.
+PHASES = ("target", "draft", "other")
+
 
 class Totals:
     """Only ever grow. Rates and ratios are for whoever reads them twice."""
@@ -17,6 +20,7 @@ class Totals:
         self.tokens = 0
         self.decode_seconds = 0.0
         self.plain_seconds = 0.0  # that the same tokens would have taken without drafts
+        self.phases = dict.fromkeys(PHASES, 0.0)  # seconds of all steps
 
     def add(self, step: Step, plain_seconds: float) -> None:
         """One step that made tokens, or read prompts."""
@@ -25,6 +29,9 @@ class Totals:
             self.drafted[i] += drafted
             self.accepted[i] += accepted
         self.tokens += step.tokens
+        known = {"target": step.target_seconds, "draft": step.draft_seconds}
+        for phase, seconds in {**known, "other": step.seconds - sum(known.values())}.items():
+            self.phases[phase] += max(0.0, seconds)
         if step.load.requests:
             self.decode_seconds += step.seconds
             self.plain_seconds += plain_seconds
@@ -38,4 +45,5 @@ class Totals:
             "tokens": self.tokens,
             "decode_seconds": self.decode_seconds,
             "plain_seconds": self.plain_seconds,
+            "phases": dict(self.phases),
         }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm.drafter import ParallelDrafter
@@ -15,6 +17,10 @@ if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
 else:
     Base = object
+
+
+# Attribute that a ModelRunnerOutput carries to the scheduler: fields of a Step.
+PHASES = "aerie_phases"
 
 
 class NoDrafts:
@@ -34,6 +40,7 @@ class DraftingRunner(Base):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.parallel: ParallelDrafter | None = None
+        self._began = self._draft_seconds = 0.0
         if not hasattr(self, "drafter") or not is_parallel(self.speculative_config):
             return
         if self.use_async_scheduling:
@@ -48,6 +55,20 @@ class DraftingRunner(Base):
         if self.parallel is not None:
             self.parallel.follow(scheduler_output)
         return super()._update_states(scheduler_output)
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        self._began, self._draft_seconds = perf_counter(), 0.0
+        return super().execute_model(*args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """The step's end: tokens and drafts are made. What is not on the host yet has its time
+        to come, and none is told."""
+        output = super().sample_tokens(*args, **kwargs)
+        if isinstance(output, ModelRunnerOutput):
+            draft = self._draft_seconds
+            target = perf_counter() - self._began - draft
+            setattr(output, PHASES, {"target_seconds": target, "draft_seconds": draft})
+        return output
 
     def _calc_spec_decode_metadata(
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
@@ -95,6 +116,7 @@ class DraftingRunner(Base):
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]] | torch.Tensor | None:
+        began = perf_counter()
         if self.parallel is None:
             drafts: torch.Tensor = super().propose_draft_token_ids(
                 scheduler_output,
@@ -107,14 +129,17 @@ class DraftingRunner(Base):
                 common_attn_metadata,
                 slot_mappings,
             )
+            self._draft_seconds = perf_counter() - began
             return drafts
-        return self.parallel.draft(
+        ours = self.parallel.draft(
             scheduler_output.num_spec_tokens_to_schedule,
             scheduler_output.scheduled_spec_decode_tokens,
             sampled_token_ids,
             aux_hidden_states or [hidden_states],
             common_attn_metadata,
         )
+        self._draft_seconds = perf_counter() - max(began, self.parallel.synchronized)
+        return ours
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         if self._draft_token_ids is not None:

@@ -15,6 +15,7 @@ from drafters.control.calibration import Calibration
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
+from drafters.vllm.runner import PHASES
 
 RECENT = 64  # steps that are remembered for calibration
 
@@ -101,6 +102,7 @@ class DraftingScheduler(Scheduler):
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
                 drafted=tuple(self._drafted),
                 accepted=tuple(self._accepted),
+                **getattr(model_runner_output, PHASES, {}),
             )
             self._ended = ended
             self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+from drafters.control.totals import PHASES
 
 from .gateway import MODEL
 from .prompts import PROMPTS
@@ -137,3 +140,6 @@ def test_the_policys_figures_are_on_metrics(http: httpx.Client) -> None:
         "aerie_goodput_estimate_tokens_per_second",
     ):  # fmt: skip
         assert f"\n{name}" in page, name
+    for phase in PHASES:
+        spent = re.search(rf'^aerie_step_seconds_total{{phase="{phase}"}} (\S+)$', page, re.M)
+        assert spent and float(spent[1]) > 0, phase

@@ -119,6 +119,14 @@ def test_probes_and_their_cost_are_bounded() -> None:
     assert state["decode_seconds"] == pytest.approx(totals.busy_s, rel=0.01)
 
 
+def test_a_steps_time_is_told_by_phase() -> None:
+    policy = controller()
+    policy.observe(Step(Load(4), 0, 0.010, 4, (), (), target_seconds=0.006, draft_seconds=0.003))
+    policy.observe(Step(Load(4), 0, 0.010, 4, (), ()))
+    phases = policy.snapshot()["totals"]["phases"]
+    assert phases == pytest.approx({"target": 0.006, "draft": 0.003, "other": 0.011})
+
+
 def test_k_zero_costs_are_kept_fresh_while_drafting() -> None:
     """The counterfactual needs them; nothing else measures them at this batch."""
     policy = controller(calibrated=False)

@@ -234,6 +234,12 @@ class SpeculationSettings(Section):
         "forgets what came earlier. Each one costs a hidden state of memory for every request "
         "of a full batch.",
     )
+    draft_context: int = Field(
+        DrafterConfig.context_tokens,
+        ge=0,
+        description="How many tokens the drafter looks back at most; 0 for all. A head drafts "
+        "worse in contexts that are longer than those it was trained on.",
+    )
 
 
 class EngineSettings(Section):

@@ -16,15 +16,19 @@ class DrafterConfig:
 
     `speculative_config.num_speculative_tokens` is the largest K. `catch_up_tokens` is how many
     tokens a request can go without drafting before the drafter forgets what came earlier
-    (docs/decisions/0006).
+    (docs/decisions/0006). `context_tokens` is how many tokens it looks back at most, 0 for all
+    (docs/decisions/0012).
     """
 
     catch_up_tokens: int = 256
+    context_tokens: int = 0
     bfloat16_on_cpu: bool = True  # a float32 head multiplies in bfloat16 where that is faster
 
     def __post_init__(self) -> None:
         if self.catch_up_tokens < 1:
             raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
+        if self.context_tokens < 0:
+            raise ValueError(f"context_tokens is {self.context_tokens}, it must not be negative")
 
     def entry(self) -> dict[str, Any]:
         """For `additional_config`."""

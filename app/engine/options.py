@@ -65,7 +65,10 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
 
 def drafter_config(settings: Settings) -> DrafterConfig:
     """What our drafter and scheduler read in the engine's processes."""
-    return DrafterConfig(catch_up_tokens=settings.speculation.catch_up_tokens)
+    speculation = settings.speculation
+    return DrafterConfig(
+        catch_up_tokens=speculation.catch_up_tokens, context_tokens=speculation.draft_context
+    )
 
 
 def speculative_config(settings: Settings) -> dict[str, Any]:

@@ -9,6 +9,9 @@ Two more things leave holes. A prefix found in the cache may hold blocks that we
 nothing was drafted. And only the newest `window` hidden states of a request are kept, so one
 that is further behind has lost some. In both cases the drafter's context starts anew behind the
 hole: at `first`, a multiple of the block size, so that whole blocks drop out of its block table.
+
+In the same way a context is kept from growing beyond `longest`: a head drafts worse in contexts
+that are longer than those it was trained on (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -25,9 +28,15 @@ class Contexts:
     """Per request: `first` <= entered positions < `done`; positions < `seen` have been through
     the target. All in tokens from the start of the request."""
 
-    def __init__(self, requests: int, blocks: int, block_size: int, window: int) -> None:
+    def __init__(
+        self, requests: int, blocks: int, block_size: int, window: int, longest: int = 0
+    ) -> None:
+        """`longest` 0 is no limit. Raises ValueError for one that a block does not fit in."""
+        if 0 < longest < block_size:
+            raise ValueError(f"a context of {longest} tokens, in blocks of {block_size}")
         self.block_size = block_size
         self.window = window
+        self.longest = longest
         self.first: Ints = np.zeros(requests, np.int64)
         self.done: Ints = np.zeros(requests, np.int64)
         self.seen: Ints = np.zeros(requests, np.int64)
@@ -81,15 +90,21 @@ class Contexts:
         """The target has read up to `ends`, the drafter has not."""
         self.seen[slots] = ends
 
-    def start(self, slots: Ints) -> Ints:
-        """First position that each request must enter next. Where hidden states were lost, its
-        context starts anew."""
+    def start(self, slots: Ints, ends: Ints) -> Ints:
+        """First position that each request must enter next, to be entered up to `ends`. Where
+        hidden states were lost, its context starts anew; where it is too long, it is cut."""
         kept = self.seen[slots] - self.window
         lost = kept > np.maximum(self.done[slots], self.first[slots])
         if lost.any():
-            anew = -(-kept[lost] // self.block_size) * self.block_size
-            self.first[slots[lost]] = anew
+            self.first[slots[lost]] = self._above(kept[lost])
+        if self.longest:
+            least = self._above(ends - self.longest)
+            self.first[slots] = np.maximum(self.first[slots], least)
         return np.maximum(self.done[slots], self.first[slots])
+
+    def _above(self, positions: Ints) -> Ints:
+        """The next block boundaries."""
+        return -(-positions // self.block_size) * self.block_size
 
     def enter(self, slots: Ints, ends: Ints, tables: npt.NDArray[np.int32]) -> None:
         """The drafter has read all positions before `ends`; `tables` are the requests' blocks,

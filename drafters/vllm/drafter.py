@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,10 @@ class ParallelDrafter(EagleProposer):
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
         # Half a pass, so that one request that is behind always finds room in the next one.
         self.window = min(config.catch_up_tokens, self.max_num_tokens // 2)
+        self.context_tokens = config.context_tokens
         self.half = config.bfloat16_on_cpu and half.pays()
         self.passes = 0
+        self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
@@ -82,6 +85,7 @@ class ParallelDrafter(EagleProposer):
                 self.runner.kv_cache_config.num_blocks,
                 self.block_size,
                 self.window,
+                self.context_tokens,
             )
         return self._contexts
 
@@ -125,6 +129,7 @@ class ParallelDrafter(EagleProposer):
             return None
         ends = begins + np.diff(starts[: count + 1])
         tokens_made = sampled.cpu().numpy()
+        self.synchronized = perf_counter()
         counts = (tokens_made >= 0).sum(1)
         if drafted:
             ends -= self._rejected(drafted, counts)
@@ -137,7 +142,7 @@ class ParallelDrafter(EagleProposer):
         unread = self.runner.discard_request_mask.np[:count]
         wanted = np.where(unread, 0, np.minimum(limits, k))
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
-        begin_at = contexts.start(slots)
+        begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
         lengths = np.where(taken, ends - begin_at + np.maximum(wanted - 1, 0), 0)
         taken &= np.cumsum(lengths) <= self.max_num_tokens

@@ -120,7 +120,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
         model=job["target"],
         kv_cache_memory_bytes=48 << 20,  # a third of what 32 requests need
         scheduler_cls=FuzzScheduler,
-        additional_config={"aerie": {"catch_up_tokens": 48}},
+        additional_config={"aerie": {"catch_up_tokens": 48, "context_tokens": 256}},
         speculative_config={
             "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
             "parallel_drafting": True,

@@ -68,6 +68,7 @@ class Model:
             tokens, owned = lives.known[name], lives.blocks[name]
             first, end, k = int(rows.first[row]), int(rows.end[row]), int(rows.k[row])
             last = first + lengths[row] - 1
+            assert not self.drafter.context_tokens or end - first <= self.drafter.context_tokens
             read = places[bounds[row] : bounds[row + 1]]
             assert read == list(range(int(rows.start[row]), last + 1))
             assert last == end - 1 + max(k - 1, 0)
@@ -92,10 +93,13 @@ class Model:
 class Watched(ParallelDrafter):
     """ParallelDrafter around Model, without vLLM's attention backends and weights."""
 
-    def __init__(self, config: VllmConfig, lives: Lives, window: int, longest: int) -> None:
+    def __init__(
+        self, config: VllmConfig, lives: Lives, window: int, longest: int, context: int
+    ) -> None:
         self.vllm_config, self.lives, self.runner = config, lives, lives
         self.device = torch.device("cpu")
         self.k_max, self.longest, self.window, self.passes = K_MAX, longest, window, 0
+        self.context_tokens = context
         self.block_size, self.kv_cache_gid = lives.block_size, 0
         self.max_num_tokens = config.scheduler_config.max_num_batched_tokens + SEQUENCES * K_MAX
         self.max_batch_size = SEQUENCES
@@ -135,7 +139,7 @@ class Lives:
 
     def __init__(
         self, config: VllmConfig, *, seed: int, blocks: int, window: int, letters: int = 2,
-        longest: int = LONGEST,
+        longest: int = LONGEST, context: int = 0,
     ) -> None:  # fmt: skip
         self.random = Random(seed)
         self.letters = letters
@@ -159,7 +163,7 @@ class Lives:
         self.states: dict[tuple[int, ...], float] = {}
         self.arrived = 0
         self.seen: Counter[str] = Counter()
-        self.drafter = Watched(config, self, window, longest)
+        self.drafter = Watched(config, self, window, longest, context)
 
     def token(self) -> int:
         return self.random.randrange(self.letters)

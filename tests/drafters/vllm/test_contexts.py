@@ -31,7 +31,7 @@ def test_a_cached_prefix_that_was_entered_is_used(contexts: Contexts) -> None:
     read(contexts, [3, 4, 5], 11)
     contexts.add("b", 8, [3, 4, 6], 5)
     slot = contexts.slots(["b"])
-    assert contexts.start(slot) == [8] and contexts.first[slot] == [0]
+    assert contexts.start(slot, contexts.seen[slot]) == [8] and contexts.first[slot] == [0]
 
 
 def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: Contexts) -> None:
@@ -50,7 +50,7 @@ def test_a_context_starts_behind_the_last_hole(
     contexts.whole[[3, 4]] = whole
     contexts.add("b", 8, [3, 4, 6], 5)
     slot = contexts.slots(["b"])
-    contexts.start(slot)
+    contexts.start(slot, contexts.seen[slot])
     assert contexts.first[slot] == [first]
 
 
@@ -59,9 +59,9 @@ def test_a_hit_inside_a_block_starts_behind_it(contexts: Contexts) -> None:
     read(contexts, [3, 4], 8)
     contexts.add("b", 6, [3, 7], 5)
     slot = contexts.slots(["b"])
-    assert contexts.start(slot) == [8] and not contexts.whole[7]
+    assert contexts.start(slot, contexts.seen[slot]) == [8] and not contexts.whole[7]
     contexts.skip(slot, one(7))  # the rest of the block is kept for nobody
-    assert contexts.start(slot) == [8]
+    assert contexts.start(slot, contexts.seen[slot]) == [8]
 
 
 def test_a_block_that_changes_hands_is_not_whole(contexts: Contexts) -> None:
@@ -89,7 +89,7 @@ def test_what_the_store_lost_starts_the_context_anew(
     slot = contexts.slots(["a"])
     contexts.enter(slot, one(8), np.array([[3, 4]], np.int32))
     contexts.skip(slot, one(seen))
-    assert contexts.start(slot) == [start] and contexts.first[slot] == [first]
+    assert contexts.start(slot, contexts.seen[slot]) == [start] and contexts.first[slot] == [first]
 
 
 def test_a_lost_part_leaves_its_blocks_unmarked(contexts: Contexts) -> None:
@@ -98,7 +98,8 @@ def test_a_lost_part_leaves_its_blocks_unmarked(contexts: Contexts) -> None:
     slot = contexts.slots(["a"])
     contexts.enter(slot, one(6), np.array([[3, 4, 5, 6]], np.int32))
     contexts.skip(slot, one(15))
-    contexts.start(slot)  # from 12: block 4 has a hole from 6, block 5 was never entered
+    # From 12: block 4 has a hole from 6, block 5 was never entered.
+    contexts.start(slot, contexts.seen[slot])
     contexts.enter(slot, one(16), np.array([[3, 4, 5, 6]], np.int32))
     assert np.flatnonzero(contexts.whole).tolist() == [3, 6]
 
@@ -109,9 +110,9 @@ def test_a_window_smaller_than_a_block_waits_for_the_next(contexts: Contexts) ->
     small.add("a", 0, [1, 2], 5)
     slot = small.slots(["a"])
     small.skip(slot, one(3))
-    assert small.start(slot) == [4]
+    assert small.start(slot, small.seen[slot]) == [4]
     small.skip(slot, one(5))
-    assert small.start(slot) == [4] and small.first[slot] == [4]
+    assert small.start(slot, small.seen[slot]) == [4] and small.first[slot] == [4]
 
 
 def test_a_request_that_comes_back_begins_again(contexts: Contexts) -> None:
@@ -122,7 +123,7 @@ def test_a_request_that_comes_back_begins_again(contexts: Contexts) -> None:
     contexts.add("b", 0, [4], 5)
     contexts.add("a", 0, [5, 6], 5)
     slot = contexts.slots(["a"])
-    assert contexts.start(slot) == [0] and contexts.seen[slot] == [0]
+    assert contexts.start(slot, contexts.seen[slot]) == [0] and contexts.seen[slot] == [0]
 
 
 def test_rows_are_given_back(contexts: Contexts) -> None:
@@ -134,3 +135,29 @@ def test_rows_are_given_back(contexts: Contexts) -> None:
     contexts.add("x", 0, [1], 0)
     contexts.add("y", 0, [2], 0)
     assert sorted(contexts.slots(["y", "x"]).tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize(("end", "first"), [(10, 0), (11, 4), (14, 4), (15, 8)])
+def test_a_context_that_is_too_long_is_cut_at_a_block(end: int, first: int) -> None:
+    """Catches: off by one in the length; a cut inside a block."""
+    short = Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
+    short.add("a", 0, [1, 2, 3, 4], 5)
+    slot = short.slots(["a"])
+    short.enter(slot, one(8), np.array([[1, 2, 3, 4]], np.int32))
+    assert short.start(slot, one(end)) == [8]
+    assert short.first[slot] == [first] and first % SIZE == 0
+
+
+def test_a_long_prompt_is_entered_from_where_the_context_reaches() -> None:
+    """Catches: blocks that the cut left out marked whole."""
+    short = Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
+    short.add("a", 0, [1, 2, 3, 4], 5)
+    slot = short.slots(["a"])
+    assert short.start(slot, one(15)) == [8]
+    short.enter(slot, one(15), np.array([[1, 2, 3, 4]], np.int32))
+    assert np.flatnonzero(short.whole).tolist() == [3]
+
+
+def test_a_limit_must_hold_a_block() -> None:
+    with pytest.raises(ValueError, match="blocks of 4"):
+        Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=3)

@@ -33,6 +33,7 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
         window=random.choice([2, 3, 6, 12]),  # less and more than a block
         blocks=random.choice([22, 30, 60]),  # 22 and 30: not enough for all
         letters=random.choice([1, 2, 50]),  # few: texts agree by chance, and fork
+        context=random.choice([0, 0, 9, 24]),
     )
     k = left = 0
     for step in range(steps):
@@ -52,7 +53,7 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
 def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     """Catches: a hole attended to; a block that kept its mark when it changed hands; a state from
     a wrong place of the ring; a drafted token that was rejected and stayed; a table row of
-    another request; a pass longer than its buffers."""
+    another request; a pass longer than its buffers; a context that is longer than its limit."""
     seen: Counter[str] = Counter()
     for seed in range(24):
         seen += live(config, seed)

@@ -58,6 +58,7 @@ CASES = {
             eagle_aux_hidden_state_layer_ids=(0, 2, 4),
         )
     ),
+    "p-eagle-one-layer": Case(replace(P_EAGLE, num_hidden_layers=1)),
     "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
     "eagle3-every-variant": Case(
         # Wider than the target, two taps.
@@ -229,21 +230,28 @@ def test_every_draft_is_vllms(
 
 
 PARALLEL = ["p-eagle", "p-eagle-draft-vocabulary"]
-WINDOWS = {"all is kept": 256, "much is forgotten": 6}
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "all is kept": {"catch_up_tokens": 256},
+    "much is forgotten": {"catch_up_tokens": 6},
+    # In a second layer, keys would know of what the context was cut from.
+    "the beginning is cut": {"catch_up_tokens": 256, "context_tokens": 64},
+}
+RESTLESS = [
+    *((name, context) for name in PARALLEL for context in list(CONTEXTS)[:2]),
+    ("p-eagle-one-layer", "the beginning is cut"),
+]
 
 
 @pytest.fixture(scope="module")
 def restless(
     target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Step]]:
-    """Head and window -> what our drafter drafted, with another K at every step."""
+    """Head and context -> what our drafter drafted, with another K at every step."""
     engines = {
-        f"{name}, {window}": {
+        f"{name}, {context}": {
             "model": str(target.folder),
             "block_size": 32,
-            "additional_config": {
-                "aerie": {"catch_up_tokens": WINDOWS[window], "bfloat16_on_cpu": False}
-            },
+            "additional_config": {"aerie": {**CONTEXTS[context], "bfloat16_on_cpu": False}},
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(heads[name]),
@@ -251,8 +259,7 @@ def restless(
                 "parallel_drafting": True,
             },
         }
-        for name in PARALLEL
-        for window in WINDOWS
+        for name, context in RESTLESS
     }
     folder = tmp_path_factory.mktemp("restless")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 90, "stock": False}
@@ -260,18 +267,17 @@ def restless(
     return result
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize(("name", "context"), RESTLESS)
 def test_no_draft_comes_from_a_stale_state(
-    name: str, window: str, target: Target, heads: dict[str, Path], restless: dict[str, list[Step]]
+    name: str, context: str, target: Target, heads: dict[str, Path], restless: dict[str, list[Step]]
 ) -> None:
     head = target.lend(load_head(heads[name]))
-    steps = restless[f"{name}, {window}"]
+    steps = restless[f"{name}, {context}"]
     assert len({len(step["draft"]) for step in steps}) == 7
     wrong = [step for step in steps if not agrees(head, target, step)]
     assert not wrong, f"{len(wrong)} of {len(steps)} steps"
     # What the case is for has happened: contexts began anew, or never did.
-    assert any(step["first"] for step in steps) == (window == "much is forgotten")
+    assert any(step["first"] for step in steps) == (context != "all is kept")
 
 
 def _no_residual_norm(head: DraftHead) -> None:

@@ -17,6 +17,7 @@ from app.admission.desk import Desk
 from app.api import errors, generate, health, models, speculation
 from app.api.door import Door
 from app.api.request_id import RequestId
+from app.api.tally import Tally
 from app.engine.supervisor import Engine
 from app.settings import Settings
 
@@ -48,6 +49,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)
+    app.add_middleware(Tally, paths=generate.PATHS)
     app.add_middleware(RequestId)
     return app
 

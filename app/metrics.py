@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from drafters.control.controller import OBJECTIVES
 from drafters.control.totals import PHASES
@@ -20,6 +20,9 @@ DRAFT_TOKENS_PER_STEP = Gauge(
 K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")
 OBJECTIVE = Gauge("aerie_objective", "1 for what K is chosen for.", ["objective"])
 STEPS = Counter("aerie_steps_total", "Engine steps, by the K that they drafted.", ["k"])
+STEPS_K = Counter(
+    "aerie_steps_k_total", "Sum of the K of all steps; over aerie_steps_total it is their mean."
+)
 DRAFTED = Counter(
     "aerie_drafts_verified_total", "Draft tokens that were verified, by position.", ["position"]
 )
@@ -60,6 +63,16 @@ EXPIRED = Counter(
 )
 GATE_WAITING = Gauge("aerie_gate_waiting", "Requests that wait at the gate.")
 GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the gate has let in.")
+GATE_SECONDS = Histogram(
+    "aerie_gate_wait_seconds",
+    "Seconds that requests waited at the gate, which vLLM's own times do not include.",
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+RESPONSES = Counter(
+    "aerie_responses_total",
+    "Answers to requests for work, by path and status; `none` if the client left before one.",
+    ["path", "status"],
+)
 TENANT_TOKENS = Counter("aerie_tenant_tokens_total", "Tokens used.", ["tenant", "kind"])
 KEY_RELOADS = Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"])
 LIMITER_FALLBACKS = Counter(
@@ -74,16 +87,19 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     """Export a state of the policy (Controller.snapshot); counters grow by what is new since
     `last`, the state before it of the same engine."""
 
-    def grow(counter: Any, path: str, index: int | str | None = None) -> None:
+    def grow(counter: Any, path: str, index: int | str | None = None) -> float:
         now, before = _at(state, path, index), _at(last, path, index) if last else 0.0
         # Less than before: it is another engine, and all of it is new.
-        counter.inc(now - before if now >= before else now)
+        new = now - before if now >= before else now
+        counter.inc(new)
+        return new
 
     K.set(state["k"])
     for objective in OBJECTIVES:
         OBJECTIVE.labels(objective).set(state["objective"] == objective)
     for k in range(state["k_max"] + 1):
-        grow(STEPS.labels(str(k)), "totals.steps", k)
+        steps = grow(STEPS.labels(str(k)), "totals.steps", k)
+        STEPS_K.inc(k * steps)
     for position in range(state["k_max"]):
         grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
         grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)

@@ -80,6 +80,7 @@ class Visit:
         except GateFull as full:
             raise _overloaded(full) from None
         self.gate_s = time.monotonic() - started
+        metrics.GATE_SECONDS.observe(self.gate_s)
 
     def hold(self, size: int) -> None:
         """So much more of the body has come; it stays in memory until the end. Raises ApiError

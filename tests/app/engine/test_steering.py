@@ -146,16 +146,20 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     core, hand = Core(), steering(Core())
-    names = ("aerie_steps_total", {"k": "5"}), ("aerie_drafts_accepted_total", {"position": "1"})
+    names = (
+        ("aerie_steps_total", {"k": "5"}),
+        ("aerie_steps_k_total", {}),
+        ("aerie_drafts_accepted_total", {"position": "1"}),
+    )
     before = [value(name, **labels) for name, labels in names]
     core.step(3, 5, accepted=2)
     hand.take(core.policy.snapshot())
     hand.take(core.policy.snapshot())  # nothing new
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 3]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3]
     core = Core()
     hand.take(core.policy.snapshot())
     core.step(2, 5, accepted=1)
     hand.take(core.policy.snapshot())
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 5]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0

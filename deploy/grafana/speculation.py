@@ -1,0 +1,228 @@
+"""Dashboard *Speculation*: what drafting gains now, where that comes from, what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.grafana.panel import (
+    OURS,
+    VLLM,
+    Query,
+    bars,
+    board,
+    cloud,
+    heat_of_series,
+    lines,
+    number,
+    rate,
+    ratio,
+    row,
+)
+
+DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_drafts_total"
+STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
+DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
+TOKENS = "vllm:generation_tokens_total"
+NOW = "5m"  # what the figures on top look back on
+GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))
+SHARE = ((None, "red"), (0.3, "yellow"), (0.6, "green"))
+
+
+def dashboard() -> Any:
+    """The dashboard's builder."""
+    made = board(
+        "aerie-speculation",
+        "Speculation",
+        "What parallel drafting gains against no speculation, and how K follows the load.",
+    )
+    for part in (_now, _gain, _load, _acceptance, _policy):
+        title, panels = part()
+        made = made.with_row(row(title))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return made
+
+
+def _now() -> tuple[str, list[Any]]:
+    speedup = ratio(PLAIN, DECODE, window=NOW)
+    drafts = rate("vllm:spec_decode_num_drafts_total", labels=VLLM, window=NOW)
+    accepted = rate("vllm:spec_decode_num_accepted_tokens_total", labels=VLLM, window=NOW)
+    return "Now", [
+        number(
+            "Speed-up",
+            "Seconds that the tokens of the last five minutes would have taken without drafts, "
+            "over the seconds they took. The counterfactual is estimated from measured steps at "
+            "K = 0.",
+            Query(speedup, "speed-up"),
+            unit="suffix:×",
+            steps=GAIN,
+        ),
+        number(
+            "Output",
+            "Tokens of answers per second.",
+            Query(rate(TOKENS, labels=VLLM, window=NOW), "tokens/s"),
+            unit="short",
+            decimals=0,
+        ),
+        number(
+            "Acceptance length",
+            "Tokens that a drafted step of one request makes, the target's own included. Drafts "
+            "of K tokens make between 1 and K + 1.",
+            Query(f"1 + {accepted} / ({drafts} > 0)", "tokens"),
+        ),
+        number(
+            "Mean K",
+            "Drafted tokens per request of the average step, steps without drafts included.",
+            Query(ratio(STEPS_K, STEPS, window=NOW), "K"),
+        ),
+        number(
+            "Steps without drafts",
+            "Share of steps with K = 0. High under heavy load is as it should be.",
+            Query(
+                f'sum(rate({STEPS}{{{OURS}, k="0"}}[{NOW}])) / ({rate(STEPS, window=NOW)} > 0)',
+                "share",
+            ),
+            unit="percentunit",
+            decimals=0,
+        ),
+        number(
+            "Cost of probes",
+            "Share of decoding time lost to trials of another K, which keep what is known fresh.",
+            Query(ratio("aerie_probe_seconds_total", DECODE, window=NOW), "share"),
+            unit="percentunit",
+            decimals=1,
+            steps=((None, "green"), (0.03, "yellow"), (0.1, "red")),
+        ),
+    ]
+
+
+def _gain() -> tuple[str, list[Any]]:
+    tokens = rate(TOKENS, labels=VLLM)
+    return "What drafting gains", [
+        lines(
+            "Speed-up against no speculation",
+            "Above 1 drafting saves time. At K = 0 it is about 1 by itself: nothing is gained or "
+            "lost.",
+            [Query(ratio(PLAIN, DECODE), "speed-up")],
+            unit="suffix:×",
+        ),
+        lines(
+            "Tokens per second, and without drafts",
+            "Output as it is, and as it would be if the same steps had been taken at K = 0: output "
+            "divided by the speed-up. Under a load that leaves the engine idle, users would see "
+            "the difference as latency.",
+            [
+                Query(tokens, "as it is"),
+                Query(f"{tokens} * {rate(DECODE)} / ({rate(PLAIN)} > 0)", "without drafts"),
+            ],
+        ),
+    ]
+
+
+def _load() -> tuple[str, list[Any]]:
+    running = Query(f"sum(vllm:num_requests_running{{{VLLM}}})", "requests running")
+    mean_k = Query(ratio(STEPS_K, STEPS), "mean K")
+    return "K and the load", [
+        heat_of_series(
+            "Steps by K",
+            "Which K the steps drafted, as steps per second. The policy spreads over several K "
+            "while it learns, and jumps when the load does.",
+            Query(rate(STEPS, "k"), "{{k}}"),
+            unit="ops",
+            axis="K",
+        ),
+        lines(
+            "Load and mean K",
+            "Requests in the batch, and the K that was chosen for them: it should fall where the "
+            "load rises.",
+            [running, mean_k],
+        ),
+        cloud(
+            "K against load",
+            "A point for each moment: requests in the batch across, mean K up.",
+            running,
+            mean_k,
+        ),
+        lines(
+            "Changes of K",
+            "How often the policy chose another K. Many times a second is unrest.",
+            [Query(rate("aerie_k_switches_total"), "switches")],
+            unit="ops",
+        ),
+    ]
+
+
+def _acceptance() -> tuple[str, list[Any]]:
+    conditional = f"avg by (position) (aerie_acceptance_estimate{{{OURS}}})"
+    return "Acceptance", [
+        bars(
+            "Accepted by position, now",
+            "Of the drafts verified at a position in the last five minutes, the share accepted. "
+            "It falls with the position, since one refusal refuses all that follow.",
+            Query(ratio(ACCEPTED, DRAFTED, "position", window=NOW), "{{position}}"),
+            unit="percentunit",
+            most=1,
+            steps=SHARE,
+        ),
+        heat_of_series(
+            "Accepted by position, over time",
+            "The same as colour. A stripe that goes dark in all rows is a change of traffic; "
+            "one that only fades at the end asks for a smaller K.",
+            Query(ratio(ACCEPTED, DRAFTED, "position"), "{{position}}"),
+            unit="percentunit",
+            axis="position",
+            width=16,
+        ),
+        lines(
+            "What the policy believes",
+            "Chance that a position is accepted if those before it were. Positions that are not "
+            "drafted keep the belief of their last trial.",
+            [Query(conditional, "{{position}}")],
+            unit="percentunit",
+            most=1,
+        ),
+        lines(
+            "Accepted tokens per second",
+            "Tokens that came from drafts, beside all tokens.",
+            [
+                Query(
+                    rate("vllm:spec_decode_num_accepted_tokens_total", labels=VLLM), "from drafts"
+                ),
+                Query(rate(TOKENS, labels=VLLM), "all"),
+            ],
+        ),
+    ]
+
+
+def _policy() -> tuple[str, list[Any]]:
+    return "The policy at work", [
+        lines(
+            "What it expects of each K",
+            "Tokens per second that the policy expects at the present batch. The highest is "
+            "chosen, unless the objective says otherwise.",
+            [
+                Query(
+                    f"sum by (k) (aerie_goodput_estimate_tokens_per_second{{{OURS}}})", "K = {{k}}"
+                )
+            ],
+        ),
+        lines(
+            "Objective",
+            "What K is chosen for; 1 for the one in force.",
+            [Query(f"max by (objective) (aerie_objective{{{OURS}}})", "{{objective}}")],
+            most=1,
+        ),
+        lines(
+            "Probes",
+            "Short trials of another K, by kind.",
+            [Query(rate("aerie_probes_total", "kind"), "{{kind}}")],
+            unit="ops",
+        ),
+        lines(
+            "Back-off of probes",
+            "Seconds of decoding between two probes of a kind. Doubles while probes tell nothing "
+            "new, and falls back when they do.",
+            [Query(f"max by (kind) (aerie_probe_interval_seconds{{{OURS}}})", "{{kind}}")],
+            unit="s",
+        ),
+    ]

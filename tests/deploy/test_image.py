@@ -1,0 +1,126 @@
+"""Image and compose files name settings that exist, pin what they pull, and know who is healthy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.settings import ENV_PREFIX, ServerSettings, section_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text("utf-8")
+COMPOSE_FILES = [REPOSITORY / "docker-compose.yml", REPOSITORY / "deploy" / "compose.gpu.yml"]
+SETTINGS = {f"{ENV_PREFIX}{name}".upper() for name in section_of()} | {"AERIE_PRESET"}
+EXAMPLE = (REPOSITORY / ".env.example").read_text("utf-8")
+PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+[\w.-]*")
+
+
+def services() -> Iterator[dict[str, Any]]:
+    for file in COMPOSE_FILES:
+        yield from yaml.safe_load(file.read_text("utf-8"))["services"].values()
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    named = set(re.findall(r"\bAERIE_[A-Z_]+[A-Z]\b", DOCKERFILE + EXAMPLE))
+    for file in COMPOSE_FILES:
+        named |= set(re.findall(r"\bAERIE_[A-Z_]+[A-Z]\b", file.read_text("utf-8")))
+    assert named <= SETTINGS, named - SETTINGS
+
+
+def test_the_example_offers_what_compose_reads() -> None:
+    """A variable that compose passes on or fills in, and no other, is in .env.example."""
+    read = {"COMPOSE_FILE"}
+    for file in COMPOSE_FILES:
+        read |= set(re.findall(r"\$\{(\w+)", file.read_text("utf-8")))
+    for service in services():
+        if isinstance(service.get("environment"), list):
+            read |= set(service["environment"])
+    offered = set(re.findall(r"^#?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE))
+    assert offered == read
+
+
+def test_images_that_are_pulled_are_pinned() -> None:
+    bases = re.findall(r"^ARG PYTHON_IMAGE=(\S+)", DOCKERFILE, re.MULTILINE)
+    pulled = [s["image"] for s in services() if "build" not in s and "image" in s]
+    assert len(bases) == 1
+    assert len(pulled) == 2
+    for image in bases + pulled:
+        assert PINNED.fullmatch(image), image
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+
+
+def test_a_stop_is_longer_than_a_drain() -> None:
+    gateway = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
+    assert int(gateway["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_timeout_s
+
+
+def test_the_image_holds_what_it_copies_and_runs() -> None:
+    kept = {
+        line[1:]
+        for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
+    assert all((REPOSITORY / path).exists() for path in kept)
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    for sources in copied:
+        assert set(sources.split()) - {"."} <= kept
+    [check] = re.findall(r'CMD \["python", "-S", "(\S+)"\]', DOCKERFILE)
+    assert check in kept
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"phase": "x"}')
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def check(port: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-S", str(REPOSITORY / "deploy" / "healthcheck.py")],
+        env={"AERIE_PORT": str(port), "http_proxy": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (404, 1)])
+def test_health_is_readiness(status: int, code: int) -> None:
+    with answering(status) as port:
+        done = check(port)
+    assert done.returncode == code
+    assert "phase" in (done.stderr if code else done.stdout)
+
+
+def test_nobody_there_is_not_healthy() -> None:
+    with answering(200) as port:
+        pass
+    done = check(port)
+    assert done.returncode == 1
+    assert "127.0.0.1" in done.stderr

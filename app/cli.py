@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from app import doctor
-from app.errors import AerieError, SettingsError, StartupError
+from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, load, sections
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(settings)
     except AerieError as error:
         print(f"aerie: {error}", file=sys.stderr)
+        if isinstance(error, EngineLostError):
+            return EXIT_ENGINE_LOST
         return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED
     return 0
 

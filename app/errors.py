@@ -2,7 +2,8 @@
 
 AerieError
 ├── SettingsError   start-up: a setting is unknown or invalid       (exit code 2)
-├── StartupError    the engine cannot do what was asked, or died    (exit code 1)
+├── StartupError    the engine cannot do what was asked             (exit code 1)
+├── EngineLostError the engine died again and again                 (exit code 3)
 └── ApiError        a request: has a status and OpenAI's envelope
 """
 
@@ -29,7 +30,11 @@ class SettingsError(AerieError):
 
 
 class StartupError(AerieError):
-    """The engine did not come up as asked, or died; the message is for the operator."""
+    """The engine did not come up as asked; the message is for the operator."""
+
+
+class EngineLostError(AerieError):
+    """The engine died more often than may be; the message is for the operator."""
 
 
 class ApiError(AerieError):

@@ -15,6 +15,13 @@ DRAFT_TOKENS_PER_STEP = Gauge(
     "Most draft tokens per step (K) that the engine was started with.",
 )
 
+ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
+ENGINE_RESTARTS = Counter(
+    "aerie_engine_restarts_total",
+    "Restarts of the engine, by what ended the one before.",
+    ["reason"],
+)
+
 # Of the policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
 # rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total).
 K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")

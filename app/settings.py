@@ -275,6 +275,30 @@ class EngineSettings(Section):
         return json.loads(value) if isinstance(value, str) else value
 
 
+class SupervisionSettings(Section):
+    """What happens when the engine dies or hangs."""
+
+    hang_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="Seconds without a step, while requests run, after which the engine counts as "
+        "hung and is killed; more than the longest step takes, compilation included.",
+    )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Most restarts of the engine within `restart_window_s`; one more and the "
+        "process exits with code 3. 0 exits at the first death.",
+    )
+    restart_window_s: float = Field(
+        600.0, gt=0, description="Seconds that a restart counts towards `max_restarts`."
+    )
+    restart_backoff_s: float = Field(
+        0.5, ge=0, description="Seconds before the first restart; each further one waits twice."
+    )
+    restart_backoff_max_s: float = Field(60.0, ge=0, description="Most seconds before a restart.")
+
+
 class Settings(Section):
     """The whole tree, as `create_app` and the engine read it."""
 
@@ -284,6 +308,7 @@ class Settings(Section):
     model: ModelSettings = Field(default_factory=ModelSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    supervision: SupervisionSettings = Field(default_factory=SupervisionSettings)
 
     @property
     def served_model_name(self) -> str:

@@ -17,13 +17,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ROOTS = ("app", "drafters")
 
 # Room -> the rooms it may import. `app` and `drafters` alone are the bare packages.
-GROUND = {"app", "app.errors", "app.metrics", "app.settings"}
+GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 DOOR = {"app.admission", "app.engine"}
 MAP: dict[str, set[str]] = {
     "app": set(),
     "app.errors": {"app"},
+    "app.exposition": set(),
     "app.metrics": {"app", "app.errors"} | POLICY,
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.engine": GROUND | POLICY,

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
+from app.exposition import EXPOSITION
 
 router = APIRouter()
 
@@ -29,7 +30,8 @@ async def readyz(request: Request) -> JSONResponse:
     state["phase"] = engine.phase
     if engine.ready:
         state["drafter"] = engine.drafter
-    return JSONResponse(state, status_code=200 if engine.ready else 503)
+        return JSONResponse(state)
+    return JSONResponse(state, 503, headers={"Retry-After": str(engine.retry_after_s)})
 
 
 @router.api_route("/ping", methods=["GET", "POST"])
@@ -48,5 +50,6 @@ async def show_version() -> dict[str, str]:
 def metrics() -> Response:
     """Prometheus text. A plain function: it runs in a worker thread, off the event loop."""
     return Response(
-        prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST
+        prometheus_client.generate_latest(EXPOSITION),
+        media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )

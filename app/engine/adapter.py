@@ -92,6 +92,10 @@ class Adapter:
             text_only=not engine.model_config.is_multimodal_model,
             limits=settings.limits,
         )
+
+        def lost() -> bool:
+            return bool(engine.errored)
+
         self.operations = {
             operation.name: operation
             for operation in (
@@ -101,6 +105,7 @@ class Adapter:
                     ChatRequest.model_validate,
                     chat.create_chat_completion,
                     checks.chat,
+                    lost,
                 ),
                 Operation(
                     "completions",
@@ -108,6 +113,7 @@ class Adapter:
                     TextRequest.model_validate,
                     text.create_completion,
                     checks.completions,
+                    lost,
                 ),
                 Operation(
                     "responses",
@@ -115,6 +121,7 @@ class Adapter:
                     ResponsesRequest.model_validate,
                     responses.create_responses,
                     checks.responses,
+                    lost,
                 ),
                 Operation(
                     "messages",
@@ -122,6 +129,7 @@ class Adapter:
                     AnthropicMessagesRequest.model_validate,
                     messages.create_messages,
                     checks.messages,
+                    lost,
                 ),
                 Operation(
                     "count_tokens",
@@ -129,6 +137,7 @@ class Adapter:
                     AnthropicCountTokensRequest.model_validate,
                     lambda request: messages.count_tokens(request, None),
                     checks.count_tokens,
+                    lost,
                 ),
                 Operation(
                     "tokenize",
@@ -136,6 +145,7 @@ class Adapter:
                     _parse_tokenize,
                     lambda request: tokens.create_tokenize(request, None),
                     checks.tokenize,
+                    lost,
                 ),
                 Operation(
                     "detokenize",
@@ -143,6 +153,7 @@ class Adapter:
                     DetokenizeRequest.model_validate,
                     lambda request: tokens.create_detokenize(request, None),
                     checks.detokenize,
+                    lost,
                 ),
             )
         }

@@ -78,12 +78,18 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
 def internal(error: BaseException | ErrorResponse) -> ApiError:
     """A failure that is not the request's. The log gets all of it, the client a sentence."""
     if isinstance(error, EngineDeadError):
-        return ApiError(503, "The engine stopped; try again later.", headers={"Retry-After": "10"})
+        return engine_lost()
     if isinstance(error, ErrorResponse):
         logger.error("request failed: %s", error.error.message)
     else:
         logger.error("request failed", exc_info=error)
     return ApiError(500, "The server had an error while processing your request.")
+
+
+def engine_lost() -> ApiError:
+    """The engine died under the request."""
+    message = "The engine stopped while it worked on this request; try again."
+    return ApiError(503, message, code="engine_lost", headers={"Retry-After": "10"})
 
 
 def _about_constraint(error: BaseException) -> bool:

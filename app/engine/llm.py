@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
@@ -14,11 +15,14 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from app.engine.account import Account, current
 from app.engine.failures import ConstraintError
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
+from app.exposition import EXPOSITION
 from drafters.config import MAX_K
 
 Outputs = AsyncGenerator[RequestOutput, None]
@@ -64,10 +68,18 @@ class GatewayLLM(AsyncLLM):
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py)."""
-        answer: dict[str, Any] = await self.engine_core.call_utility_async(
-            "aerie_speculation", command, arguments
+        self._run_output_handler()
+        asking = asyncio.ensure_future(
+            self.engine_core.call_utility_async("aerie_speculation", command, arguments)
         )
-        return answer
+        try:  # vLLM leaves the calls of a dead engine unanswered
+            await asyncio.wait({asking, self.output_handler}, return_when=FIRST_COMPLETED)
+            if not asking.done():
+                raise EngineDeadError()
+            answer: dict[str, Any] = asking.result()
+            return answer
+        finally:
+            asking.cancel()
 
     async def occupy(self, requests: int, tokens: int) -> None:
         """Run so many requests at once, each with so many output tokens."""
@@ -81,6 +93,26 @@ class GatewayLLM(AsyncLLM):
         await asyncio.gather(*(one(number) for number in range(requests)))
 
     _occupied = count()
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences that the engine works on, or should."""
+        return int(self.get_num_unfinished_requests())
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the engine core processes that run on this machine."""
+        manager = self.engine_core.resources.engine_manager
+        return [process.pid for process in getattr(manager, "processes", ()) if process.pid]
+
+    def give_up(self) -> None:
+        """Count the engine as dead, whatever its processes do: every request ends with an error
+        now, and none gets in. What it has counted stays on /metrics."""
+        self.engine_core.resources.engine_dead = True
+        self.output_processor.propagate_error(EngineDeadError())
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+        EXPOSITION.retire(unregister_vllm_metrics)
 
     def _obey(
         self, account: Account, sampling_params: SamplingParams, kwargs: dict[str, Any]

@@ -39,6 +39,7 @@ class Operation:
     parse: Callable[[Payload], BaseModel]
     call: Callable[[Any], Awaitable[Any]]
     check: Callable[[Payload], None]
+    lost: Callable[[], bool] = lambda: False  # whether the engine is dead
 
     async def __call__(self, payload: Payload) -> Reply:
         """Answer one request. Raises ApiError; never returns an error as an answer."""
@@ -72,7 +73,10 @@ class Operation:
         self, error: BaseException | ErrorResponse, payload: Payload, first: FirstOutput
     ) -> ApiError:
         """Once the engine has begun to answer, the request was good: what breaks then is ours,
-        even if it looks like a mistake in a request."""
+        even if it looks like a mistake in a request. What breaks on a dead engine breaks in many
+        ways."""
+        if self.lost():
+            return failures.engine_lost()
         if isinstance(first.late, failures.ConstraintError):  # but for a grammar's dead end
             return failures.from_exception(first.late, payload, self.prompt)
         if first.answered:

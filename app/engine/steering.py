@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 LARGEST_BATCH = 64  # that start-up measures; the fitted cost goes on from there
+# What an objective is set together with.
+_NEEDS = {"fixed": "k", "latency": "tpot_s"}
 STEPS = 4  # measured at each batch and K
 
 
@@ -48,7 +50,8 @@ class _Sample:
 
 
 class Steering:
-    """Objective, state and speed-up of one engine that speculates."""
+    """Objective, state and speed-up of the engine that speculates. It outlives an engine: what was
+    measured and what was asked for hold for the next one."""
 
     def __init__(
         self,
@@ -63,10 +66,13 @@ class Steering:
         self._clock = clock
         self._samples: deque[_Sample] = deque()
         self._last: dict[str, Any] | None = None
+        self._calibration: Calibration | None = None
+        self._wanted: dict[str, Any] = {}
 
     async def begin(self, max_requests: int) -> None:
         """Measured or remembered costs first, then the objective of the settings."""
-        await self._calibrate(min(max_requests, LARGEST_BATCH))
+        self._calibration = await self._calibrate(min(max_requests, LARGEST_BATCH))
+        await self._begin_with_costs()
         wanted: dict[str, Any] = {"objective": self._settings.objective}
         if self._settings.objective == "fixed":
             wanted["k"] = self._settings.k
@@ -74,12 +80,24 @@ class Steering:
             wanted["tpot_s"] = self._settings.tpot_s
         await self.steer(wanted)
 
+    async def resume(self, core: Core) -> None:
+        """Another engine has come up: what the last one knew and was told."""
+        self._core, self._last = core, None
+        self._samples.clear()
+        await self._begin_with_costs()
+        await self.steer(self._wanted)
+
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
         answer = await self._core.speculation("steer", changes)
         if "error" in answer:
             text = str(answer["error"])
             raise ApiError(400, f"'{text.split()[0]}': {text}.", param=text.split()[0])
+        asked = {**self._wanted, **changes}
+        objective = asked["objective"]
+        self._wanted = {"objective": objective}
+        if (needs := _NEEDS.get(objective)) is not None:
+            self._wanted[needs] = asked[needs]
         return self._with_speedup(answer)
 
     async def state(self) -> dict[str, Any]:
@@ -115,7 +133,14 @@ class Steering:
         speedup = {name: self.speedup(seconds) for name, seconds in WINDOWS_S.items()}
         return {**state, "speedup": speedup}
 
-    async def _calibrate(self, max_requests: int) -> None:
+    async def _begin_with_costs(self) -> None:
+        if self._calibration is not None:
+            cells = [
+                [c.requests, c.k, c.context, c.seconds, c.weight] for c in self._calibration.cells
+            ]
+            await self._core.speculation("begin_with", {"cells": cells})
+
+    async def _calibrate(self, max_requests: int) -> Calibration | None:
         file = Path(self._settings.calibration_file) if self._settings.calibration_file else None
         calibration: Calibration | None = None
         if file is not None and file.exists():
@@ -142,10 +167,11 @@ class Steering:
             took = self._clock() - began
             logger.info("measured %d step costs in %.1f s", len(calibration.cells), took)
             if file is not None:
-                calibration.save(file)
-        if calibration is not None:
-            cells = [[c.requests, c.k, c.context, c.seconds, c.weight] for c in calibration.cells]
-            await self._core.speculation("begin_with", {"cells": cells})
+                try:
+                    calibration.save(file)
+                except OSError as error:  # the next start measures again
+                    logger.warning("the measured step costs are not kept: %s", error)
+        return calibration
 
     async def _cell(self, requests: int, k: int) -> Sequence[float]:
         """Seconds of steps with so many requests that verify and draft K tokens each."""

@@ -21,6 +21,7 @@ class StepWatch(StatLoggerBase):
         load: Load | None = None,
     ) -> None:
         self.draft_tokens = 0
+        self.outputs = 0  # of the engine, with or without tokens in them: it advances
         self._load = load or Load()
 
     def record(
@@ -31,6 +32,7 @@ class StepWatch(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called once per engine output (vllm/v1/engine/async_llm.py, output_handler)."""
+        self.outputs += 1
         if scheduler_stats is None:
             return
         self._load.update(

@@ -1,22 +1,25 @@
-"""The engine's life: start, prove, serve, stop. Its phase is what /readyz tells."""
+"""The engine's life: start, prove, serve, start again, stop. Its phase is what /readyz tells."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-import signal
+import math
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from app.engine.cpu import cpu_machine, preload
+from app import metrics
+from app.engine.launch import launch, versions
 from app.engine.load import Load
-from app.engine.options import VLLM_VERSION, engine_options
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
+from app.engine.pulse import Pulse
+from app.engine.remains import Remains
+from app.engine.restarts import Restarts
 from app.engine.steering import Steering, fingerprint
 from app.errors import AerieError, ApiError, StartupError
 from app.settings import Settings
@@ -31,13 +34,17 @@ logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 10.0
-WATCH_INTERVAL_S = 0.5
+WATCH_INTERVAL_S = 0.2
+FIRST_START_S = 30.0  # what clients are told to wait for while nobody knows
+MOST_RETRY_S = 60
+DIED, HUNG = "died", "hung"
 
 
 class Phase(StrEnum):
     """Where the engine is in its life, in order."""
 
     STARTING = "starting"  # importing vllm
+    RESTARTING = "restarting"  # the engine is gone; then again from `loading` on
     LOADING = "loading"  # engine processes, weights, compilation
     WARMING = "warming"  # warm-up request, proof of drafting
     READY = "ready"
@@ -57,14 +64,26 @@ class Engine:
         self.load = Load()
         self.drafter: dict[str, Any] | None = None
         self.steering: Steering | None = None
+        self._restarts = Restarts(settings.supervision)
+        self._max_model_len: int | None = None
         self._launching = False
+        self._stopping = asyncio.Event()
         self._llm: GatewayLLM | None = None
+        self._steps: StepWatch | None = None
         self._adapter: Adapter | None = None
+        self._remains: Remains | None = None
+        self._back_at = time.monotonic() + FIRST_START_S
+        self._start_s = FIRST_START_S
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
         return self.phase is Phase.READY and self._llm is not None and not self._llm.errored
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds after which the engine may be there: as long as it took the last time."""
+        return min(MOST_RETRY_S, max(1, math.ceil(self._back_at - time.monotonic())))
 
     def operation(self, name: str) -> Operation:
         """The operation to answer a request with. Raises ApiError 503 while there is none."""
@@ -83,39 +102,110 @@ class Engine:
             503,
             f"The engine is not ready ({self.phase}).",
             code="engine_not_ready",
-            headers={"Retry-After": "5"},
+            headers={"Retry-After": str(self.retry_after_s)},
         )
 
     @property
     def max_model_len(self) -> int | None:
-        """Longest prompt plus output, in tokens; None before the engine is up."""
-        return self._llm.model_config.max_model_len if self._llm is not None else None
+        """Longest prompt plus output, in tokens; None before the engine was up."""
+        return self._max_model_len
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Bring the engine up to READY and watch it until `stop`. If it cannot start, or dies,
-        the phase is FAILED, `failure` says why and `ended` is set."""
+        """Bring the engine up to READY and keep it there until `stop`. If it cannot start the first
+        time, or dies too often, the phase is FAILED, `failure` says why and `ended` is set."""
         try:
             await self._start()
             on_ready()
-            polling = asyncio.create_task(self._poll())
-            try:
-                await self._watch()
-            finally:
-                polling.cancel()
+            while True:
+                await self._restart(await self._watch())
         except Exception as error:
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
+
+    async def _watch(self) -> str:
+        """How the engine that serves ends: DIED or HUNG."""
+        polling = asyncio.create_task(self._poll())
+        try:
+            return await self._end_of(self.settings.supervision.hang_timeout_s)
+        finally:
+            polling.cancel()
 
     async def _poll(self) -> None:
         if self.steering is not None:
             with contextlib.suppress(Exception):  # of a dying engine, which _watch will notice
                 await self.steering.poll()
 
-    async def _watch(self) -> None:
-        while self.phase is Phase.READY:
-            if self._llm is not None and self._llm.errored:
-                raise StartupError("the engine died while serving; the cause is in the log above")
+    async def _end_of(self, hang_timeout_s: float) -> str:
+        llm, steps = self._llm, self._steps
+        assert llm is not None and steps is not None
+        pulse = Pulse(hang_timeout_s, 2 * WATCH_INTERVAL_S)
+        while not (llm.errored or self._stopping.is_set()):
+            if pulse.hung(llm.unfinished, steps.outputs):
+                return HUNG
             await asyncio.sleep(WATCH_INTERVAL_S)
+        return DIED
+
+    async def _restart(self, reason: str) -> None:
+        """Until the engine serves again. Raises EngineLostError when it died too often."""
+        if reason == HUNG:
+            timeout_s = self.settings.supervision.hang_timeout_s
+            cause = f"it made no step for {timeout_s:g} s while requests ran"
+        else:
+            cause = "it died while serving"
+        while True:
+            self._enter(Phase.RESTARTING)
+            metrics.ENGINE_UP.set(0)
+            await self._bury()
+            self._enter(Phase.RESTARTING)
+            wait_s = self._restarts.next(cause)
+            metrics.ENGINE_RESTARTS.labels(reason).inc()
+            logger.error("engine lost: %s; it is started again in %.1f s", cause, wait_s)
+            self._back_at = time.monotonic() + wait_s + self._start_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+            try:
+                await self._start_again()
+            except Exception as error:
+                if self.phase is Phase.STOPPING:
+                    raise
+                logger.debug("engine did not start again", exc_info=error)
+                reason, cause = DIED, f"it did not start again: {_reason(error)}"
+            else:
+                return
+
+    async def _start_again(self) -> None:
+        """A start that is given up if the engine hangs in it. The first one is not: only then
+        compilers run that may take any time."""
+        began = time.monotonic()
+        self._enter(Phase.LOADING)
+        await self._bring_up()
+        proving = asyncio.ensure_future(self._prove())
+        ending = asyncio.ensure_future(self._end_of(self.settings.supervision.hang_timeout_s))
+        try:
+            await asyncio.wait({proving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not proving.done():
+                raise StartupError(f"the engine {ending.result()} while it warmed up")
+            proving.result()
+        finally:
+            proving.cancel()
+            ending.cancel()
+            await asyncio.gather(proving, ending, return_exceptions=True)
+        logger.info("ready again after %.1f s", time.monotonic() - began)
+
+    async def _bury(self) -> None:
+        """End what runs on the dead engine, and all that it may leave behind."""
+        self._adapter = None
+        self._steps = None
+        self.load.clear()
+        llm, self._llm = self._llm, None
+        remains, self._remains = self._remains, None
+        if llm is not None:
+            llm.give_up()
+            remains = remains or Remains(llm.processes)
+        if remains is not None:
+            await asyncio.to_thread(remains.clear)
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
     def _enter(self, phase: Phase) -> None:
         """Next phase, unless the end has begun meanwhile."""
@@ -130,15 +220,30 @@ class Engine:
         self.ended.set()
 
     async def _start(self) -> None:
+        began = time.monotonic()
+        await self._bring_up()
+        await self._prove()
+        self._start_s = time.monotonic() - began
+
+    async def _bring_up(self) -> None:
+        """An engine whose processes run and whose model is loaded."""
         self._launching = True
         try:
-            llm, steps = await asyncio.to_thread(self._launch)
-            self._llm = llm
+            self._llm, self._steps = llm, _ = await asyncio.to_thread(
+                launch, self.settings, self.load, lambda: self._enter(Phase.LOADING)
+            )
+            self._remains = Remains(llm.processes)
+            self._max_model_len = llm.model_config.max_model_len
         finally:
             self._launching = False
         self._enter(Phase.WARMING)
+
+    async def _prove(self) -> None:
+        """Evidence that the engine does what was asked for; then requests are taken."""
         from app.engine.adapter import Adapter
 
+        llm, steps = self._llm, self._steps
+        assert llm is not None and steps is not None
         reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
         self.drafter = check_reports(self.settings, reports)
         adapter = Adapter(llm, self.settings)
@@ -147,48 +252,24 @@ class Engine:
         drafted = await check_drafts(self.settings, steps)
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
-            self.steering = Steering(llm, self.settings, fingerprint(self.settings, _versions()))
-            await self.steering.begin(self.load.capacity)
+            if self.steering is not None:
+                await self.steering.resume(llm)
+            else:
+                known = fingerprint(self.settings, versions())
+                steering = Steering(llm, self.settings, known)
+                await steering.begin(self.load.capacity)
+                self.steering = steering
+        if self._remains is not None:
+            self._remains.note()
         self._adapter = adapter
         self._enter(Phase.READY)
-
-    def _launch(self) -> tuple[GatewayLLM, StepWatch]:
-        """Blocking: import vllm, build the engine's configuration, start its processes."""
-        # The engine's processes inherit this thread's mask: Ctrl-C in a terminal reaches the
-        # whole group, and it must drain the gateway rather than kill the engine under it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        # An allowed host could send the gateway on to one that is not.
-        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
-        _check_version()
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-
-        from app.engine.llm import GatewayLLM
-        from app.engine.steps import StepWatch
-
-        self._enter(Phase.LOADING)
-        machine = cpu_machine() if current_platform.is_cpu() else None
-        if machine is not None:
-            os.environ["LD_PRELOAD"] = preload(os.environ)
-            if not machine.can_compile:
-                logger.warning("no C++ compiler with Python.h: not compiled, slower")
-        try:
-            arguments = AsyncEngineArgs(**engine_options(self.settings, machine))
-            config = arguments.create_engine_config()
-        except TypeError as error:
-            raise StartupError(f"engine_args: {error}") from error
-        self.load.clear()
-        scheduler, parallel = config.scheduler_config, config.parallel_config
-        self.load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
-        steps = StepWatch(load=self.load)
-        llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
-        return llm, steps
+        metrics.ENGINE_UP.set(1)
 
     async def stop(self) -> None:
         """End the engine's processes, also while they start. Running requests are aborted."""
         self.phase = Phase.STOPPING
+        self._stopping.set()
+        metrics.ENGINE_UP.set(0)
         while self._launching:  # that thread waits for its processes: end them, and it ends
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -199,24 +280,6 @@ class Engine:
             if llm.output_handler is not None:  # or it reports the engine's end as a death
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import vllm
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"device": device, "torch": torch.__version__, "vllm": vllm.__version__}
-
-
-def _check_version() -> None:
-    import vllm
-
-    if not vllm.__version__.startswith(VLLM_VERSION):
-        raise StartupError(
-            f"vllm {vllm.__version__} is installed, this gateway is made for {VLLM_VERSION}: "
-            "run `make install`"
-        )
 
 
 def _reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ EXPORTED = {
 }
 WRITTEN = {
     name
-    for file in ("speculation.md", "security.md")
+    for file in ("operations.md", "speculation.md", "security.md")
     for name in re.findall(r"\baerie_[a-z_]+", (DOCS / file).read_text("utf-8"))
 } - {"aerie_max_k"}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from app.engine.first_output import FirstOutput
 from app.engine.supervisor import Engine, Phase
-from app.errors import ApiError, StartupError
+from app.errors import ApiError
 from app.main import create_app
 from app.settings import Settings, load
 
@@ -287,41 +286,3 @@ def test_models_and_version(client: TestClient) -> None:
 def test_metrics_are_prometheus_text(client: TestClient) -> None:
     response: httpx.Response = client.get("/metrics")
     assert "aerie_start_seconds" in response.text
-
-
-def test_a_failed_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine.run turns any error into a phase, a reason and the end of the process."""
-    engine = Engine(SETTINGS)
-
-    def broken() -> Any:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(engine, "_launch", broken)
-    asyncio.run(engine.run(lambda: pytest.fail("not ready")))
-    assert engine.phase is Phase.FAILED
-    assert isinstance(engine.failure, StartupError)
-    assert engine.ended.is_set()
-
-
-def test_an_engine_that_dies_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a gateway that answers 503 for ever while it calls itself ready."""
-    engine = Engine(SETTINGS)
-    llm = SimpleNamespace(errored=False)
-
-    async def started() -> None:
-        engine._llm = cast("Any", llm)
-        engine.phase = Phase.READY
-
-    monkeypatch.setattr(engine, "_start", started)
-
-    async def scenario() -> None:
-        running = asyncio.create_task(engine.run(lambda: None))
-        await asyncio.sleep(0.01)
-        assert engine.ready
-        llm.errored = True
-        await asyncio.wait_for(running, 5)
-
-    asyncio.run(scenario())
-    assert engine.phase is Phase.FAILED
-    assert engine.ended.is_set()
-    assert "died" in str(engine.failure)

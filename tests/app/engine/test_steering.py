@@ -163,3 +163,25 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
     assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0
+
+
+def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
+    """Also that K was pinned by an operator since."""
+    first, second, third = Core(), Core(), Core()
+
+    async def scenario() -> None:
+        hand = steering(first, calibration_s=10)
+        await hand.begin(8)
+        await hand.steer({"objective": "fixed", "k": 2})
+        await hand.steer({"k": 3})
+        hand.take(await hand.state())
+        await hand.resume(second)
+        assert second.loaded == first.loaded
+        assert second.commands[-1] == ("steer", {"objective": "fixed", "k": 3})
+        assert "recent" not in [name for name, _ in second.commands], "measured again"
+        assert hand.speedup(60.0) is None, "the last engine's seconds"
+        await hand.steer({"objective": "throughput"})
+        await hand.resume(third)
+        assert third.commands[-1] == ("steer", {"objective": "throughput"})
+
+    asyncio.run(scenario())

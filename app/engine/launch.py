@@ -1,0 +1,77 @@
+"""One engine: its configuration and its processes, from the settings. Blocking."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.engine.cpu import cpu_machine, preload
+from app.engine.load import Load
+from app.engine.options import VLLM_VERSION, engine_options
+from app.errors import StartupError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.engine.llm import GatewayLLM
+    from app.engine.steps import StepWatch
+
+logger = logging.getLogger(__name__)
+
+
+def launch(
+    settings: Settings, load: Load, loading: Callable[[], None]
+) -> tuple[GatewayLLM, StepWatch]:
+    """Import vllm, then (`loading`) build the engine's configuration and start its processes."""
+    # The engine's processes inherit this thread's mask: Ctrl-C in a terminal reaches the
+    # whole group, and it must drain the gateway rather than kill the engine under it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # An allowed host could send the gateway on to one that is not.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+    _check_version()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    from app.engine.llm import GatewayLLM
+    from app.engine.steps import StepWatch
+
+    loading()
+    machine = cpu_machine() if current_platform.is_cpu() else None
+    if machine is not None:
+        os.environ["LD_PRELOAD"] = preload(os.environ)
+        if not machine.can_compile:
+            logger.warning("no C++ compiler with Python.h: not compiled, slower")
+    try:
+        arguments = AsyncEngineArgs(**engine_options(settings, machine))
+        config = arguments.create_engine_config()
+    except TypeError as error:
+        raise StartupError(f"engine_args: {error}") from error
+    load.clear()
+    scheduler, parallel = config.scheduler_config, config.parallel_config
+    load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
+    steps = StepWatch(load=load)
+    llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
+    return llm, steps
+
+
+def versions() -> dict[str, str]:
+    """What a measurement holds for, besides the settings."""
+    import torch
+    import vllm
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__, "vllm": vllm.__version__}
+
+
+def _check_version() -> None:
+    import vllm
+
+    if not vllm.__version__.startswith(VLLM_VERSION):
+        raise StartupError(
+            f"vllm {vllm.__version__} is installed, this gateway is made for {VLLM_VERSION}: "
+            "run `make install`"
+        )

@@ -1,0 +1,81 @@
+"""What an engine leaves behind when it is killed: processes and shared memory (Linux).
+
+The engine core's workers end when they notice that it has gone, if they still notice anything. The
+segments of a killed process stay in /dev/shm: nobody is left to remove them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+SHARED_MEMORY = "/dev/shm/"
+END_TIMEOUT_S = 5.0
+
+
+class Remains:
+    """The processes of one engine and the shared memory that only they have mapped."""
+
+    def __init__(self, processes: Iterable[int]) -> None:
+        """`processes`: ids of the engine's own processes; their children are found."""
+        self._processes: list[psutil.Process] = []
+        self._segments: set[Path] = set()
+        for pid in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._processes.append(psutil.Process(pid))
+        self.note()
+
+    def note(self) -> None:
+        """Look at what there is now. Once the processes are dead it is too late."""
+        known = {process.pid for process in self._processes}
+        for process in list(self._processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = process.children(recursive=True)
+                self._processes += [child for child in children if child.pid not in known]
+                known |= {child.pid for child in children}
+        for process in self._processes:
+            self._segments |= _mapped(process.pid)
+        self._segments -= _mapped(psutil.Process().pid)
+
+    def clear(self) -> None:
+        """Blocking: kill whoever still lives, wait for the ends, remove the segments."""
+        left = [process for process in self._processes if process.is_running()]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # also of a stopped one
+        _, waited_for = psutil.wait_procs(left, END_TIMEOUT_S)
+        alive = [process for process in waited_for if not _ended(process)]
+        if alive:  # in a system call that does not end: a driver's, most likely
+            logger.error("processes of the engine cannot be killed: %s", [p.pid for p in alive])
+            return
+        removed = 0
+        for segment in self._segments:
+            with contextlib.suppress(FileNotFoundError):
+                segment.unlink()
+                removed += 1
+        if left or removed:
+            logger.info("removed %d processes and %d shared segments", len(left), removed)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Also if nobody asks for its exit status: the first process of a container often does not."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _mapped(pid: int) -> set[Path]:
+    """Shared memory segments in a process's address space."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = (line.split(maxsplit=5)[-1] for line in lines if SHARED_MEMORY in line)
+    return {Path(path) for path in paths if not path.endswith("(deleted)")}

@@ -1,0 +1,40 @@
+"""How long to wait before the engine is started again, and when to give up."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from app.errors import EngineLostError
+from app.settings import SupervisionSettings
+
+
+class Restarts:
+    """The restarts of the last `restart_window_s` seconds."""
+
+    def __init__(
+        self, settings: SupervisionSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._at: deque[float] = deque()
+
+    def next(self, cause: str) -> float:
+        """Seconds to wait before the restart that `cause` calls for: `restart_backoff_s`, doubled
+        for every other restart within the window. Raises EngineLostError if there were
+        `max_restarts` of them."""
+        settings, now = self._settings, self._clock()
+        while self._at and now - self._at[0] > settings.restart_window_s:
+            self._at.popleft()
+        before = len(self._at)
+        if before >= settings.max_restarts:
+            often = f" {before + 1} times within {settings.restart_window_s:g} s" if before else ""
+            raise EngineLostError(
+                f"the engine ended{often} (max_restarts is {settings.max_restarts}), at last: "
+                f"{cause}; the log above says more"
+            )
+        self._at.append(now)
+        # A float's exponent is bounded, the number of restarts is not.
+        wait = settings.restart_backoff_s * 2.0 ** min(before, 64)
+        return min(wait, settings.restart_backoff_max_s)

@@ -1,0 +1,83 @@
+"""What /metrics says of vLLM's collectors, over the lives of several engines.
+
+Each engine registers collectors of its own and takes those of the one before out of the registry:
+its counters begin at zero again. `Exposition` adds what earlier engines counted, so that a restart
+is no step back, and says it while there is no engine at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+_COUNTING = ("counter", "histogram", "summary")
+_CREATED = "_created"
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Exposition(Collector):
+    """`source`, with the families whose names begin with `prefix` made lasting."""
+
+    def __init__(self, source: Collector = REGISTRY, prefix: str = "vllm:") -> None:
+        self._source = source
+        self._prefix = prefix
+        self._past: dict[str, Metric] = {}
+        self._counts: dict[_Key, float] = {}
+        self._exclusive = threading.Lock()  # a scrape runs in a thread of its own
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family once."""
+        with self._exclusive:
+            return iter(self._collect())
+
+    def retire(self, unregister: Callable[[], None]) -> None:
+        """The engine has ended: remember what it counted, and take its collectors out of the
+        registry with `unregister`. Its gauges are 0 until there is another."""
+        with self._exclusive:
+            past = {f.name: f for f in self._collect() if f.name.startswith(self._prefix)}
+            unregister()
+            self._counts = {
+                _key(sample): sample.value
+                for family in past.values()
+                if family.type in _COUNTING
+                for sample in family.samples
+            }
+            for family in past.values():
+                if family.type == "gauge":
+                    family.samples = [sample._replace(value=0.0) for sample in family.samples]
+            self._past = past
+
+    def _collect(self) -> list[Metric]:
+        families = [self._lasting(family) for family in self._source.collect()]
+        present = {family.name for family in families}
+        return families + [family for name, family in self._past.items() if name not in present]
+
+    def _lasting(self, family: Metric) -> Metric:
+        past = self._past.get(family.name)
+        if past is None or family.type not in _COUNTING:
+            return family
+        whole = Metric(family.name, family.documentation, family.type, family.unit)
+        whole.samples = [self._since_the_first(sample) for sample in family.samples]
+        present = {_key(sample) for sample in whole.samples}
+        whole.samples += [sample for sample in past.samples if _key(sample) not in present]
+        return whole
+
+    def _since_the_first(self, sample: Sample) -> Sample:
+        before = self._counts.get(_key(sample))
+        if before is None:
+            return sample
+        if sample.name.endswith(_CREATED):
+            return sample._replace(value=before)
+        return sample._replace(value=before + sample.value)
+
+
+def _key(sample: Sample) -> _Key:
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+EXPOSITION = Exposition()

@@ -1,0 +1,290 @@
+"""The engine's life with a stand-in for vLLM: deaths, hangs, back-off, giving up, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from app.cli import main
+from app.engine import supervisor
+from app.engine.pulse import Pulse
+from app.engine.restarts import Restarts
+from app.engine.supervisor import Engine, Phase
+from app.errors import EngineLostError, StartupError
+from app.settings import load
+
+IN_TIME_S = 20.0
+
+
+class FakeLlm:
+    """What the supervisor asks of an engine."""
+
+    def __init__(self) -> None:
+        self.errored = False
+        self.unfinished = 0
+        self.processes: list[int] = []
+        self.model_config = SimpleNamespace(max_model_len=2048)
+        self.output_handler = None
+        self.ends: list[str] = []
+
+    def give_up(self) -> None:
+        self.errored = True
+        self.ends.append("given up")
+
+    def shutdown(self, timeout: float) -> None:
+        self.ends.append("shut down")
+
+
+class Life:
+    """An Engine whose launches are ours to fail, and what became of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.engine = Engine(load({"restart_backoff_s": 0, **settings}, {}))
+        self.launched: list[FakeLlm] = []
+        self.fails: Callable[[int], bool] = lambda launch: False
+        self.proof: Callable[[FakeLlm], Awaitable[None]] | None = None
+        self.steps = SimpleNamespace(outputs=0)
+        monkeypatch.setattr(supervisor, "launch", self._launch)
+        monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
+        monkeypatch.setattr(self.engine, "_prove", self._prove)
+
+    def _launch(self, settings: Any, load: Any, loading: Callable[[], None]) -> Any:
+        loading()
+        self.launched.append(FakeLlm())
+        if self.fails(len(self.launched)):
+            raise RuntimeError("no memory")
+        return self.launched[-1], self.steps
+
+    async def _prove(self) -> None:
+        if self.proof is not None:
+            await self.proof(self.launched[-1])
+        self.engine._enter(Phase.READY)
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(IN_TIME_S):
+            while not happened():  # noqa: ASYNC110 (it asks the code under test, which has no event)
+                await asyncio.sleep(0.002)
+
+    def serving(self, launches: int) -> Callable[[], bool]:
+        return lambda: len(self.launched) == launches and self.engine.ready
+
+
+def run(
+    life: Life, scenario: Callable[[], Awaitable[None]], ready: list[int] | None = None
+) -> None:
+    """The scenario beside the engine's life, which then stops."""
+
+    async def both() -> None:
+        announced = ready if ready is not None else []
+        running = asyncio.create_task(life.engine.run(lambda: announced.append(1)))
+        await scenario()
+        await life.engine.stop()
+        await asyncio.wait_for(running, IN_TIME_S)
+
+    asyncio.run(both())
+
+
+def restarts(reason: str) -> float:
+    return REGISTRY.get_sample_value("aerie_engine_restarts_total", {"reason": reason}) or 0.0
+
+
+def test_a_failed_first_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not tried again: what was asked for cannot be had, and the operator is there to see it."""
+    life = Life(monkeypatch)
+    life.fails = lambda launch: True
+    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
+    assert life.engine.phase is Phase.FAILED
+    assert isinstance(life.engine.failure, StartupError)
+    assert "no memory" in str(life.engine.failure)
+    assert life.engine.ended.is_set()
+    assert len(life.launched) == 1
+
+
+def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    life, announced, before = Life(monkeypatch), [0], restarts("died")
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        life.engine.load.update(0, running=3, queued=2, deferred=0, kv_usage=0.9)
+        life.launched[0].errored = True
+        assert not life.engine.ready, "at once, not at the next look"
+        await life.until(life.serving(2))
+        assert life.launched[0].ends == ["given up", "shut down"]
+        assert life.engine.load.waiting == 0, "figures of the dead one"
+        assert life.engine.max_model_len == 2048
+
+    run(life, scenario, announced)
+    assert announced == [0, 1], "the start is announced once"
+    assert restarts("died") - before == 1
+    assert life.engine.failure is None
+    assert life.launched[1].ends == ["shut down"]
+
+
+def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(monkeypatch)
+    life.fails = lambda launch: launch in (2, 3)
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        life.launched[0].errored = True
+        await life.until(life.serving(4))
+
+    run(life, scenario)
+    assert life.engine.failure is None
+
+
+def test_a_crash_loop_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(monkeypatch, max_restarts=3)
+
+    async def scenario() -> None:
+        for launch in range(1, 5):
+            await life.until(life.serving(launch))
+            life.launched[-1].errored = True
+        await life.until(life.engine.ended.is_set)
+
+    async def without_stop() -> None:
+        running = asyncio.create_task(life.engine.run(lambda: None))
+        await scenario()
+        await asyncio.wait_for(running, IN_TIME_S)
+
+    asyncio.run(without_stop())
+    assert life.engine.phase is Phase.FAILED
+    assert isinstance(life.engine.failure, EngineLostError)
+    assert all(llm.ends == ["given up", "shut down"] for llm in life.launched)
+
+    def serve(settings: Any) -> None:
+        assert life.engine.failure is not None
+        raise life.engine.failure
+
+    monkeypatch.setattr("app.server.serve", serve)
+    assert main(["serve"]) == 3
+    said = capsys.readouterr().err
+    assert "4 times" in said
+    assert "max_restarts is 3" in said
+
+
+def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    life, before = Life(monkeypatch, hang_timeout_s=0.1), restarts("hung")
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        life.launched[0].unfinished = 1  # and no output for it
+        await life.until(life.serving(2))
+        assert life.launched[0].ends == ["given up", "shut down"]
+
+    run(life, scenario)
+    assert restarts("hung") - before == 1
+
+
+def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life(monkeypatch, hang_timeout_s=0.1)
+
+    async def proof(llm: FakeLlm) -> None:
+        if len(life.launched) == 2:
+            llm.unfinished = 1
+            await asyncio.sleep(IN_TIME_S)
+
+    life.proof = proof
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        life.launched[0].errored = True
+        await life.until(life.serving(3))
+
+    run(life, scenario)
+    assert life.launched[1].ends == ["given up", "shut down"]
+
+
+@pytest.mark.parametrize("backoff", [0, 30])
+def test_stopping_while_it_restarts_is_quick_and_clean(
+    monkeypatch: pytest.MonkeyPatch, backoff: float
+) -> None:
+    """In the pause before the start, or in the start itself."""
+    life = Life(monkeypatch, restart_backoff_s=backoff)
+
+    async def proof(llm: FakeLlm) -> None:
+        if len(life.launched) == 2:
+            await life.until(lambda: "shut down" in llm.ends)
+            raise RuntimeError("it has gone")
+
+    life.proof = proof
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        life.launched[0].errored = True
+        wanted = Phase.RESTARTING if backoff else Phase.WARMING
+        await life.until(lambda: life.engine.phase is wanted)
+
+    began = asyncio.run(_timed(life, scenario))
+    assert began < IN_TIME_S
+    assert life.engine.failure is None
+
+
+async def _timed(life: Life, scenario: Callable[[], Awaitable[None]]) -> float:
+    running = asyncio.create_task(life.engine.run(lambda: None))
+    await scenario()
+    began = asyncio.get_running_loop().time()
+    await life.engine.stop()
+    await asyncio.wait_for(running, IN_TIME_S)
+    return asyncio.get_running_loop().time() - began
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_back_off_doubles_up_to_its_bound_and_forgets() -> None:
+    clock = Clock()
+    settings = load(
+        {
+            "max_restarts": 6, "restart_window_s": 100,
+            "restart_backoff_s": 1, "restart_backoff_max_s": 10,
+        },
+        {},
+    )  # fmt: skip
+    waits = Restarts(settings.supervision, clock)
+    assert [waits.next("it died") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    with pytest.raises(EngineLostError, match=r"7 times within 100 s.*at last: it died"):
+        waits.next("it died")
+    clock.now += 101
+    assert waits.next("it died") == 1
+
+
+def test_no_restarts_means_none() -> None:
+    with pytest.raises(EngineLostError, match="max_restarts is 0"):
+        Restarts(load({"max_restarts": 0}, {}).supervision).next("it died while serving")
+
+
+def test_silence_counts_only_while_requests_run() -> None:
+    clock = Clock()
+    pulse = Pulse(10.0, 1.0, clock)
+
+    def look(after_s: float, requests: int, outputs: int) -> bool:
+        clock.now += after_s
+        return pulse.hung(requests, outputs)
+
+    assert not any(look(1, 0, 5) for _ in range(30)), "idle"
+    assert not any(look(1, 4, outputs) for outputs in range(6, 36)), "busy"
+    assert [look(1, 4, 35) for _ in range(11)] == [False] * 9 + [True] * 2
+    assert not look(1, 4, 36), "it goes on"
+
+
+def test_what_this_process_has_slept_is_not_the_engines_silence() -> None:
+    clock = Clock()
+    pulse = Pulse(10.0, 1.0, clock)
+    pulse.hung(1, 1)
+    clock.now += 3600  # stopped with Ctrl-Z, say
+    assert not pulse.hung(1, 1)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from app import metrics
 from app.admission.desk import Desk
-from app.api import errors, generate, health, models, speculation
+from app.api import document, errors, generate, health, models, speculation
 from app.api.door import Door
 from app.api.request_id import RequestId
 from app.api.tally import Tally
@@ -48,6 +48,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     for module in (generate, models, speculation, health):
         app.include_router(module.router)
     errors.install(app)
+    document.install(app, engine)
     app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)
     app.add_middleware(Tally, paths=generate.PATHS)
     app.add_middleware(RequestId)

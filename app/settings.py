@@ -227,6 +227,10 @@ class SpeculationSettings(Section):
     calibration_file: str | None = Field(
         None, description="File that the measured costs are kept in for the next start."
     )
+    speculation_header: bool = Field(
+        True,
+        description="Answer with `x-aerie-speculation`: how many tokens were drafted and accepted.",
+    )
     catch_up_tokens: int = Field(
         DrafterConfig.catch_up_tokens,
         ge=1,

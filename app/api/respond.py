@@ -63,7 +63,8 @@ async def answer(request: Request, name: str, body: Body) -> Response:
         reply = await operation(fields)
         if isinstance(reply.answer, dict):
             visit.leave()
-            return JSONResponse(reply.answer, headers={"server-timing": visit.timing()})
+            told = {"server-timing": visit.timing(), **visit.speculation()}
+            return JSONResponse(reply.answer, headers=told)
         stream = EventStream(reply.answer, settings.server.sse_keep_alive_s, visit.leave)
         try:
             error = await stream.begin(reply.first)

@@ -139,6 +139,16 @@ class Visit:
                 parts["decode"] = timing.decode_s
         return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
 
+    def speculation(self) -> dict[str, str]:
+        """The header that tells what was drafted, for an answer that is complete."""
+        drafts = self.account.drafts
+        if drafts is None:
+            return {}
+        told = f"drafted={drafts.drafted}, accepted={drafts.accepted}"
+        if drafts.steps:
+            told += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
+        return {"x-aerie-speculation": told}
+
     async def _take(self, ask: Ask) -> None:
         verdict = self._verdict = await self._desk.limiter.take(self.identity.tenant, ask)
         if verdict.limited is not None:

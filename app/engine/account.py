@@ -20,6 +20,25 @@ class Timing:
     decode_s: float
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """Draft tokens of a request: over all steps that verified any."""
+
+    steps: int
+    drafted: int
+    accepted: int
+
+    @property
+    def k(self) -> float:
+        """Draft tokens per step."""
+        return self.drafted / self.steps
+
+    @property
+    def length(self) -> float:
+        """Acceptance length: tokens per step, the target's own included."""
+        return 1 + self.accepted / self.steps
+
+
 @dataclass
 class Account:
     """One request's. `sequences` are vLLM's RequestState objects: they know their counts and
@@ -43,6 +62,20 @@ class Account:
     def output_tokens(self) -> int:
         """Tokens that were generated so far."""
         return sum(s.stats.num_generation_tokens for s in self.sequences if s.stats is not None)
+
+    @property
+    def drafts(self) -> Drafts | None:
+        """Of the sequences that have ended; None where the engine does not report it."""
+        counts = [
+            s.spec_decode_metrics for s in self.sequences if s.spec_decode_metrics is not None
+        ]
+        if not counts:
+            return None
+        return Drafts(
+            steps=sum(sum(count.histogram) for count in counts),
+            drafted=sum(count.num_draft_tokens for count in counts),
+            accepted=sum(j * n for count in counts for j, n in enumerate(count.histogram)),
+        )
 
     @property
     def timing(self) -> Timing | None:

@@ -31,6 +31,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
 from app.engine.protocol import ChatRequest, TextRequest
+from app.engine.schemas import request_schemas
 from app.settings import Settings
 
 # These log each refused request, and each tool call that the token limit cut, as an error with
@@ -49,6 +50,7 @@ class Adapter:
     """All operations of one engine."""
 
     def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         for logger in _LOG_CLIENT_MISTAKES:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         name = settings.served_model_name
@@ -161,6 +163,7 @@ class Adapter:
     def warm_up(self) -> None:
         """Compile the chat template and load the tokenizer's caches before the first user."""
         self.renderer.warmup()
+        self.schemas = request_schemas()
 
 
 def _parse_tokenize(payload: dict[str, Any]) -> BaseModel:

@@ -144,6 +144,7 @@ async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outpu
                 raise _given_up(constrained)
             begun = True
             for choice in output.outputs:
+                choice.spec_decode_metrics = None  # for a header, not for OpenAI's bodies
                 if silent:
                     choice.text, choice.token_ids, choice.logprobs = "", [], None
                 if choice.logprobs:

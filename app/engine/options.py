@@ -60,6 +60,8 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
             "scheduler_cls": "drafters.vllm.scheduler.DraftingScheduler",
             "async_scheduling": False,  # a pass is laid out from what was accepted
         }
+        if settings.speculation.speculation_header:
+            options["per_request_spec_decode_metrics"] = "summary"
     return {**options, **engine.engine_args}
 
 

@@ -65,6 +65,8 @@ class Engine:
         self.drafter: dict[str, Any] | None = None
         self.steering: Steering | None = None
         self._restarts = Restarts(settings.supervision)
+        # Of request bodies, for the OpenAPI document (app/engine/schemas.py).
+        self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
         self._launching = False
         self._stopping = asyncio.Event()
@@ -248,6 +250,7 @@ class Engine:
         self.drafter = check_reports(self.settings, reports)
         adapter = Adapter(llm, self.settings)
         await asyncio.to_thread(adapter.warm_up)
+        self.schemas = adapter.schemas
         await llm.occupy(1, WARM_UP_TOKENS)
         drafted = await check_drafts(self.settings, steps)
         if self.drafter is not None:

@@ -66,7 +66,10 @@ class FakeOperation:
         if payload.get("used") is not None:
             stats.num_generation_tokens, stats.first_token_ts = payload["used"], 2.0
             stats.last_token_ts = 3.0
-        account.sequences.append(SimpleNamespace(prompt_len=10, request_index=0, stats=stats))
+        drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
+        account.sequences.append(
+            SimpleNamespace(prompt_len=10, request_index=0, stats=stats, spec_decode_metrics=drafts)
+        )
         if payload.get("stream"):
             return SimpleNamespace(answer=self.events(payload), first=FirstOutput(True))
         async with self.engine():
@@ -548,6 +551,17 @@ def test_server_timing() -> None:
         assert float(parts["decode"]) == 1000.0
         assert float(parts["queue"]) >= 0
         assert "decode" in (await post(client, used=3, stream=True)).headers["server-timing"]
+
+    run(check)
+
+
+def test_what_was_drafted_is_told_once_it_is_known() -> None:
+    """Four steps verified drafts, three accepted one."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        told = (await post(client, used=3)).headers["x-aerie-speculation"]
+        assert told == "drafted=12, accepted=3, k=3.00, length=1.75"
+        assert "x-aerie-speculation" not in (await post(client, used=3, stream=True)).headers
 
     run(check)
 

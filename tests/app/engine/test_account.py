@@ -17,7 +17,9 @@ from drafters.config import MAX_K
 def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -> Any:
     known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
     stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
-    return SimpleNamespace(request_index=index, prompt_len=prompt, stats=stats)
+    return SimpleNamespace(
+        request_index=index, prompt_len=prompt, stats=stats, spec_decode_metrics=None
+    )
 
 
 def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
@@ -38,6 +40,18 @@ def test_times_are_of_the_sequence_that_began_first() -> None:
     assert timing is not None
     assert (timing.queued_s, timing.prefill_s, timing.decode_s) == (1, 3, 4)
     assert Account(sequences=[sequence()]).timing is None
+
+
+def test_drafts_are_of_all_choices_that_have_ended() -> None:
+    """Steps that verified drafts, by how many were accepted: 3 times none, 1 one, 4 two."""
+    first, second = sequence(), sequence(1)
+    assert Account(sequences=[first]).drafts is None
+    first.spec_decode_metrics = SimpleNamespace(histogram=[3, 1, 4], num_draft_tokens=16)
+    second.spec_decode_metrics = SimpleNamespace(histogram=[2, 0, 0], num_draft_tokens=4)
+    drafts = Account(sequences=[first, second, sequence()]).drafts
+    assert drafts is not None
+    assert (drafts.steps, drafts.drafted, drafts.accepted) == (10, 20, 9)
+    assert (drafts.k, drafts.length) == (2.0, 1.9)
 
 
 def test_an_engine_without_statistics_charges_the_prompt() -> None:

@@ -22,6 +22,13 @@ def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
     assert options["async_scheduling"] is False
 
 
+def test_drafts_are_counted_for_each_request_only_if_somebody_is_told() -> None:
+    name = "per_request_spec_decode_metrics"
+    assert engine_options(load({}, {}))[name] == "summary"
+    assert name not in engine_options(load({"speculation_header": "false"}, {}))
+    assert name not in engine_options(load({"k": "0"}, {}))  # vLLM would not start
+
+
 def test_k_zero_asks_for_no_drafter_at_all() -> None:
     options = engine_options(load({"k": "0"}, {}))
     assert not {"speculative_config", "additional_config", "scheduler_cls"} & set(options)

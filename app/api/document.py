@@ -1,0 +1,93 @@
+"""GET /openapi.json: what the routes take and how they refuse.
+
+Bodies are checked by hand (app/api/body.py, app/engine/checks.py): FastAPI knows nothing of them.
+Their schemas come from the engine and are missing until it was up once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from app.api import generate, speculation
+from app.engine.supervisor import Engine
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
+
+def install(app: FastAPI, engine: Engine) -> None:
+    """Let the application describe itself."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        found = describe(app, *engine.schemas)
+        if engine.schemas[0]:
+            app.openapi_schema = found
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def describe(
+    app: FastAPI, schemas: dict[str, dict[str, Any]], definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """The document; `schemas` by operation, and the `definitions` that they refer to."""
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = found.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):  # every refusal has our envelope
+        components.pop(unused, None)
+    components |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, **definitions}
+    bodies = {path: schemas.get(name) for path, name in generate.OPERATIONS.items()}
+    shapes = [schemas[name] for name in ("chat", "completions", "responses") if name in schemas]
+    bodies["/invocations"] = {"anyOf": shapes} if shapes else None
+    for path, methods in found["paths"].items():
+        for method, route in methods.items():
+            route["responses"].pop("422", None)
+            error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+            route["responses"]["default"] = {
+                "description": "Refused or failed",
+                "content": _json({"$ref": f"#/components/schemas/{error}"}),
+            }
+            if method == "post" and bodies.get(path):
+                route["requestBody"] = {"required": True, "content": _json(bodies[path])}
+    found["paths"][speculation.PATH]["patch"]["requestBody"] = {
+        "required": True,
+        "content": _json(
+            {**speculation.Changes.model_json_schema(), "additionalProperties": False}
+        ),
+    }
+    return found
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

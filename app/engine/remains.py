@@ -16,7 +16,7 @@ import psutil
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = "/dev/shm/"
-END_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 20.0
 
 
 class Remains:

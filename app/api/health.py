@@ -34,7 +34,8 @@ async def readyz(request: Request) -> JSONResponse:
     return JSONResponse(state, 503, headers={"Retry-After": str(engine.retry_after_s)})
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping")
 async def ping(request: Request) -> Response:
     """SageMaker's health check: an empty 200 or 503."""
     return Response(status_code=200 if request.app.state.engine.ready else 503)

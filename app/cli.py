@@ -18,10 +18,14 @@ EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["evaluate"]:  # these three have their own options and need no gateway
+    if arguments[:1] == ["evaluate"]:  # these have their own options and need no gateway
         from drafters.train.evaluate import main as evaluate
 
         return evaluate(arguments[1:])
+    if arguments[:1] == ["bench"]:
+        from bench.command import main as bench
+
+        return bench(arguments[1:])
     if arguments[:1] == ["train"]:
         from drafters.train.command import main as train
 
@@ -89,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
+    )
+    commands.add_parser(
+        "bench", help="measure servers, compare methods of speculation", add_help=False
     )
     commands.add_parser("keys", help="create, list and revoke API keys", add_help=False)
     commands.add_parser(

@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ROOTS = ("app", "drafters")
+ROOTS = ("app", "bench", "drafters")
 
 # Room -> the rooms it may import. `app` and `drafters` alone are the bare packages.
 GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 DOOR = {"app.admission", "app.engine"}
+SINGLE_PARTS = (
+    GROUND | ENGINE | POLICY | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
+)
 MAP: dict[str, set[str]] = {
     "app": set(),
     "app.errors": {"app"},
@@ -35,6 +38,18 @@ MAP: dict[str, set[str]] = {
     "app.server": GROUND | ENGINE | {"app.connection", "app.main"} | POLICY,
     "app.doctor": GROUND | ENGINE | POLICY,
     "app.cli": GROUND | {"app.admission", "app.server", "app.doctor"},
+    # Measurements look at much, and nothing looks at them; the load generator knows nobody.
+    "bench": set(),
+    "bench.provenance": set(),
+    "bench.load": set(),
+    "bench.workloads": {"bench.load", "drafters.train"},
+    "bench.systems": {"bench.load", "bench.provenance"} | GROUND | ENGINE | POLICY,
+    "bench.sweep": {"bench.load", "bench.workloads", "bench.systems", "bench.provenance"} | GROUND,
+    "bench.command": {"bench.sweep", "bench.kernels"},
+    "bench.kernels": SINGLE_PARTS,
+    "bench.preload": SINGLE_PARTS,
+    "bench.proposer": SINGLE_PARTS,
+    "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": set(),
@@ -48,6 +63,7 @@ MAP: dict[str, set[str]] = {
 # inside a function, so that no other command pays for the import.
 LAZY_HOOKS = {
     "app.cli": {
+        "bench.command",
         "drafters.control.simulate.command",
         "drafters.train.command",
         "drafters.train.evaluate",
@@ -56,9 +72,11 @@ LAZY_HOOKS = {
 
 # Heavy packages -> the only rooms that may import them.
 GUARDED = {
-    "vllm": {"app.engine", "drafters.vllm"},
+    "vllm": {"app.engine", "bench.kernels", "bench.preload", "bench.proposer", "drafters.vllm"},
     "torch": {
         "app.engine",
+        "bench.kernels",
+        "bench.training_memory",
         "drafters.model",
         "drafters.ops",
         "drafters.train",
@@ -175,6 +193,9 @@ def test_the_map_has_no_cycle() -> None:
         ("drafters/train/evaluate.py", "if TYPE_CHECKING:\n    from vllm import LLM"),
         ("drafters/train/evaluate.py", "from drafters.vllm import compat"),
         ("drafters/vllm/compat.py", "from app.errors import AerieError"),
+        ("drafters/control/policy.py", "from bench.load.client import Client"),
+        ("bench/load/client.py", "from app.settings import load"),
+        ("bench/sweep/run.py", "import vllm"),
         ("drafters/ops/reference.py", "from app import __version__"),
     ],
 )

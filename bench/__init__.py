@@ -1,0 +1,1 @@
+"""Measurements: load generator, sweeps, reports, and benches of single parts (LOG.md)."""

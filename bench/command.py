@@ -1,0 +1,24 @@
+"""`aerie bench`: measure a server, compare methods, and write down how it was done."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# name -> (module with main(argv) -> exit code, help)
+COMMANDS = {
+    "sweep": ("bench.sweep.command", "methods against concurrency, engines started here"),
+    "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one subcommand; returns the exit code."""
+    if argv and argv[0] in COMMANDS:
+        return int(importlib.import_module(COMMANDS[argv[0]][0]).main(list(argv[1:])))
+    usage = ["usage: aerie bench COMMAND [--help]", "", __doc__ or "", ""]
+    usage += [f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()]
+    asked = bool(argv) and argv[0] in ("-h", "--help")
+    print("\n".join(usage), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2

@@ -1,0 +1,90 @@
+"""One streamed request: bytes and the moments they came, nothing else while the clock runs.
+
+The client shares a machine's cores with the engine, so it must be cheap: while load runs it
+only appends what it reads to a list. Events are parsed when the load is over (events.py).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request to send: `path` below the server's address, and the body."""
+
+    path: str
+    body: bytes
+
+    @classmethod
+    def of(cls, path: str, body: dict[str, Any]) -> Self:
+        return cls(path, json.dumps(body).encode())
+
+
+@dataclass(slots=True)
+class Record:
+    """What came of a job. Times are of time.perf_counter()."""
+
+    sent: float
+    status: int = 0
+    reads: list[tuple[float, bytes]] = field(default_factory=list)  # (time, bytes as they came)
+    failure: str = ""
+
+
+class Client:
+    """Keeps connections to one server. Use as `async with`."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def __aenter__(self) -> Self:
+        # Loopback and service addresses: never through a proxy, as many connections as asked for.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            headers=self._headers,
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+
+    async def stream(self, job: Job) -> Record:
+        """Send and read to the end; failures are in the record, never raised."""
+        record = Record(time.perf_counter())
+        try:
+            async with self._session.post(self._url + job.path, data=job.body) as response:
+                record.status = response.status
+                reads, clock = record.reads, time.perf_counter
+                async for data in response.content.iter_any():
+                    reads.append((clock(), data))
+        except (TimeoutError, aiohttp.ClientError) as error:
+            record.failure = f"{type(error).__name__}: {error}"
+        if record.status not in (0, 200) and not record.failure:
+            text = b"".join(data for _, data in record.reads).decode(errors="replace")
+            record.failure = f"HTTP {record.status}: {text[:300]}"
+        return record
+
+    async def text(self, path: str) -> str | None:
+        """A GET's body; None if the server has no such page."""
+        async with self._session.get(self._url + path) as response:
+            return await response.text() if response.status == 200 else None
+
+    async def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A JSON answer. Raises RuntimeError with the server's words if it is no success."""
+        async with self._session.request(method, self._url + path, json=body) as response:
+            text = await response.text()
+            if response.status >= 400:
+                raise RuntimeError(f"{method} {path}: HTTP {response.status}: {text[:300]}")
+            return json.loads(text)

@@ -1,0 +1,92 @@
+"""What a server counted: its /metrics page before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PATH = "/metrics"
+_VLLM = "vllm:spec_decode_num_"
+# name -> the label that tells its samples apart; others are summed over (engines, models)
+_WANTED = {
+    f"{_VLLM}drafts_total": "",
+    f"{_VLLM}draft_tokens_total": "",
+    f"{_VLLM}accepted_tokens_total": "",
+    f"{_VLLM}accepted_tokens_per_pos_total": "position",
+    "vllm:generation_tokens_total": "",
+    "vllm:prompt_tokens_total": "",
+    "aerie_steps_total": "k",
+    "aerie_drafts_verified_total": "position",
+    "aerie_drafts_accepted_total": "position",
+    "aerie_decode_seconds_total": "",
+    "aerie_decode_seconds_without_drafts_total": "",
+    "aerie_k_switches_total": "",
+    "aerie_probe_seconds_total": "",
+}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counter values: (name, label) -> value."""
+
+    values: dict[tuple[str, str], float]
+
+    @classmethod
+    def read(cls, page: str) -> Counters:
+        """Of a page of Prometheus text."""
+        lines = [line for line in page.splitlines() if line.split(" ")[0].split("{")[0] in _WANTED]
+        wanted = "".join(line + "\n" for line in lines)
+        values: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(wanted):
+            for sample in family.samples:
+                key = sample.name, sample.labels.get(_WANTED[sample.name], "")
+                values[key] = values.get(key, 0.0) + sample.value
+        return cls(values)
+
+    def since(self, before: Counters) -> Counters:
+        """What was added."""
+        return Counters({k: v - before.values.get(k, 0.0) for k, v in self.values.items()})
+
+    def get(self, name: str) -> float:
+        """Of a metric without a label of its own; 0 if the server has it not."""
+        return self.values.get((name, ""), 0.0)
+
+    def by(self, name: str) -> dict[int, float]:
+        """Of a metric by number: position, or K."""
+        found = {int(label): v for (n, label), v in self.values.items() if n == name and label}
+        return dict(sorted(found.items()))
+
+
+def speculation(grown: Counters) -> dict[str, Any]:
+    """Acceptance, K and the server's own speed-up from what its counters grew by.
+
+    `acceptance_length` is tokens per drafted step, 1 + accepted / drafts. `acceptance` by position
+    is over drafts verified there where the server says so (aerie_*), else over all drafts (vLLM).
+    `k_mean` is over all steps, those without drafts included, where they are known.
+    """
+    found: dict[str, Any] = {}
+    drafts, drafted = grown.get(f"{_VLLM}drafts_total"), grown.get(f"{_VLLM}draft_tokens_total")
+    if drafts:
+        length = 1 + grown.get(f"{_VLLM}accepted_tokens_total") / drafts
+        found |= {"acceptance_length": round(length, 4), "k_mean": round(drafted / drafts, 3)}
+        accepted = grown.by(f"{_VLLM}accepted_tokens_per_pos_total")
+        found["acceptance"] = [round(value / drafts, 4) for value in accepted.values()]
+    verified = grown.by("aerie_drafts_verified_total")
+    if sum(verified.values()):
+        hits = grown.by("aerie_drafts_accepted_total")
+        shares = [round(hits.get(p, 0.0) / n, 4) for p, n in verified.items() if n]
+        found["acceptance"] = shares
+    steps = grown.by("aerie_steps_total")
+    if total := sum(steps.values()):
+        found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)
+        found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
+    decode = grown.get("aerie_decode_seconds_total")
+    if decode > 0:
+        plain = grown.get("aerie_decode_seconds_without_drafts_total")
+        found["decode_seconds"] = round(decode, 4)
+        found["gauge"] = round(plain / decode, 4)
+    if probes := grown.get("aerie_probe_seconds_total"):
+        found["probe_seconds"] = round(probes, 4)
+    return found

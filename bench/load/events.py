@@ -1,0 +1,108 @@
+"""Records -> outcomes: server-sent events with their times, and the server's own token counts.
+
+Tokens are what `usage` says, never chunks: with speculation a chunk holds several tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.load.client import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request, in seconds of time.perf_counter()."""
+
+    sent: float
+    first: float  # first text (or tool call) came
+    last: float  # the last event about the answer
+    chunks: tuple[float, ...]  # when each event with text came
+    prompt_tokens: int
+    tokens: int  # of the answer, as the server counts
+    failure: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first text."""
+        return self.first - self.sent
+
+    @property
+    def e2e(self) -> float:
+        """Seconds to the end of the answer."""
+        return self.last - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for a single token."""
+        return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks."""
+        return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
+
+
+def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """(time, data) of each event; its time is that of the read that completed it."""
+    rest = b""
+    for time, data in reads:
+        *whole, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in whole:
+            lines = [line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            if lines:  # else a comment: keep-alive
+                yield time, b"\n".join(lines)
+
+
+def outcome(record: Record) -> Outcome:
+    """Read one record. A stream without text, end or usage is a failure that says so."""
+    chunks: list[float] = []
+    last, usage, done, failure = record.sent, None, False, record.failure
+    if not failure:
+        for time, data in events(record.reads):
+            if data == b"[DONE]":
+                done = True
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError:
+                failure = f"no JSON in an event: {data[:100]!r}"
+                break
+            if "error" in event:
+                failure = f"error in the stream: {json.dumps(event['error'])[:300]}"
+                break
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or ():
+                last = time
+                if _has_text(choice):
+                    chunks.append(time)
+    if not failure:
+        failure = _missing(done, usage, bool(chunks))
+    used = usage or {}
+    return Outcome(
+        sent=record.sent,
+        first=chunks[0] if chunks else last,
+        last=last,
+        chunks=tuple(chunks),
+        prompt_tokens=int(used.get("prompt_tokens") or 0),
+        tokens=int(used.get("completion_tokens") or 0),
+        failure=failure,
+    )
+
+
+def _missing(done: bool, usage: Any, text: bool) -> str:
+    if not done:
+        return "the stream ended without [DONE]"
+    if not usage:
+        return "the server sent no usage (stream_options.include_usage)"
+    # Tokens without text exist (special ones); an answer of only such is still an answer.
+    return "" if text or usage.get("completion_tokens") else "an empty answer"
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    names = ("content", "reasoning_content", "reasoning", "tool_calls")
+    return bool(choice.get("text") or any(delta.get(name) for name in names))

@@ -1,0 +1,62 @@
+"""Outcomes of one run -> its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.load.events import Outcome
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Tokens per second in all and per user, and quantiles in milliseconds.
+
+    `seconds` are from the first request sent to the last token, so a run's tail counts.
+    `user_tokens_per_second` is the median over requests of 1 / TPOT: how fast an answer is seen
+    to grow. `chunk` times are between chunks, which hold several tokens when drafts are accepted.
+    """
+    good = [item for item in outcomes if not item.failure]
+    failures = sorted({item.failure for item in outcomes if item.failure})
+    found: dict[str, Any] = {"requests": len(outcomes), "failed": len(outcomes) - len(good)}
+    if failures:
+        found["failures"] = failures[:3]
+    if not good:
+        return found
+    seconds = max(item.last for item in good) - min(item.sent for item in outcomes)
+    tokens = sum(item.tokens for item in good)
+    tpots = [item.tpot for item in good if item.tpot is not None]
+    users = sorted(1.0 / tpot for tpot in tpots if tpot > 0)
+    chunks = sum(len(item.chunks) for item in good)
+    return found | {
+        "seconds": round(seconds, 4),
+        "prompt_tokens": sum(item.prompt_tokens for item in good),
+        "tokens": tokens,
+        "chunks": chunks,
+        "tokens_per_second": round(tokens / seconds, 2),
+        "requests_per_second": round(len(good) / seconds, 3),
+        "user_tokens_per_second": round(quantile(users, 0.5), 2) if users else None,
+        "ttft_ms": quantiles([item.ttft for item in good]),
+        "tpot_ms": quantiles(tpots),
+        "itl_ms": quantiles([gap for item in good for gap in item.gaps]),
+        "e2e_ms": quantiles([item.e2e for item in good]),
+    }
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean and quantiles in milliseconds; empty for nothing."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    found = {"mean": sum(ordered) / len(ordered)}
+    found |= {f"p{100 * share:g}": quantile(ordered, share) for share in QUANTILES}
+    return {name: round(1e3 * value, 3) for name, value in found.items()}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the neighbours, of values in ascending order."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

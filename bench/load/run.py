@@ -1,0 +1,65 @@
+"""One run against one server: load, wait, figures."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.load.arrivals import closed_loop, open_loop
+from bench.load.client import Client, Job, Record
+from bench.load.counters import PATH, Counters, speculation
+from bench.load.events import outcome
+from bench.load.figures import figures
+
+# The gateway adds the policy's counters to its page once a second.
+PAGE_LAG_S = 1.2
+
+
+async def measure(
+    client: Client,
+    jobs: Sequence[Job],
+    *,
+    limits: Sequence[int] | None = None,
+    times: Sequence[float] | None = None,
+    lag_s: float = PAGE_LAG_S,
+    started: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Send all jobs, closed loop with `limits` or open loop at `times`; figures of the run.
+
+    The page of metrics is read before, and `lag_s` after the load has ended.
+    """
+    if (limits is None) == (times is None):
+        raise ValueError("give limits or times")
+
+    async def send(index: int) -> Record:
+        return await client.stream(jobs[index])
+
+    before = await counters(client)
+    cpu, wall = _cpu(), time.perf_counter()
+    if limits is not None:
+        records = await closed_loop(send, limits, started)
+    else:
+        records = await open_loop(send, times or ())
+    cpu, wall = _cpu() - cpu, time.perf_counter() - wall
+    found = figures([outcome(record) for record in records])
+    found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process took
+    if before is not None:
+        await asyncio.sleep(lag_s)
+        after = await counters(client)
+        if after is not None:
+            found |= speculation(after.since(before))
+    return found
+
+
+async def counters(client: Client) -> Counters | None:
+    """The server's counters now; None if it has none."""
+    page = await client.text(PATH)
+    return None if page is None else Counters.read(page)
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

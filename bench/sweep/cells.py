@@ -1,0 +1,97 @@
+"""One cell: a method at a concurrency in a round. And the order of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.load.client import Client, Job
+from bench.load.counters import PATH
+from bench.load.run import measure
+from bench.systems.method import Method
+from bench.workloads.prompt import Prompt
+
+SETTLE_S = 0.5  # after a PATCH: it holds from the next step on, and a step is far shorter
+WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is asked in every cell, the same for all methods."""
+
+    prompts: Sequence[Prompt]
+    model: str
+    max_tokens: int
+    ignore_eos: bool  # every answer has `max_tokens` tokens: equal work
+
+    def jobs(self, first: int, count: int, max_tokens: int | None = None) -> list[Job]:
+        """`count` requests from prompt `first` on, around the end of the list."""
+        extra = {"ignore_eos": True} if self.ignore_eos else {}
+        length = max_tokens or self.max_tokens
+        chosen = (self.prompts[(first + i) % len(self.prompts)] for i in range(count))
+        return [prompt.job(self.model, length, extra) for prompt in chosen]
+
+
+def rounds(
+    methods: Sequence[Method], count: int, seed: int, concurrency: int
+) -> Iterator[tuple[int, Method]]:
+    """(round, method): every method once a round, in an order that changes with the round."""
+    for number in range(count):
+        order = list(methods)
+        random.Random(f"{seed}:{concurrency}:{number}").shuffle(order)
+        for method in order:
+            yield number, method
+
+
+async def run_cell(
+    client: Client, work: Work, concurrency: int, requests: int, number: int
+) -> dict[str, Any]:
+    """Settle, warm up at this concurrency, measure. Prompts depend on the round alone.
+
+    The warm-up is as wide as the cell: K adapts, caches and connections fill before the clock runs.
+    """
+    await asyncio.sleep(SETTLE_S)
+    first = number * requests
+    warm_up = work.jobs(first + requests, concurrency, min(WARM_UP_TOKENS, work.max_tokens))
+    await measure(client, warm_up, limits=[concurrency] * concurrency, lag_s=0.0)
+    # The page of the gateway is a second behind: the warm-up must be on it before it is read.
+    await _page_catches_up(client)
+    jobs = work.jobs(first, requests)
+    return await measure(client, jobs, limits=[concurrency] * requests)
+
+
+async def _page_catches_up(client: Client) -> None:
+    from bench.load.run import PAGE_LAG_S
+
+    page = await client.text(PATH)
+    if page is not None and "\naerie_k " in page:
+        await asyncio.sleep(PAGE_LAG_S)
+
+
+async def takes_ignore_eos(client: Client, work: Work) -> bool:
+    """Whether the server takes `ignore_eos`; OpenAI's own API does not know it.
+
+    Raises RuntimeError if it does not answer without it either.
+    """
+    for asked in (True, False):
+        probe = Work(work.prompts, work.model, 4, asked)
+        found = await measure(client, probe.jobs(0, 1), limits=[1], lag_s=0.0)
+        if not found["failed"]:
+            return asked
+    raise RuntimeError(f"the server answers no request: {found['failures'][0]}")
+
+
+async def requests_for(client: Client, work: Work, concurrency: int, seconds: float) -> int:
+    """Requests that take about `seconds` at this concurrency, whole waves of `concurrency`."""
+    count = concurrency if concurrency >= 8 else 8
+    jobs = work.jobs(0, count)
+    # Once for caches and compilation, once for the clock.
+    await measure(client, jobs[:concurrency], limits=[concurrency] * concurrency, lag_s=0.0)
+    found = await measure(client, jobs, limits=[concurrency] * count, lag_s=0.0)
+    if found["failed"]:
+        raise RuntimeError(f"{found['failed']} of {count} requests failed: {found['failures'][0]}")
+    waves = round(seconds * found["requests_per_second"] / concurrency)
+    return max(1, waves) * concurrency

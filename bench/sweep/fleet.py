@@ -1,0 +1,86 @@
+"""The servers of a comparison: started when first needed, steered, ended at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from bench.load.client import Client
+from bench.systems.commands import command, served_model
+from bench.systems.method import GATEWAY, Method, largest_k
+from bench.systems.server import Server, free_port
+
+SPECULATION = "/v1/speculation"
+
+Report = Callable[[str], None]
+
+
+class Fleet:
+    """Server name -> running server. Use as `async with`: what was started is ended.
+
+    `given` are gateway settings by name; `eagle3` the EAGLE-3 head; `attached` addresses of servers
+    that run already, by server name: those are used and never ended.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        given: Mapping[str, Any],
+        eagle3: str,
+        logs: Path,
+        report: Report,
+        attached: Mapping[str, str] | None = None,
+    ) -> None:
+        self._k, self._given, self._eagle3 = largest_k(methods), dict(given), eagle3
+        self._logs, self._report = logs, report
+        self._attached = dict(attached or {})
+        self._servers: dict[str, Server] = {}
+        self._clients: dict[str, Client] = {}
+        self._stack = AsyncExitStack()
+        self.model = served_model(given)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+        for name in list(self._servers):
+            await self.stop(name)
+
+    async def client(self, method: Method) -> Client:
+        """Of the server of `method`, started if need be. Raises ServerError."""
+        name = method.server
+        if name in self._servers:
+            self._servers[name].check()
+        if name not in self._clients:
+            url = self._attached.get(name)
+            if url is None:
+                url = await asyncio.to_thread(self._start, method)
+            self._clients[name] = await self._stack.enter_async_context(Client(url))
+        return self._clients[name]
+
+    async def switch(self, method: Method) -> Client:
+        """`method` is what its server does from now on."""
+        client = await self.client(method)
+        if method.changes is not None:
+            await client.json("PATCH", SPECULATION, method.changes)
+        return client
+
+    async def stop(self, name: str) -> None:
+        """End one server, if it was started here."""
+        self._clients.pop(name, None)
+        if server := self._servers.pop(name, None):
+            await asyncio.to_thread(server.stop)
+
+    def _start(self, method: Method) -> str:
+        name, port = method.server, free_port()
+        line, environment = command(method, self._k, self._given, self._eagle3, port)
+        self._report(f"starting {name}")
+        log = self._logs / f"{name.replace(':', '-')}.log"
+        server = Server(line, environment, port, log)
+        self._servers[name] = server  # so that it is ended if it does not come up
+        ours = name == GATEWAY or method.kind == "plain"
+        return server.wait("/readyz" if ours else "/health").url

@@ -1,0 +1,85 @@
+"""Results as JSON lines, written as they come: a sweep that was killed goes on from its file.
+
+Lines are of three kinds: `plan` (what is measured, and provenance, again for each start), `budget`
+(requests of a cell at a concurrency) and `cell` (one run of one method).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JournalError(ValueError):
+    """A file of other results, or of none."""
+
+
+class Journal:
+    """A file of results, and what is in it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.plan: dict[str, Any] | None = None
+        self.budgets: dict[int, int] = {}  # concurrency -> requests
+        self.cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._keep = 0  # bytes of whole lines
+        if file.exists():
+            self._read()
+
+    def begin(self, plan: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+        """Refuse a file with results of another plan; else note this start in it."""
+        asked: dict[str, Any] = json.loads(json.dumps(plan))  # tuples are lists in the file
+        if self.plan is not None and self.plan != asked:
+            differ = sorted(k for k in {*asked, *self.plan} if asked.get(k) != self.plan.get(k))
+            raise JournalError(
+                f"{self._file} has results of another plan ({', '.join(differ)} differ): "
+                "give the same options to go on, or another --out"
+            )
+        if self._file.exists() and self._file.stat().st_size > self._keep:
+            os.truncate(self._file, self._keep)  # the line that was being written at the kill
+        self.plan = asked
+        self._write({"kind": "plan", "plan": asked, "provenance": dict(provenance)})
+
+    def budget(self, concurrency: int, requests: int) -> None:
+        """Note how many requests each cell at a concurrency has."""
+        self.budgets[concurrency] = requests
+        self._write({"kind": "budget", "concurrency": concurrency, "requests": requests})
+
+    def add(self, key: tuple[Any, ...], cell: Mapping[str, Any]) -> None:
+        """Note a cell. One with failed requests will run again."""
+        self._write({"kind": "cell", "key": list(key), **cell})
+        if not cell.get("failed"):
+            self.cells[key] = dict(cell)
+
+    def _read(self) -> None:
+        for line in self._file.read_bytes().splitlines(keepends=True):
+            try:
+                entry = json.loads(line)
+                if not line.endswith(b"\n") or not isinstance(entry, dict):
+                    break
+            except ValueError:
+                break
+            self._keep += len(line)
+            kind = entry.pop("kind", None)
+            if kind == "plan":
+                self.plan = entry["plan"]
+            elif kind == "budget":
+                self.budgets[entry["concurrency"]] = entry["requests"]
+            elif kind == "cell":
+                key = tuple(entry.pop("key"))
+                if not entry.get("failed"):
+                    self.cells[key] = entry
+            else:
+                raise JournalError(f"{self._file} has lines that are no results of a sweep")
+        if self.plan is None and self._file.stat().st_size:
+            raise JournalError(f"{self._file} is no file of results")
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(entry, allow_nan=False) + "\n")
+            out.flush()
+            os.fsync(out.fileno())

@@ -1,0 +1,98 @@
+"""A sweep: every cell that its journal does not have yet, in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bench.load.client import Client
+from bench.sweep.cells import Work, requests_for, rounds, run_cell, takes_ignore_eos
+from bench.sweep.fleet import Fleet, Report
+from bench.sweep.journal import Journal
+from bench.systems.method import Method, parse, servers
+from bench.workloads.load import load_prompts
+
+PROMPTS = 1024  # that a sweep draws from
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; two starts with equal plans go on in one file."""
+
+    workload: str
+    chat: bool
+    methods: str
+    concurrencies: tuple[int, ...]
+    rounds: int
+    max_tokens: int
+    seconds: float  # that a cell is to take, about; its requests are counted once, for all methods
+    requests: int | None  # of a cell at concurrency 1, times c elsewhere, instead of `seconds`
+    seed: int
+    together: bool  # servers side by side, rounds over all of them; else one after the other
+    settings: dict[str, Any]  # of the engines
+
+    def entry(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> None:
+    """Run what is missing. Raises RuntimeError where a server fails."""
+    prompts = load_prompts(plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed)
+    methods = parse(plan.methods)
+    work = Work(prompts, fleet.model, plan.max_tokens, ignore_eos=True)
+    groups = [methods] if plan.together else list(servers(methods).values())
+    for group in groups:
+        for concurrency in plan.concurrencies:
+            order = list(rounds(group, plan.rounds, plan.seed, concurrency))
+            missing = [cell for cell in order if _key(cell, concurrency) not in journal.cells]
+            if not missing:
+                continue
+            client = await _pilot(fleet, group)
+            work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
+            if concurrency not in journal.budgets:
+                count = await _budget(plan, client, work, concurrency)
+                journal.budget(concurrency, count)
+            for number, method in missing:
+                await _cell(journal, fleet, work, concurrency, number, method, report)
+        if not plan.together:
+            await fleet.stop(group[0].server)
+
+
+async def _cell(
+    journal: Journal,
+    fleet: Fleet,
+    work: Work,
+    concurrency: int,
+    number: int,
+    method: Method,
+    report: Report,
+) -> None:
+    client = await fleet.switch(method)
+    requests = journal.budgets[concurrency]
+    found = await run_cell(client, work, concurrency, requests, number)
+    journal.add(_key((number, method), concurrency), {**found, "ignore_eos": work.ignore_eos})
+    if found["failed"]:
+        why = found["failures"][0]
+        raise RuntimeError(f"{method.name} at {concurrency}: {found['failed']} failed: {why}")
+    report(
+        f"c={concurrency} round {number} {method.label}: {found['tokens_per_second']:.0f} tok/s "
+        f"in {found['seconds']:.1f} s, {requests} requests, client {found['client_cpu']:.0%}"
+    )
+
+
+def _key(cell: tuple[int, Method], concurrency: int) -> tuple[str, int, int]:
+    return cell[1].name, concurrency, cell[0]
+
+
+async def _pilot(fleet: Fleet, group: Sequence[Method]) -> Client:
+    """The slowest that is to be expected at one user, and among the fastest at many."""
+    plain = [method for method in group if method.kind in ("none", "plain", "off")]
+    return await fleet.switch((plain or list(group))[0])
+
+
+async def _budget(plan: Plan, client: Client, work: Work, concurrency: int) -> int:
+    if plan.requests is not None:
+        return max(plan.requests, 1) * concurrency
+    return await requests_for(client, work, concurrency, plan.seconds)

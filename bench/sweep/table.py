@@ -1,0 +1,193 @@
+"""Cells -> the table of the launch article: tokens per second and what they are over.
+
+over none, over EAGLE-3, and adaptive over the best fixed K with its interval
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from bench.load.intervals import Interval, interval, over_best, ratio, speed
+from bench.systems.method import Method
+
+Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, round) -> figures
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method at a concurrency, over its rounds."""
+
+    method: Method
+    concurrency: int
+    speed: float  # tokens/s
+    interval: Interval | None
+    rounds: int
+    figures: dict[str, float]  # means over rounds
+    acceptance: list[float]  # by position
+    over: dict[str, tuple[float, Interval | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Adaptive against the fixed Ks at a concurrency."""
+
+    concurrency: int
+    best: Method
+    ratio: float
+    interval: Interval | None
+
+
+class Table:
+    """All rows, computed once; `cells` may be incomplete."""
+
+    def __init__(self, methods: Sequence[Method], cells: Cells) -> None:
+        self.methods = list(methods)
+        self.concurrencies = sorted({key[1] for key in cells})
+        self._cells = cells
+        self.rows: dict[tuple[Method, int], Row] = {}
+        for concurrency in self.concurrencies:
+            self._add(concurrency)
+        self.best = [b for c in self.concurrencies if (b := self._best(c)) is not None]
+
+    def speeds(self, method: Method, concurrency: int) -> dict[int, float]:
+        """Round -> tokens per second."""
+        return {
+            number: cell["tokens_per_second"]
+            for (name, c, number), cell in self._cells.items()
+            if name == method.name and c == concurrency
+        }
+
+    def baseline(self, kinds: Sequence[str], concurrency: int) -> Method | None:
+        """The first method of these kinds that ran here; of several K the fastest."""
+        for kind in kinds:
+            there = [m for m in self.methods if m.kind == kind and (m, concurrency) in self.rows]
+            if there:
+                return max(there, key=lambda m: self.rows[m, concurrency].speed)
+        return None
+
+    def _add(self, concurrency: int) -> None:
+        for method in self.methods:
+            speeds = self.speeds(method, concurrency)
+            if speeds:
+                self.rows[method, concurrency] = self._row(method, concurrency, speeds)
+        # Without a stock server in the plan, no speculation is the gateway's own.
+        for name, kinds in (("none", ("none", "plain", "off")), ("EAGLE-3", ("eagle3",))):
+            base = self.baseline(kinds, concurrency)
+            for method in self.methods:
+                if base is None or base == method or (method, concurrency) not in self.rows:
+                    continue
+                pair = self.speeds(method, concurrency), self.speeds(base, concurrency)
+                if set(pair[0]) & set(pair[1]):
+                    self.rows[method, concurrency].over[name] = ratio(*pair)
+
+    def _row(self, method: Method, concurrency: int, speeds: dict[int, float]) -> Row:
+        cells = [self._cells[method.name, concurrency, number] for number in speeds]
+        names = {
+            "user": ("user_tokens_per_second",),
+            "ttft_ms": ("ttft_ms", "p50"),
+            "tpot_ms": ("tpot_ms", "p50"),
+            "itl_p99_ms": ("itl_ms", "p99"),
+            "e2e_ms": ("e2e_ms", "p50"),
+            "length": ("acceptance_length",),
+            "k": ("k_mean",),
+            "gauge": ("gauge",),
+        }
+        figures = {name: mean for name, path in names.items() if (mean := _mean(cells, path))}
+        positions = [cell["acceptance"] for cell in cells if cell.get("acceptance")]
+        deepest = max(map(len, positions), default=0)
+        acceptance = [fmean(p[i] for p in positions if len(p) > i) for i in range(deepest)]
+        rounds = sorted(speeds)
+        spread = interval(rounds, lambda chosen: speed(speeds, chosen))
+        total = speed(speeds, rounds)
+        return Row(method, concurrency, total, spread, len(rounds), figures, acceptance)
+
+    def _best(self, concurrency: int) -> Best | None:
+        rows = {m: r for (m, c), r in self.rows.items() if c == concurrency}
+        fixed = [m for m in rows if m.kind in ("off", "k")]
+        adaptive = next((m for m in rows if m.kind == "adaptive"), None)
+        if adaptive is None or not fixed:
+            return None
+        speeds = {m: self.speeds(m, concurrency) for m in [*fixed, adaptive]}
+        if not set.intersection(*(set(of) for of in speeds.values())):
+            return None
+        share, spread = over_best(speeds[adaptive], [speeds[m] for m in fixed])
+        best = max(fixed, key=lambda m: rows[m].speed)
+        return Best(concurrency, best, share, spread)
+
+    def text(self) -> str:
+        """Markdown that is aligned for a terminal too."""
+        lines = ["Output tokens per second (± half of the 95% interval, by bootstrap over rounds):"]
+        lines += columns(self._grid(lambda row: pm(row.speed, row.interval, ".0f")))
+        for name in ("none", "EAGLE-3"):
+            if any(name in row.over for row in self.rows.values()):
+                lines += ["", f"Over {name} in the same rounds:"]
+                lines += columns(self._grid(lambda row, name=name: _over(row, name)))  # type: ignore[misc]
+        for name, title, form in (
+            ("user", "Tokens per second of one user (median 1 / TPOT)", ".0f"),
+            ("ttft_ms", "Time to first token, median, ms", ".1f"),
+            ("length", "Acceptance length (tokens per drafted step)", ".2f"),
+            ("k", "Mean K over steps", ".2f"),
+        ):
+            if any(name in row.figures for row in self.rows.values()):
+                lines += ["", f"{title}:"]
+                lines += columns(
+                    self._grid(
+                        lambda r, n=name, f=form: format(r.figures[n], f) if n in r.figures else ""  # type: ignore[misc]
+                    )
+                )
+        if self.best:
+            lines += ["", "Adaptive over the best fixed K (none included, chosen after the fact):"]
+            rows = [["c", "best fixed", "adaptive / best", "95% interval"]]
+            for item in self.best:
+                ends = item.interval or ()
+                spread = " to ".join(f"{end:.3f}" for end in ends)
+                rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread])
+            lines += columns(rows)
+        return "\n".join(lines)
+
+    def _grid(self, show: Any) -> list[list[str]]:
+        used = [m for m in self.methods if any(key[0] == m for key in self.rows)]
+        rows = [["c", *(method.label for method in used)]]
+        for c in self.concurrencies:
+            found = [self.rows.get((method, c)) for method in used]
+            rows.append([str(c), *("" if row is None else show(row) for row in found)])
+        return rows
+
+
+def _over(row: Row, name: str) -> str:
+    if name not in row.over:
+        return ""
+    value, spread = row.over[name]
+    return pm(value, spread, ".2f")
+
+
+def _mean(cells: Iterable[Mapping[str, Any]], path: Sequence[str]) -> float | None:
+    values = []
+    for cell in cells:
+        value: Any = cell
+        for name in path:
+            value = value.get(name) if value else None
+        if value is not None:
+            values.append(float(value))
+    return fmean(values) if values else None
+
+
+def pm(value: float, spread: Interval | None, form: str) -> str:
+    """A value and half of its interval."""
+    if spread is None:
+        return format(value, form)
+    return f"{value:{form}} ±{(spread[1] - spread[0]) / 2:{form}}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown that is aligned for a terminal too."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return lines

@@ -1,0 +1,1 @@
+"""What is compared: methods, and the servers that they run on."""

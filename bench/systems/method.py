@@ -1,0 +1,97 @@
+"""The methods of a comparison, by the names they have on the command line.
+
+    none       vLLM's own server without speculation
+    eagle3:K   vLLM's own server with the EAGLE-3 head
+    vllm:K     vLLM's own server with the P-EAGLE head
+    plain      this gateway, started without a head (--k 0)
+    off        this gateway, objective off: a head is loaded, nothing is drafted
+    k:K        this gateway, objective fixed
+    adaptive   this gateway, objective throughput
+
+`off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
+/v1/speculation goes from one to the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive"]
+DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,k:11,adaptive"
+GATEWAY = "gateway"
+_WITH_K = ("eagle3", "vllm", "k")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of the table."""
+
+    kind: Kind
+    k: int = 0
+
+    @property
+    def name(self) -> str:
+        """As on the command line, and in results."""
+        return f"{self.kind}:{self.k}" if self.kind in _WITH_K else self.kind
+
+    @property
+    def label(self) -> str:
+        """As in tables."""
+        return {
+            "none": "none",
+            "eagle3": f"EAGLE-3 K={self.k}",
+            "vllm": f"vLLM P-EAGLE K={self.k}",
+            "plain": "gateway, no head",
+            "off": "K=0",
+            "k": f"K={self.k}",
+            "adaptive": "adaptive",
+        }[self.kind]
+
+    @property
+    def server(self) -> str:
+        """Name of the server it runs on: methods of one gateway share it."""
+        return GATEWAY if self.kind in ("off", "k", "adaptive") else self.name
+
+    @property
+    def changes(self) -> dict[str, Any] | None:
+        """Body of the PATCH that switches to it; None where there is nothing to switch."""
+        if self.kind == "k":
+            return {"objective": "fixed", "k": self.k}
+        return {"off": {"objective": "off"}, "adaptive": {"objective": "throughput"}}.get(self.kind)
+
+
+def parse(text: str) -> list[Method]:
+    """`none,k:3,adaptive` -> methods. Raises ValueError naming what is wrong."""
+    methods = [_one(part.strip()) for part in text.split(",") if part.strip()]
+    if not methods:
+        raise ValueError("no methods")
+    if len(set(methods)) < len(methods):
+        raise ValueError(f"a method twice in {text!r}")
+    return methods
+
+
+def _one(text: str) -> Method:
+    kind, colon, k = text.partition(":")
+    if kind in _WITH_K:
+        if not re.fullmatch(r"[1-9][0-9]?", k):
+            raise ValueError(f"{text!r}: give K, like {kind}:3")
+        return Method(kind, int(k))  # type: ignore[arg-type]
+    if colon or kind not in ("none", "plain", "off", "adaptive"):
+        raise ValueError(f"no method {text!r}: none, eagle3:K, vllm:K, plain, off, k:K, adaptive")
+    return Method(kind)  # type: ignore[arg-type]
+
+
+def servers(methods: Iterable[Method]) -> dict[str, list[Method]]:
+    """Server -> its methods, in the order given."""
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        found.setdefault(method.server, []).append(method)
+    return found
+
+
+def largest_k(methods: Sequence[Method]) -> int:
+    """What one gateway for all of them is started with; 0 if none of them drafts on one."""
+    return max((method.k for method in methods if method.kind == "k"), default=0)

@@ -1,0 +1,87 @@
+"""A server as a child process: started, awaited, ended with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+START_S, STOP_S, POLL_S = 900.0, 40.0, 0.25
+_SET_DEATH_SIGNAL = 1  # prctl(2), PR_SET_PDEATHSIG
+
+
+class ServerError(RuntimeError):
+    """A server that did not start or has ended; the text ends with its log's last lines."""
+
+
+class Server:
+    """One server process and its log."""
+
+    def __init__(
+        self, line: Sequence[str], environment: Mapping[str, str], port: int, log: Path
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                list(line),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def wait(self, path: str, timeout_s: float = START_S) -> Self:
+        """Until `path` answers 200. Raises ServerError."""
+        deadline = time.monotonic() + timeout_s
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while True:
+            # Statuses of 400 and more raise HTTPError, which is an OSError too.
+            with contextlib.suppress(OSError), opener.open(self.url + path, timeout=5):
+                return self
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServerError(f"not ready after {timeout_s:.0f} s{self._tail()}")
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raise ServerError if the process has ended."""
+        if (code := self._process.poll()) is not None:
+            raise ServerError(f"the server ended with code {code}{self._tail()}")
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to all that is left of its session."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _tail(self) -> str:
+        lines = self._log.read_text("utf-8", errors="replace").splitlines()[-20:]
+        return f"; {self._log} ends with:\n" + "\n".join(lines)
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """A bench that is killed must not leave engines behind (Linux)."""
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Prompts: the embedded workloads, and published data sets read from files."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 # name -> (module with main(argv) -> exit code, help)
 COMMANDS = {
     "sweep": ("bench.sweep.command", "methods against concurrency, engines started here"),
+    "ceiling": ("bench.ceiling", "what the client itself can take"),
     "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
 }
 

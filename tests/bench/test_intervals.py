@@ -1,0 +1,54 @@
+"""Bootstrap over rounds: paired, and honest about the best of several."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.load.intervals import interval, over_best, ratio, speed
+
+
+def test_a_paired_ratio_does_not_see_what_all_share() -> None:
+    """Rounds differ by a factor of two, the ratio by nothing."""
+    other = {i: 100.0 * (1 + i % 2) for i in range(8)}
+    one = {i: 1.2 * value for i, value in other.items()}
+    value, spread = ratio(one, other)
+    assert value == pytest.approx(1.2)
+    assert spread == pytest.approx((1.2, 1.2))
+    low, high = interval(sorted(other), lambda chosen: speed(other, chosen)) or (0, 0)
+    assert high - low > 20  # while speeds themselves do
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng, hits, trials = random.Random(5), 0, 60
+    for _ in range(trials):
+        one = {i: 110.0 * rng.lognormvariate(0, 0.05) for i in range(12)}
+        other = {i: 100.0 * rng.lognormvariate(0, 0.05) for i in range(12)}
+        _, spread = ratio(one, other)
+        assert spread is not None
+        hits += spread[0] <= 1.1 <= spread[1]
+    assert 0.8 * trials <= hits < trials  # 95%, less what a bootstrap of twelve misses
+
+
+def test_speed_over_rounds_is_of_equal_work_not_of_equal_time() -> None:
+    assert speed({0: 100.0, 1: 300.0}, [0, 1]) == pytest.approx(150.0)
+
+
+def test_only_rounds_that_all_have_count() -> None:
+    value, spread = over_best({0: 90.0, 1: 50.0, 2: 1.0}, [{0: 100.0, 1: 50.0}, {0: 60.0, 1: 50.0}])
+    assert value == pytest.approx((2 / (1 / 90 + 1 / 50)) / (2 / (1 / 100 + 1 / 50)))
+    assert spread is None  # two rounds are too few for an interval
+    with pytest.raises(ValueError, match="no round"):
+        ratio({0: 1.0}, {1: 1.0})
+
+
+def test_the_best_is_chosen_anew_in_every_resample() -> None:
+    """Two equals that take turns: whoever was lucky is the one to beat."""
+    a = {i: 120.0 if i % 2 else 80.0 for i in range(10)}
+    b = {i: 80.0 if i % 2 else 120.0 for i in range(10)}
+    even = dict.fromkeys(range(10), 96.0)
+    value, spread = over_best(even, [a, b])
+    assert value == pytest.approx(1.0)
+    assert spread is not None
+    assert spread[1] <= 1.0 + 1e-9

@@ -1,0 +1,137 @@
+"""The client, closed and open loops, and counters, against a server of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from bench.load.arrivals import closed_loop, open_loop, poisson
+from bench.load.client import Client, Job
+from bench.load.counters import Counters, speculation
+from bench.load.null_server import Script
+from bench.load.run import measure
+
+JOB = Job.of("/v1/completions", {"prompt": "x", "stream": True})
+
+
+def test_a_run_counts_the_servers_tokens(against: Any) -> None:
+    script = Script(chunks=10, tokens=30)
+    found = against(script, lambda client: measure(client, [JOB] * 12, limits=[4] * 12))
+    assert (found["failed"], found["tokens"], found["chunks"]) == (0, 360, 120)
+    assert script.most_running <= 4
+    assert "acceptance_length" not in found  # the server has no page of metrics
+
+
+def test_time_to_first_token_is_the_servers(against: Any) -> None:
+    script = Script(chunks=5, tokens=5, first_s=0.2, gap_s=0.05)
+    found = against(script, lambda client: measure(client, [JOB] * 2, limits=[2] * 2))
+    assert 200 <= found["ttft_ms"]["p50"] < found["e2e_ms"]["p50"]
+    assert found["tpot_ms"]["p50"] >= 45  # four gaps of 50 ms, less what a read may merge
+    assert found["e2e_ms"]["p50"] >= 400
+
+
+@pytest.mark.parametrize(
+    "script", [Script(usage=False), Script(done=False), Script(refuses=("x",))]
+)
+def test_failures_are_counted_never_raised(against: Any, script: Script) -> None:
+    job = Job.of("/v1/completions", {"x": 1})
+    found = against(script, lambda client: measure(client, [job] * 3, limits=[1] * 3))
+    assert found["failed"] == 3
+    assert found["failures"]
+
+
+def test_no_server_is_a_failure() -> None:
+    async def run() -> Any:
+        async with Client("http://127.0.0.1:9") as client:
+            return await client.stream(JOB)
+
+    assert "Connect" in asyncio.run(run()).failure
+
+
+def test_a_moving_limit_moves_the_load() -> None:
+    limits = [1] * 3 + [4] * 8 + [2] * 4
+    running, seen = 0, []
+
+    async def send(index: int) -> int:
+        nonlocal running
+        running += 1
+        seen.append((index, running))
+        await asyncio.sleep(0.01)
+        running -= 1
+        return index
+
+    assert asyncio.run(closed_loop(send, limits)) == list(range(15))
+    assert all(now <= limits[index] for index, now in seen)
+    assert max(now for _, now in seen) == 4
+
+
+def test_poisson_arrivals_have_their_rate_and_their_seed() -> None:
+    times = poisson(50.0, 4000, seed=3)
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(4000 / 50.0, rel=0.1)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert spread == pytest.approx(mean, rel=0.1)  # exponential gaps
+    assert poisson(50.0, 10, seed=3) == times[:10] != poisson(50.0, 10, seed=4)
+    with pytest.raises(ValueError, match="rate"):
+        poisson(0.0, 1, seed=0)
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    running = most = 0
+
+    async def send(index: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.3)
+        running -= 1
+        return index
+
+    assert asyncio.run(open_loop(send, [0.0, 0.01, 0.02, 0.03])) == [0, 1, 2, 3]
+    assert most == 4
+
+
+VLLM = """\
+# HELP vllm:spec_decode_num_drafts_total x
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {drafts}
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="m"}} {drafted}
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {accepted}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {first}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="1"}} {second}
+vllm:kv_cache_usage_perc{{engine="0"}} 0.5
+"""
+
+
+def test_acceptance_is_what_the_counters_grew_by() -> None:
+    before = Counters.read(VLLM.format(drafts=10, drafted=20, accepted=9, first=6, second=3))
+    after = Counters.read(VLLM.format(drafts=20, drafted=40, accepted=24, first=15, second=9))
+    assert speculation(after.since(before)) == {
+        "acceptance_length": 2.5, "k_mean": 2.0, "acceptance": [0.9, 0.6],
+    }  # fmt: skip
+    assert speculation(after.since(after)) == {}
+
+
+def test_the_gateways_own_counters_know_every_step() -> None:
+    page = """\
+aerie_steps_total{k="0"} 30.0
+aerie_steps_total{k="3"} 10.0
+aerie_drafts_verified_total{position="1"} 10.0
+aerie_drafts_verified_total{position="2"} 5.0
+aerie_drafts_accepted_total{position="1"} 8.0
+aerie_drafts_accepted_total{position="2"} 2.0
+aerie_decode_seconds_total 2.0
+aerie_decode_seconds_without_drafts_total 3.0
+aerie_k 3.0
+"""
+    found = speculation(Counters.read(page).since(Counters({})))
+    assert found["k_mean"] == 0.75
+    assert found["acceptance"] == [0.8, 0.4]  # of drafts verified there, not of all
+    assert found["gauge"] == 1.5
+    assert found["steps"] == {"0": 30, "3": 10}

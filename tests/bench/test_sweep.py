@@ -1,0 +1,186 @@
+"""A sweep against fake servers: what is asked, in which order, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.load.null_server import Script, start
+from bench.sweep.fleet import Fleet
+from bench.sweep.journal import Journal, JournalError
+from bench.sweep.run import Plan, sweep
+from bench.sweep.table import Table
+from bench.systems.commands import command
+from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
+
+METHODS = "none,off,k:3,k:7,adaptive"
+
+
+def plan(**changes: Any) -> Plan:
+    given: dict[str, Any] = {
+        "workload": "completion", "chat": False, "methods": METHODS, "concurrencies": (1, 2),
+        "rounds": 2, "max_tokens": 8, "seconds": 1.0, "requests": 2, "seed": 1,
+        "together": True, "settings": {},
+    }  # fmt: skip
+    return Plan(**{**given, **changes})
+
+
+def run(asked: Plan, file: Path, stock: Script, gateway: Script) -> Journal:
+    async def both() -> Journal:
+        one, stock_port = await start(stock)
+        other, gateway_port = await start(gateway)
+        journal = Journal(file)
+        journal.begin(asked.entry(), {})
+        attached = {
+            "none": f"http://127.0.0.1:{stock_port}", "gateway": f"http://127.0.0.1:{gateway_port}",
+        }  # fmt: skip
+        methods = parse(asked.methods)
+        try:
+            async with Fleet(methods, {}, "", file.parent, lambda _: None, attached) as fleet:
+                await sweep(asked, journal, fleet, lambda _: None)
+        finally:
+            one.close()
+            other.close()
+        return journal
+
+    return asyncio.run(both())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.sweep.cells.SETTLE_S", 0.0)
+
+
+def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:
+    stock, gateway = Script(8, 8), Script(8, 8)
+    journal = run(plan(), tmp_path / "a.jsonl", stock, gateway)
+    assert len(journal.cells) == 5 * 2 * 2
+    assert journal.budgets == {1: 2, 2: 4}
+    switches = [body for method, _, body in gateway.seen if method == "PATCH"]
+    assert {"objective": "fixed", "k": 7} in switches
+    assert {"objective": "throughput"} in switches
+    # A stock server is never steered, and each cell of a round asks the same prompts.
+    assert not [path for method, path, _ in stock.seen if method == "PATCH"]
+    asked: dict[str, list[str]] = {"stock": [], "gateway": []}
+    for name, script in (("stock", stock), ("gateway", gateway)):
+        asked[name] = [
+            b["prompt"] for m, _, b in script.seen if m == "POST" and b["max_tokens"] == 8
+        ]
+    assert set(asked["stock"]) >= set(asked["gateway"])
+    assert all(body["ignore_eos"] for method, _, body in gateway.seen if method == "POST")
+
+
+def test_rounds_differ_in_order_and_not_in_methods(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    run(plan(rounds=4, concurrencies=(1,), requests=1), file, Script(2, 2), Script(2, 2))
+    keys = [e["key"] for e in map(json.loads, file.read_text().splitlines()) if e["kind"] == "cell"]
+    orders = [[name for name, _, number in keys if number == n] for n in range(4)]
+    assert len(set(map(tuple, orders))) > 1
+    assert {frozenset(order) for order in orders} == {frozenset(METHODS.split(","))}
+    assert [number for *_, number in keys] == sorted(number for *_, number in keys)
+
+
+def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    whole = run(plan(), file, Script(4, 8), Script(4, 8))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:9]) + lines[9][:25])  # killed in the middle of a line
+    kept = set(Journal(file).cells)
+    assert 0 < len(kept) < len(whole.cells)
+    stock, gateway = Script(4, 8), Script(4, 8)
+    again = run(plan(), file, stock, gateway)
+    assert set(again.cells) == set(whole.cells)
+    assert again.budgets == whole.budgets
+    assert [json.loads(line) for line in file.read_bytes().splitlines()]  # every line is whole
+    nothing = Script(4, 8)
+    run(plan(), file, nothing, nothing)
+    assert nothing.seen == []
+
+
+def test_results_of_another_plan_are_not_mixed(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    run(plan(concurrencies=(1,), rounds=1), file, Script(2, 2), Script(2, 2))
+    with pytest.raises(JournalError, match="max_tokens"):
+        Journal(file).begin(plan(concurrencies=(1,), rounds=1, max_tokens=9).entry(), {})
+    other = tmp_path / "b.jsonl"
+    other.write_text('{"kernel": 1}\n')
+    with pytest.raises(JournalError):
+        Journal(other)
+
+
+def test_a_cell_that_fails_ends_the_sweep_and_runs_again(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    asked = plan(methods="off", concurrencies=(1,), rounds=1)
+    with pytest.raises(RuntimeError, match="usage"):
+        run(asked, file, Script(), Script(4, 8, usage=False))
+    assert Journal(file).cells == {}
+    assert len(run(asked, file, Script(), Script(4, 8)).cells) == 1
+
+
+def test_a_server_without_ignore_eos_is_asked_without(tmp_path: Path) -> None:
+    gateway = Script(4, 8, refuses=("ignore_eos",))
+    journal = run(plan(methods="off", concurrencies=(1,)), tmp_path / "a.jsonl", Script(), gateway)
+    assert all(cell["ignore_eos"] is False for cell in journal.cells.values())
+
+
+def cells(speeds: dict[str, list[float]], concurrency: int = 1) -> dict[tuple[Any, ...], Any]:
+    return {
+        (name, concurrency, number): {"tokens_per_second": speed, "user_tokens_per_second": speed}
+        for name, values in speeds.items()
+        for number, speed in enumerate(values)
+    }
+
+
+def test_the_table_divides_within_rounds() -> None:
+    speeds = {
+        "none": [100.0, 50.0, 80.0], "eagle3:3": [150.0, 75.0, 120.0], "k:3": [180.0, 90.0, 144.0],
+        "k:7": [200.0, 100.0, 160.0], "adaptive": [198.0, 99.0, 158.4],
+    }  # fmt: skip
+    table = Table(parse("none,eagle3:3,k:3,k:7,adaptive"), cells(speeds))
+    row = table.rows[Method("adaptive"), 1]
+    assert row.over["none"][0] == pytest.approx(1.98)
+    assert row.over["EAGLE-3"][0] == pytest.approx(1.32)
+    assert row.over["none"][1] == pytest.approx((1.98, 1.98))
+    (best,) = table.best
+    assert (best.best.k, best.ratio) == (7, pytest.approx(0.99))
+    text = table.text()
+    assert "| 1 | K=7        | 0.990           | 0.990 to 0.990 |" in text
+    assert "1.98 ±0.00" in text
+
+
+def test_an_unfinished_sweep_has_a_table() -> None:
+    found = Table(parse("none,k:3,adaptive"), cells({"none": [100.0], "k:3": [150.0]}))
+    assert "1.50" in found.text()
+    assert found.best == []
+    assert Table(parse("none"), {}).text()
+
+
+def test_methods_by_name() -> None:
+    methods = parse(DEFAULT)
+    assert ",".join(method.name for method in methods) == DEFAULT
+    assert largest_k(methods) == 11
+    assert list(servers(methods)) == ["none", "eagle3:3", "gateway"]
+    for wrong in ("k", "k:0", "fast", "none:3", "k:3,k:3", ""):
+        with pytest.raises(ValueError, match=r"k|method"):
+            parse(wrong)
+
+
+def test_both_sides_get_the_same_engine_arguments() -> None:
+    given = {"max_num_seqs": 32, "max_model_len": 512}
+    stock, environment = command(Method("eagle3", 3), 7, given, "heads/e", 1)
+    assert environment["VLLM_PLUGINS"] == "none"
+    ours, _ = command(Method("k", 7), 7, given, "heads/e", 1)
+    for option in ("--max-num-seqs=32", "--max-model-len=512", "--max-num-batched-tokens=4096",
+                   "--no-enable-prefix-caching"):  # fmt: skip
+        assert option in stock
+        assert option in ours
+    assert "--k=7" in ours
+    (config,) = [part for part in stock if part.startswith("--speculative-config=")]
+    assert json.loads(config.partition("=")[2])["num_speculative_tokens"] == 3
+    assert not [part for part in stock if "scheduler-cls" in part or "additional-config" in part]
+    plain, _ = command(Method("none"), 7, given, "heads/e", 1)
+    assert not [part for part in plain if "speculative" in part]

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import AerieError
+from app.settings import REPOSITORY
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal, JournalError
+from bench.sweep.plots import NoPlots, figure_of, save, svg
+from bench.sweep.report import html
 from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems import method as methods_module
@@ -22,7 +25,7 @@ from bench.workloads.embedded import SEED
 from bench.workloads.files import MalformedFile
 
 CONCURRENCIES = "1,2,4,8,16,32,64,128"
-EAGLE3 = "models/embedded/eagle-3"
+EAGLE3 = str(REPOSITORY / "models" / "embedded" / "eagle3")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +49,20 @@ def main(argv: Sequence[str]) -> int:
         return 130
     table = Table(parse(plan.methods), journal.cells)
     print(table.text())
+    _draw(table, plan, journal, args.out)
     return 0
+
+
+def _draw(table: Table, plan: Plan, journal: Journal, out: Path) -> None:
+    try:
+        figure = figure_of(table)
+    except NoPlots as error:
+        _tell(f"no report: {error}")
+        return
+    files = save(figure, out)
+    page = out.with_suffix(".html")
+    page.write_text(html(table, plan.entry(), journal.provenance, svg(figure)), "utf-8")
+    _tell("report: " + ", ".join(map(str, [page, *files])))
 
 
 async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> None:
@@ -112,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
         "one after the other")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="a setting of the engines, as of `aerie serve`; again for more")  # fmt: skip
-    add("--eagle3", default=EAGLE3, metavar="HEAD", help=f"EAGLE-3 head [{EAGLE3}]")
+    add("--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [of the embedded model]")
     add("--attach", action="append", default=[], metavar="SERVER=URL",
         help="use a server that runs already, like gateway=http://127.0.0.1:8000")  # fmt: skip
     add("--out", type=Path, default=Path("runs/sweep.jsonl"), metavar="FILE",

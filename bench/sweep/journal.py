@@ -23,6 +23,7 @@ class Journal:
     def __init__(self, file: Path) -> None:
         self._file = file
         self.plan: dict[str, Any] | None = None
+        self.provenance: dict[str, Any] = {}  # of the last start
         self.budgets: dict[int, int] = {}  # concurrency -> requests
         self.cells: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._keep = 0  # bytes of whole lines
@@ -40,7 +41,7 @@ class Journal:
             )
         if self._file.exists() and self._file.stat().st_size > self._keep:
             os.truncate(self._file, self._keep)  # the line that was being written at the kill
-        self.plan = asked
+        self.plan, self.provenance = asked, dict(provenance)
         self._write({"kind": "plan", "plan": asked, "provenance": dict(provenance)})
 
     def budget(self, concurrency: int, requests: int) -> None:
@@ -65,7 +66,7 @@ class Journal:
             self._keep += len(line)
             kind = entry.pop("kind", None)
             if kind == "plan":
-                self.plan = entry["plan"]
+                self.plan, self.provenance = entry["plan"], entry["provenance"]
             elif kind == "budget":
                 self.budgets[entry["concurrency"]] = entry["requests"]
             elif kind == "cell":

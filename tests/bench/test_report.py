@@ -1,0 +1,68 @@
+"""The drawing and the page of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.sweep.plots import NoPlots, figure_of, pyplot, save, svg
+from bench.sweep.report import html
+from bench.sweep.table import Table
+from bench.systems.method import parse
+
+METHODS = "none,eagle3:3,k:3,k:7,adaptive"
+PLAN = {"workload": "mixed", "rounds": 3, "max_tokens": 64, "together": True}
+
+
+def cell(speed: float, **more: Any) -> dict[str, Any]:
+    return {"tokens_per_second": speed, "user_tokens_per_second": speed / 3, **more}
+
+
+@pytest.fixture
+def table() -> Table:
+    cells = {}
+    for concurrency, best in ((1, 1.0), (8, 0.6)):
+        for number in range(3):
+            for name, factor in zip(METHODS.split(","), (1, 1.3, 1.8, 1.5, 1.9), strict=True):
+                drafts = {"acceptance": [0.7, 0.4, 0.2], "acceptance_length": 2.3, "k_mean": 3.0}
+                speed = 100 * concurrency * (1 + (factor - 1) * best) * (1 + number / 10)
+                cells[name, concurrency, number] = cell(speed, **(drafts if ":" in name else {}))
+    return Table(parse(METHODS), cells)
+
+
+def test_the_report_is_one_file_with_everything_in_it(table: Table, tmp_path: Path) -> None:
+    page = html(table, PLAN, {"cpu": "<A&B>", "cores": 2, "gpus": []}, svg(figure_of(table)))
+    assert "adaptive K is 1.90 [1.90, 1.90] times no speculation at 1 user" in page.lower().replace(
+        "adaptive k", "adaptive K"
+    )
+    assert "&lt;A&amp;B&gt;" in page
+    assert "<A&B>" not in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
+    assert page.count("<svg") == 1
+    assert "1.056" in page  # adaptive over the best fixed K at one user
+    for name in ("EAGLE-3 K=3", "K=7", "none"):
+        assert name in page
+
+
+def test_the_drawing_is_svg_and_png(table: Table, tmp_path: Path) -> None:
+    files = save(figure_of(table), tmp_path / "sweep.jsonl")
+    assert [file.name for file in files] == ["sweep.svg", "sweep.png"]
+    drawn = "".join(ElementTree.parse(files[0]).getroot().itertext())
+    assert "adaptive" in drawn
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_empty_sweep_is_drawn_too() -> None:
+    table = Table(parse("none"), {})
+    assert "<svg" in html(table, PLAN, {}, svg(figure_of(table)))
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(NoPlots, match=r"aerie\[bench\]"):
+        pyplot()

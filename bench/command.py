@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 # name -> (module with main(argv) -> exit code, help)
 COMMANDS = {
+    "run": ("bench.run", "load on servers that are up"),
     "sweep": ("bench.sweep.command", "methods against concurrency, engines started here"),
+    "trace": ("bench.trace.command", "a moving load, adaptive K against every fixed K"),
+    "speedup": ("bench.speedup", "the gateway's speed-up gauge against measured speed-ups"),
     "ceiling": ("bench.ceiling", "what the client itself can take"),
     "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
 }

@@ -21,6 +21,7 @@ GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 DOOR = {"app.admission", "app.engine"}
+MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
 SINGLE_PARTS = (
     GROUND | ENGINE | POLICY | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
 )
@@ -44,9 +45,15 @@ MAP: dict[str, set[str]] = {
     "bench.load": set(),
     "bench.workloads": {"bench.load", "drafters.train"},
     "bench.systems": {"bench.load", "bench.provenance"} | GROUND | ENGINE | POLICY,
-    "bench.sweep": {"bench.load", "bench.workloads", "bench.systems", "bench.provenance"} | GROUND,
+    "bench.options": {"bench.workloads"} | GROUND,
+    "bench.sweep": MEASURING | {"bench"} | GROUND,
+    "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,
+    "bench.speedup": MEASURING | {"bench", "bench.sweep"} | GROUND,
+    "bench.run": MEASURING | {"bench.sweep"},
     "bench.ceiling": {"bench.load", "bench.systems"},
-    "bench.command": {"bench.ceiling", "bench.kernels", "bench.sweep"},
+    "bench.command": {
+        f"bench.{room}" for room in ("ceiling", "kernels", "run", "speedup", "sweep", "trace")
+    },
     "bench.kernels": SINGLE_PARTS,
     "bench.preload": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS,

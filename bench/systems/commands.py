@@ -10,7 +10,7 @@ from typing import Any
 
 from app.engine.cpu import cpu_machine, preload
 from app.engine.options import engine_options, speculative_config
-from app.settings import Settings, load
+from app.settings import load
 from bench.systems.method import GATEWAY, Method
 
 # What only our plugin understands, and what it needs of vLLM.
@@ -25,12 +25,6 @@ ENGINE: dict[str, Any] = {
 DEFAULT_K = 5  # of a gateway that no method gives a K
 
 
-def gateway_settings(method: Method, k: int, given: Mapping[str, Any]) -> Settings:
-    """Of the gateway that runs `method`, or would: a stock server takes its engine from these."""
-    drafts = method.server == GATEWAY or method.kind in ("vllm", "eagle3")
-    return load({**ENGINE, **given, "k": (k or DEFAULT_K) if drafts else 0}, os.environ)
-
-
 def command(
     method: Method, k: int, given: Mapping[str, Any], eagle3: str, port: int
 ) -> tuple[list[str], dict[str, str]]:
@@ -40,7 +34,8 @@ def command(
     the EAGLE-3 head.
     """
     if method.server == GATEWAY or method.kind == "plain":
-        settings = {**ENGINE, **given, "k": 0 if method.kind == "plain" else k or DEFAULT_K}
+        most = max(k, int(given.get("k", 0))) or DEFAULT_K
+        settings = {**ENGINE, **given, "k": 0 if method.kind == "plain" else most}
         options = [_option(name, value) for name, value in settings.items()]
         line = [sys.executable, "-m", "app.cli", "serve", "--host", "127.0.0.1"]
         return [*line, "--port", str(port), *options], dict(os.environ)
@@ -55,7 +50,7 @@ def served_model(given: Mapping[str, Any]) -> str:
 def _stock(
     method: Method, given: Mapping[str, Any], eagle3: str, port: int
 ) -> tuple[list[str], dict[str, str]]:
-    settings = gateway_settings(method, method.k, given)
+    settings = load({**ENGINE, **given, "k": method.k}, os.environ)
     on_cpu = "cpu" in _platform()
     options = engine_options(settings, cpu_machine() if on_cpu else None)
     for name in _OURS:

@@ -1,0 +1,93 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from app.settings import REPOSITORY
+from bench.workloads.embedded import SEED
+
+EAGLE3 = str(REPOSITORY / "models" / "embedded" / "eagle3")
+
+
+def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
+    """What is asked."""
+    parser.add_argument(
+        "--workload",
+        default="mixed",
+        help="completion, chat, edit, summarise, mixed, or a file of HumanEval, MT-Bench, "
+        "SPEED-Bench or JSON lines with prompt or messages [mixed]",
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="ask a file's plain prompts as a user's message"
+    )
+    parser.add_argument(
+        "--max-tokens", type=positive, default=max_tokens, help=f"of an answer [{max_tokens}]"
+    )
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of prompts and order [{SEED}]")
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """What is started, or is there already."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the engines, as of `aerie serve`; again for more",
+    )
+    parser.add_argument(
+        "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the embedded model's]"
+    )
+    parser.add_argument(
+        "--attach",
+        action="append",
+        default=[],
+        metavar="SERVER=URL",
+        help="use a server that runs already, like gateway=http://127.0.0.1:8000",
+    )
+
+
+def settings(pairs: list[str]) -> dict[str, Any]:
+    """`--set` as setting -> value."""
+    return {name.replace("-", "_"): _value(text) for name, text in _split(pairs, "--set")}
+
+
+def attached(pairs: list[str]) -> dict[str, str]:
+    """`--attach` as server -> address."""
+    return dict(_split(pairs, "--attach"))
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """`1,2,4` of positive numbers."""
+    return tuple(positive(part) for part in text.split(","))
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def tell(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _split(pairs: list[str], option: str) -> list[tuple[str, str]]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"{option} {pair!r}: give NAME=VALUE")
+    return [(name, text) for name, _, text in (pair.partition("=") for pair in pairs)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

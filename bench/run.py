@@ -1,0 +1,172 @@
+"""`aerie bench run`: load on servers that are up, any that speak OpenAI's API.
+
+    aerie bench run --url http://127.0.0.1:8000 --concurrency 1,8,32
+    aerie bench run --url a=http://host-a:8000 --url b=http://host-b:8000 --rate 5 --repeats 5
+
+Several servers take turns, in random order in every repeat, on the same prompts. Results are one
+line of JSON each on stdout (or in --out), a table is on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.load.arrivals import poisson
+from bench.load.client import Client
+from bench.load.intervals import ratio
+from bench.load.run import measure
+from bench.options import add_work, counts, positive, tell
+from bench.provenance import provenance
+from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_ignore_eos
+from bench.sweep.table import columns, pm
+from bench.workloads.load import label, load_prompts
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        lines = asyncio.run(_measure(args, list(argv)))
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"aerie bench: {error}", file=sys.stderr)
+        return 1
+    tell("\n".join(columns(_table(lines))))
+    return 1 if any(line["failed"] for line in lines) else 0
+
+
+async def _measure(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
+    told = provenance(["run", *argv])
+    lines = []
+    async with AsyncExitStack() as stack:
+        systems: dict[str, tuple[Client, Work]] = {}
+        for number, pair in enumerate(args.url):
+            name, _, url = pair.partition("=")
+            if "://" in name or not url:  # no name was given; an address may hold a `=` too
+                name, url = f"server {number + 1}", pair
+            client = Client(url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
+            await stack.enter_async_context(client)
+            systems[name] = client, await _work(args, client)
+        async for line in _cells(args, systems):
+            lines.append(line)
+            text = json.dumps({**line, "provenance": told})
+            if args.out:
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                with args.out.open("a", encoding="utf-8") as out:
+                    out.write(text + "\n")
+            else:
+                print(text, flush=True)
+    return lines
+
+
+async def _work(args: argparse.Namespace, client: Client) -> Work:
+    model = args.model or (await client.json("GET", "/v1/models"))["data"][0]["id"]
+    prompts = load_prompts(args.workload, args.prompts, chat=args.chat, seed=args.seed)
+    work = Work(prompts, model, args.max_tokens, ignore_eos=not args.stop_at_eos)
+    takes = work.ignore_eos and await takes_ignore_eos(client, work)
+    return Work(prompts, model, args.max_tokens, takes)
+
+
+async def _cells(
+    args: argparse.Namespace, systems: dict[str, tuple[Client, Work]]
+) -> AsyncIterator[dict[str, Any]]:
+    loads = args.rate or args.concurrency
+    for load in loads:
+        count = args.requests or max(8, 4 * round(load))
+        for number in range(args.repeats):
+            order = list(systems)
+            random.Random(f"{args.seed}:{load}:{number}").shuffle(order)
+            for name in order:
+                client, work = systems[name]
+                found = await _run(args, client, work, load, count, number)
+                kind = "rate" if args.rate else "concurrency"
+                facts = {"system": name, "workload": label(args.workload), kind: load}
+                yield {**facts, "repeat": number, **found, "ignore_eos": work.ignore_eos}
+
+
+async def _run(
+    args: argparse.Namespace, client: Client, work: Work, load: float, count: int, number: int
+) -> dict[str, Any]:
+    first = number * count
+    users = min(count, max(1, round(load)))
+    warm_up = work.jobs(first + count, users, min(WARM_UP_TOKENS, work.max_tokens))
+    await measure(client, warm_up, limits=[users] * users)
+    jobs = work.jobs(first, count)
+    if args.rate:
+        times = poisson(load, count, seed=args.seed + number)
+        return await measure(client, jobs, times=times)
+    return await measure(client, jobs, limits=[round(load)] * count)
+
+
+def _table(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A row for each system and load; ratios over the first system."""
+    kind = "rate" if "rate" in lines[0] else "concurrency"
+    rows = [["system", kind, "tok/s", "over first", "per user", "TTFT ms", "TPOT ms", "p99 ITL ms",
+             "acceptance", "K", "client CPU", "failed"]]  # fmt: skip
+    speeds: dict[tuple[str, float], dict[int, float]] = {}
+    for line in lines:
+        if "tokens_per_second" in line:
+            of = speeds.setdefault((line["system"], line[kind]), {})
+            of[line["repeat"]] = line["tokens_per_second"]
+    names = list(dict.fromkeys(line["system"] for line in lines))
+    for (name, load), of in speeds.items():
+        mine = [x for x in lines if (x["system"], x[kind]) == (name, load)]
+        over = "" if name == names[0] else pm(*ratio(of, speeds[names[0], load]), ".3f")
+        total = len(of) / sum(1 / value for value in of.values())
+        figures = [
+            _mean(mine, "user_tokens_per_second", form=".0f"), _mean(mine, "ttft_ms", "p50"),
+            _mean(mine, "tpot_ms", "p50"), _mean(mine, "itl_ms", "p99"),
+            _mean(mine, "acceptance_length", form=".2f"), _mean(mine, "k_mean", form=".2f"),
+            _mean(mine, "client_cpu", form=".1%"), str(sum(x["failed"] for x in mine)),
+        ]  # fmt: skip
+        rows.append([name, f"{load:g}", f"{total:.0f}", over, *figures])
+    return rows
+
+
+def _mean(lines: Sequence[dict[str, Any]], *path: str, form: str = ".1f") -> str:
+    values = []
+    for line in lines:
+        value: Any = line
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            values.append(value)
+    return format(sum(values) / len(values), form) if values else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie bench run", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"An API key is read from {KEY_VARIABLE}.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--url", action="append", required=True, metavar="[NAME=]URL", help="again for more")
+    add("--model", help="[the server's first]")
+    loads = parser.add_mutually_exclusive_group()
+    loads.add_argument("--concurrency", type=counts, default=(1, 8), metavar="C,C", help="[1,8]")
+    loads.add_argument("--rate", type=_rates, metavar="R,R", help="requests per second, Poisson")
+    add("--requests", type=positive, help="of a run [4 for each user, at least 8]")
+    add("--repeats", type=positive, default=3, help="[3]")
+    add("--prompts", type=positive, default=1024, help="that requests are drawn from [1024]")
+    add("--stop-at-eos", action="store_true", help="answers end where the model ends them")
+    add_work(parser)
+    add("--out", type=Path, metavar="FILE", help="append results here instead of stdout")
+    return parser
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    rates = tuple(float(part) for part in text.split(","))
+    if min(rates) <= 0:
+        raise argparse.ArgumentTypeError(f"rates must be positive: {text!r}")
+    return rates

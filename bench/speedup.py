@@ -1,0 +1,104 @@
+"""`aerie bench speedup`: is the gateway's own speed-up gauge right?
+
+The gauge, over the window of a run with adaptive K, is
+rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total): an estimate of
+what the same tokens would have cost without drafts, made while drafting. Here the same prompts are
+run with drafts on and off in turn, and the gauge is held against what came of it:
+
+    measured   tokens per second on / off, as a client sees it
+    decode     seconds of steps per token off / on, as the engine counts them: what the gauge means
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.errors import AerieError
+from bench import options
+from bench.load.intervals import interval, ratio
+from bench.options import add_servers, add_work, tell
+from bench.provenance import provenance
+from bench.sweep.fleet import Fleet
+from bench.sweep.journal import Journal
+from bench.sweep.run import Plan, sweep
+from bench.sweep.table import columns, pm
+from bench.systems.method import parse
+
+ON, OFF = "adaptive", "off"
+Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what is missing, print the comparison; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        plan = Plan(
+            workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
+            concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
+            seconds=args.seconds, requests=None, seed=args.seed, together=True,
+            settings=options.settings(args.set) | {"k": args.k},
+        )  # fmt: skip
+        journal = Journal(args.out)
+        journal.begin(plan.entry(), provenance(["speedup", *argv]))
+        asyncio.run(_measure(plan, journal, args))
+    except (AerieError, RuntimeError, ValueError) as error:
+        print(f"aerie bench: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(columns(rows(journal.cells))))
+    return 0
+
+
+def rows(cells: Cells) -> list[list[str]]:
+    """The table: gauge, what was measured, and by how much the gauge is off."""
+    found = [["c", "gauge", "measured on / off", "gauge is off by", "decode on / off", "off by"]]
+    for c in sorted({key[1] for key in cells}):
+        on, off = ({k[2]: cell for k, cell in cells.items() if k[:2] == (n, c)} for n in (ON, OFF))
+        numbers = sorted(n for n in set(on) & set(off) if "gauge" in on[n])
+        if not numbers:
+            continue
+        speeds = [{n: side[n]["tokens_per_second"] for n in numbers} for side in (on, off)]
+        costs = [
+            {n: side[n]["tokens"] / side[n]["decode_seconds"] for n in numbers}
+            for side in (on, off)
+        ]
+
+        def gauge(chosen: Sequence[int], on: Any = on) -> float:
+            decode = sum(on[n]["decode_seconds"] for n in chosen)
+            return float(sum(on[n]["gauge"] * on[n]["decode_seconds"] for n in chosen)) / decode
+
+        value, (measured, spread), (decode, narrow) = gauge(numbers), ratio(*speeds), ratio(*costs)
+        found.append([
+            str(c), pm(value, interval(numbers, gauge), ".3f"), pm(measured, spread, ".3f"),
+            f"{value / measured - 1:+.1%}", pm(decode, narrow, ".3f"), f"{value / decode - 1:+.1%}",
+        ])  # fmt: skip
+    return found
+
+
+async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> None:
+    logs = args.out.parent / f"{args.out.stem}-logs"
+    attached = options.attached(args.attach)
+    methods = parse(plan.methods)
+    async with Fleet(methods, plan.settings, args.eagle3, logs, tell, attached) as fleet:
+        await sweep(plan, journal, fleet, tell)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie bench speedup", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--concurrency", type=options.counts, default=(1, 8, 32), metavar="C,C", help="[1,8,32]")
+    add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")
+    add("--rounds", type=options.positive, default=5, help="[5]")
+    add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
+    add_work(parser)
+    add_servers(parser)
+    add("--out", type=Path, default=Path("runs/speedup.jsonl"), metavar="FILE",
+        help="results; the same command goes on from there [runs/speedup.jsonl]")  # fmt: skip
+    return parser

@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check gpu-check format lock models evaluate clean
+.PHONY: help install serve test check gpu-check format lock models evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -59,6 +59,13 @@ models: $(INSTALLED) ## Retrain the embedded models
 
 evaluate: $(INSTALLED) ## Acceptance length of the embedded head on held-out prompts
 	@$(BIN)/aerie evaluate $(ARGS)
+
+# Three servers of the embedded model, on all cores in turns. `aerie bench sweep` is the long form.
+bench: $(INSTALLED) ## The table of speculation methods on this machine, short form (ARGS=...)
+	@mkdir -p runs
+	@$(BIN)/python -m app.cli bench sweep --methods none,eagle3:3,off,k:3,adaptive \
+	  --concurrency 1,4,16 --rounds 3 --seconds 4 --max-tokens 64 \
+	  --out runs/bench-$$(date -u +%Y%m%dT%H%M%SZ).jsonl $(ARGS)
 
 clean: ## Remove .venv, caches and build products
 	@rm -rf $(VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

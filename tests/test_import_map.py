@@ -52,7 +52,8 @@ MAP: dict[str, set[str]] = {
     "bench.run": MEASURING | {"bench.sweep"},
     "bench.ceiling": {"bench.load", "bench.systems"},
     "bench.command": {
-        f"bench.{room}" for room in ("ceiling", "kernels", "run", "speedup", "sweep", "trace")
+        f"bench.{room}"
+        for room in ("ceiling", "kernels", "run", "speedup", "sweep", "trace", "workloads")
     },
     "bench.kernels": SINGLE_PARTS,
     "bench.preload": SINGLE_PARTS,

@@ -1,0 +1,32 @@
+"""`aerie bench prompts`: a workload as JSON lines, for other load generators."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from bench.workloads.embedded import SEED
+from bench.workloads.load import load_prompts
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a line for each prompt: `{"prompt": ...}` or `{"messages": [...]}`."""
+    parser = argparse.ArgumentParser(
+        prog="aerie bench prompts", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--workload", default="completion", help="as of `aerie bench run`")
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args(argv)
+    try:
+        prompts = load_prompts(args.workload, args.count, chat=args.chat, seed=args.seed)
+    except ValueError as error:
+        print(f"aerie bench: {error}", file=sys.stderr)
+        return 1
+    for prompt in prompts:
+        row = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        print(json.dumps(row))
+    return 0

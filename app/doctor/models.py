@@ -69,7 +69,7 @@ def _shapes(file: Path) -> dict[str, list[int]]:
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
-def check_target(target: Checkpoint, max_model_len: int | None) -> Finding:
+def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool = True) -> Finding:
     """The target can be served at the length asked for."""
     text = target.text()
     architecture = ", ".join(target.config.get("architectures") or ["no architecture"])
@@ -77,7 +77,7 @@ def check_target(target: Checkpoint, max_model_len: int | None) -> Finding:
     detail = f"{architecture}, vocabulary {text.get('vocab_size')}, length {longest}"
     if not target.config.get("architectures"):
         return fail("model", f"{target.folder}: config.json names no architecture", _ANOTHER)
-    if not target.shapes:
+    if weights and not target.shapes:
         return fail("model", f"{target.folder} has no *.safetensors", _ANOTHER)
     if not target.files.intersection(TOKENIZER_FILES):
         return fail("model", f"{target.folder} has no tokenizer", _ANOTHER)
@@ -93,11 +93,13 @@ def check_target(target: Checkpoint, max_model_len: int | None) -> Finding:
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"
 
 
-def check_head(head: Checkpoint, target: Checkpoint, k: int) -> Finding:
+def check_head(head: Checkpoint, target: Checkpoint, k: int, *, weights: bool = True) -> Finding:
     """The head was made for this target and drafts all K tokens in one pass."""
     config, text = head.text(), target.text()
     problem = (
-        _sizes_differ(config, text) or _placeholder_missing(config) or _tensors_unfit(head, text)
+        _sizes_differ(config, text)
+        or _placeholder_missing(config)
+        or (_tensors_unfit(head, text) if weights else None)
     )
     if problem:
         return fail(

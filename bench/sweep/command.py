@@ -20,6 +20,7 @@ from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems import method as methods_module
 from bench.systems.method import DEFAULT, parse
+from bench.systems.model_free import ARCHITECTURES
 from bench.workloads.files import MalformedFile
 
 CONCURRENCIES = "1,2,4,8,16,32,64,128"
@@ -66,7 +67,8 @@ async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> No
     methods = parse(plan.methods)
     logs = args.out.parent / f"{args.out.stem}-logs"
     attached = options.attached(args.attach)
-    async with Fleet(methods, plan.settings, args.eagle3, logs, tell, attached) as fleet:
+    shared = (methods, plan.settings, args.eagle3, logs, tell, attached, plan.model_free)
+    async with Fleet(*shared) as fleet:
         await sweep(plan, journal, fleet, tell)
 
 
@@ -84,6 +86,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         seed=args.seed,
         together=args.together if args.together is not None else not gpus(),
         settings=options.settings(args.set),
+        model_free=args.model_free,
     )
 
 
@@ -104,6 +107,9 @@ def parser() -> argparse.ArgumentParser:
     add("--together", action=argparse.BooleanOptionalAction, default=None,
         help="all servers at once, rounds over all of them (default where there is no GPU), or "
         "one after the other")  # fmt: skip
+    add("--model-free", default="", metavar="ARCHITECTURE",
+        help="no weights, drafts accepted by dice at published rates: "
+        f"{', '.join(ARCHITECTURES)}")  # fmt: skip
     add_servers(made)
     add("--out", type=Path, default=Path("runs/sweep.jsonl"), metavar="FILE",
         help="results; the same command goes on from there [runs/sweep.jsonl]")  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.load.client import Client
-from bench.systems.commands import command, served_model
+from bench.systems.commands import Shared, command
 from bench.systems.method import GATEWAY, Method, largest_k
 from bench.systems.server import Server, free_port
 
@@ -22,7 +22,8 @@ class Fleet:
     """Server name -> running server. Use as `async with`: what was started is ended.
 
     `given` are gateway settings by name; `eagle3` the EAGLE-3 head; `attached` addresses of servers
-    that run already, by server name: those are used and never ended.
+    that run already, by server name: those are used and never ended. `model_free` names an
+    architecture to run without weights (bench/systems/model_free.py).
     """
 
     def __init__(
@@ -33,14 +34,16 @@ class Fleet:
         logs: Path,
         report: Report,
         attached: Mapping[str, str] | None = None,
+        model_free: str = "",
     ) -> None:
-        self._k, self._given, self._eagle3 = largest_k(methods), dict(given), eagle3
+        folder = logs / "model-free"
+        self._shared = Shared.of(largest_k(methods), given, eagle3, model_free, folder)
         self._logs, self._report = logs, report
         self._attached = dict(attached or {})
         self._servers: dict[str, Server] = {}
         self._clients: dict[str, Client] = {}
         self._stack = AsyncExitStack()
-        self.model = served_model(given)
+        self.model = self._shared.model
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,7 +80,7 @@ class Fleet:
 
     def _start(self, method: Method) -> str:
         name, port = method.server, free_port()
-        line, environment = command(method, self._k, self._given, self._eagle3, port)
+        line, environment = command(method, self._shared, port)
         self._report(f"starting {name}")
         log = self._logs / f"{name.replace(':', '-')}.log"
         server = Server(line, environment, port, log)

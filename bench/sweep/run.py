@@ -31,6 +31,7 @@ class Plan:
     seed: int
     together: bool  # servers side by side, rounds over all of them; else one after the other
     settings: dict[str, Any]  # of the engines
+    model_free: str = ""  # architecture without weights
 
     def entry(self) -> dict[str, Any]:
         """As JSON."""

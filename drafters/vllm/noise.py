@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from vllm.v1.sample import rejection_sampler
 
+from drafters.vllm import synthetic
+
 MASK = 2**64 - 1
 _stock_rejection_sample = rejection_sampler.rejection_sample
 
@@ -79,8 +81,13 @@ def accept(
     """In place of vLLM's function of the same signature (v1/sample/rejection_sampler.py,
     rejection_sample): `[requests, max_spec_len + 1]`, -1 behind a request's last token.
 
-    Synthetic acceptance, and drafters that come with probabilities, stay vLLM's.
+    Drafters that come with probabilities stay vLLM's, and so does synthetic acceptance where vLLM
+    has kernels for it.
     """
+    if synthetic_mode and not target_logits.is_cuda:
+        rates = options["synthetic_conditional_rates"]
+        dice = synthetic.tokens(draft_token_ids, target_logits, num_draft_tokens, rates)
+        return match(dice, draft_token_ids, bonus_token_ids, cu_num_draft_tokens, max_spec_len)
     noise: Noise | None = getattr(sampling_metadata, "noise", None)
     if synthetic_mode or draft_probs is not None or noise is None:
         return _stock_rejection_sample(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from app.doctor import check_models
+from app.settings import load
 from bench.load.null_server import Script, start
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal, JournalError
 from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
-from bench.systems.commands import command
+from bench.systems.commands import Shared, command
 from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
 
 METHODS = "none,off,k:3,k:7,adaptive"
@@ -169,18 +171,55 @@ def test_methods_by_name() -> None:
             parse(wrong)
 
 
-def test_both_sides_get_the_same_engine_arguments() -> None:
-    given = {"max_num_seqs": 32, "max_model_len": 512}
-    stock, environment = command(Method("eagle3", 3), 7, given, "heads/e", 1)
+def test_both_sides_get_the_same_engine_arguments(tmp_path: Path) -> None:
+    shared = Shared.of(7, {"max_num_seqs": 32, "max_model_len": 512}, "heads/e", "", tmp_path)
+    stock, environment = command(Method("eagle3", 3), shared, 1)
     assert environment["VLLM_PLUGINS"] == "none"
-    ours, _ = command(Method("k", 7), 7, given, "heads/e", 1)
+    ours, _ = command(Method("k", 7), shared, 1)
     for option in ("--max-num-seqs=32", "--max-model-len=512", "--max-num-batched-tokens=4096",
                    "--no-enable-prefix-caching"):  # fmt: skip
         assert option in stock
         assert option in ours
     assert "--k=7" in ours
-    (config,) = [part for part in stock if part.startswith("--speculative-config=")]
-    assert json.loads(config.partition("=")[2])["num_speculative_tokens"] == 3
+    assert speculative(stock) == {
+        "method": "eagle3", "model": "heads/e", "num_speculative_tokens": 3
+    }  # fmt: skip
     assert not [part for part in stock if "scheduler-cls" in part or "additional-config" in part]
-    plain, _ = command(Method("none"), 7, given, "heads/e", 1)
+    plain, _ = command(Method("none"), shared, 1)
     assert not [part for part in plain if "speculative" in part]
+
+
+def speculative(line: list[str]) -> Any:
+    (config,) = [part for part in line if part.startswith("--speculative-config=")]
+    return json.loads(config.partition("=")[2])
+
+
+def test_model_free_engines_have_shapes_and_rates_and_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Shared.of(9, {}, "", "qwen3-8b", tmp_path)
+    assert shared.model == "qwen3-8b"
+    target, head = (
+        json.loads((tmp_path / part / "config.json").read_text()) for part in ("target", "p-eagle")
+    )
+    assert target["hidden_size"] == head["target_hidden_size"] == 4096
+    line, _ = command(Method("adaptive"), shared, 1)
+    (given,) = [part for part in line if part.startswith("--engine-args=")]
+    arguments = json.loads(given.partition("=")[2])
+    rates = arguments["speculative_config"]["synthetic_acceptance_rates"]
+    assert arguments["load_format"] == "dummy"
+    assert rates[:3] == [0.813, 0.590, 0.411]
+    assert len(rates) == arguments["speculative_config"]["num_speculative_tokens"] == 9
+    assert rates == sorted(rates, reverse=True)
+    settings = load(shared.settings(9), {})
+    assert all(finding.status != "FAIL" for finding in check_models(settings)[0])
+    monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: True)
+    with pytest.raises(ValueError, match="dice"):
+        command(Method("vllm", 7), shared, 1)
+    monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: False)
+    eagle3 = speculative(command(Method("eagle3", 3), shared, 1)[0])
+    assert eagle3["synthetic_acceptance_length"] == 2.65
+    with pytest.raises(ValueError, match="published"):
+        command(Method("eagle3", 5), shared, 1)
+    with pytest.raises(ValueError, match="no architecture"):
+        Shared.of(7, {}, "", "gpt-2", tmp_path)

@@ -1,0 +1,133 @@
+"""Real architectures without weights, drafts accepted at published rates.
+
+Speed depends on shapes and on how many drafts are accepted, not on what is written. So vLLM makes
+the weights up (`load_format: dummy`) and accepts drafts by dice (`rejection_sample_method:
+synthetic`), position by position at the rates that were published for the head. What is measured is
+the engine: kernels, scheduler, drafter, gateway. The text means nothing, and the policy is told by
+the same dice, so acceptance does not depend on the load.
+
+On a CPU only this gateway can do that (drafters/vllm/synthetic.py): vLLM's own CPU kernels refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.settings import REPOSITORY
+
+_TOKENIZER = REPOSITORY / "models" / "embedded" / "target"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+HEAD_LAYERS = {"p-eagle": 4, "eagle3": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A target's config.json, and what its heads were published to accept.
+
+    `rates`: share of all drafts accepted at each position, and all before it. `eagle3`: K ->
+    acceptance length, bonus token included.
+    """
+
+    config: dict[str, Any]
+    rates: tuple[float, ...]
+    eagle3: dict[int, float]
+    source: str
+
+
+def _config(**more: Any) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
+        "eos_token_id": 0, "bos_token_id": None, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "dtype": "bfloat16", **more,
+    }  # fmt: skip
+
+
+_QWEN3_8B = _config(
+    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=4096, num_hidden_layers=36,
+    intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+    vocab_size=151936, rope_theta=1000000.0,
+)  # fmt: skip
+_QWEN3_CODER_30B = _config(
+    architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=2048,
+    num_hidden_layers=48, intermediate_size=5472, moe_intermediate_size=768, num_experts=128,
+    num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+    num_attention_heads=32, num_key_value_heads=4, head_dim=128, vocab_size=151936,
+    rope_theta=10000000.0, max_position_embeddings=262144,
+)  # fmt: skip
+_TOY = _config(
+    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=128, num_hidden_layers=6,
+    intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    vocab_size=8192, rope_theta=1000000.0, max_position_embeddings=2048, dtype="float32",
+)  # fmt: skip
+# RedHatAI/Qwen3-8B-speculator.peagle on HumanEval, by position.
+_PUBLISHED = (0.813, 0.590, 0.411, 0.279, 0.188, 0.128, 0.089)
+_LENGTHS = {3: 2.65, 7: 3.03}  # EAGLE-3 on HumanEval (vLLM project's post on P-EAGLE, GPT-OSS-20B)
+_SOURCE = "rates of RedHatAI/Qwen3-8B-speculator.peagle on HumanEval"
+
+ARCHITECTURES = {
+    "toy": Architecture(_TOY, _PUBLISHED, _LENGTHS, f"no model's shape; {_SOURCE}"),
+    "qwen3-8b": Architecture(_QWEN3_8B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-8B; {_SOURCE}"),
+    "qwen3-coder-30b": Architecture(
+        _QWEN3_CODER_30B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-Coder-30B-A3B-Instruct; {_SOURCE}"
+    ),
+}
+
+
+def rates(architecture: Architecture, k: int) -> list[float]:
+    """Of K positions; behind the last that was published, each falls as the last one did."""
+    found = list(architecture.rates[:k])
+    while len(found) < k:
+        found.append(round(found[-1] ** 2 / found[-2], 6))
+    return found
+
+
+def speculation(architecture: Architecture, k: int, method: str) -> dict[str, Any]:
+    """Keys of vLLM's `speculative_config` beside method, model and K. ValueError for an EAGLE-3
+    whose length at this K was not published."""
+    if method == "eagle3":
+        if k not in architecture.eagle3:
+            known = ", ".join(map(str, architecture.eagle3))
+            raise ValueError(f"no length of EAGLE-3 at K={k} was published, only at {known}")
+        accepted: dict[str, Any] = {"synthetic_acceptance_length": architecture.eagle3[k]}
+    else:
+        accepted = {"synthetic_acceptance_rates": rates(architecture, k)}
+    return {"rejection_sample_method": "synthetic", **accepted}
+
+
+def write(name: str, folder: Path) -> dict[str, Path]:
+    """Folders `target`, `p-eagle` and `eagle3` below `folder`: configurations and a tokenizer, no
+    weights. ValueError for an unknown name."""
+    if name not in ARCHITECTURES:
+        raise ValueError(f"no architecture {name!r}: {', '.join(ARCHITECTURES)}")
+    config = ARCHITECTURES[name].config
+    places = {part: folder / part for part in ("target", *HEAD_LAYERS)}
+    for part, place in places.items():
+        place.mkdir(parents=True, exist_ok=True)
+        document = config if part == "target" else _head(config, part)
+        (place / "config.json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    for file in _TOKENIZER_FILES:
+        shutil.copyfile(_TOKENIZER / file, places["target"] / file)
+    return places
+
+
+def _head(target: dict[str, Any], method: str) -> dict[str, Any]:
+    """As wide as the target, a few layers deep, taps early, in the middle and late."""
+    layers = target["num_hidden_layers"]
+    kept = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+            "max_position_embeddings", "rms_norm_eps", "dtype")  # fmt: skip
+    head = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+        **{name: target[name] for name in kept},
+        # Experts are the target's; a head of its width is dense.
+        "intermediate_size": max(target["intermediate_size"], 3 * target["hidden_size"]),
+        "target_hidden_size": target["hidden_size"], "draft_vocab_size": target["vocab_size"],
+        "num_hidden_layers": HEAD_LAYERS[method], "hidden_act": "silu", "mlp_bias": False,
+        "attention_bias": False, "tie_word_embeddings": False,
+        "eagle_aux_hidden_state_layer_ids": [2, layers // 2, layers - 2],
+        "rope_parameters": {"rope_type": "default", "rope_theta": target["rope_theta"]},
+    }  # fmt: skip
+    return head | ({"ptd_token_id": target["vocab_size"] - 1} if method == "p-eagle" else {})

@@ -13,6 +13,15 @@ from typing import Any
 from bench.load.intervals import Interval, interval, over_best, ratio, speed
 from bench.systems.method import Method
 
+# Name of a base -> kinds of methods that can be it: vLLM's own server where it is in the plan.
+BASES = {"none": ("none", "plain", "off"), "EAGLE-3": ("eagle3",)}
+_BASE = {
+    "none": "vLLM's own server without speculation",
+    "plain": "this gateway without a head",
+    "off": "this gateway at K = 0",
+    "eagle3": "vLLM's own server",
+}
+
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, round) -> figures
 
 
@@ -61,20 +70,22 @@ class Table:
         }
 
     def baseline(self, kinds: Sequence[str], concurrency: int) -> Method | None:
-        """The first method of these kinds that ran here; of several K the fastest."""
-        for kind in kinds:
-            there = [m for m in self.methods if m.kind == kind and (m, concurrency) in self.rows]
-            if there:
-                return max(there, key=lambda m: self.rows[m, concurrency].speed)
-        return None
+        """What ratios are over; of several K the fastest here."""
+        kind = self.kind(kinds)
+        there = [m for m in self.methods if m.kind == kind and (m, concurrency) in self.rows]
+        return max(there, key=lambda m: self.rows[m, concurrency].speed, default=None)
+
+    def kind(self, kinds: Sequence[str]) -> str | None:
+        """The first of these kinds that the plan has, the same for every concurrency."""
+        planned = {method.kind for method in self.methods}
+        return next((kind for kind in kinds if kind in planned), None)
 
     def _add(self, concurrency: int) -> None:
         for method in self.methods:
             speeds = self.speeds(method, concurrency)
             if speeds:
                 self.rows[method, concurrency] = self._row(method, concurrency, speeds)
-        # Without a stock server in the plan, no speculation is the gateway's own.
-        for name, kinds in (("none", ("none", "plain", "off")), ("EAGLE-3", ("eagle3",))):
+        for name, kinds in BASES.items():
             base = self.baseline(kinds, concurrency)
             for method in self.methods:
                 if base is None or base == method or (method, concurrency) not in self.rows:
@@ -123,7 +134,8 @@ class Table:
         lines += columns(self._grid(lambda row: pm(row.speed, row.interval, ".0f")))
         for name in ("none", "EAGLE-3"):
             if any(name in row.over for row in self.rows.values()):
-                lines += ["", f"Over {name} in the same rounds:"]
+                of = _BASE[self.kind(BASES[name]) or ""]
+                lines += ["", f"Over {name} ({of}) in the same rounds:"]
                 lines += columns(self._grid(lambda row, name=name: _over(row, name)))  # type: ignore[misc]
         for name, title, form in (
             ("user", "Tokens per second of one user (median 1 / TPOT)", ".0f"),

@@ -77,14 +77,21 @@ class Client:
         return record
 
     async def text(self, path: str) -> str | None:
-        """A GET's body; None if the server has no such page."""
-        async with self._session.get(self._url + path) as response:
-            return await response.text() if response.status == 200 else None
+        """A GET's body; None if the server has no such page. Raises RuntimeError without answer."""
+        status, text = await self._ask("GET", path)
+        return text if status == 200 else None
 
     async def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A JSON answer. Raises RuntimeError with the server's words if it is no success."""
-        async with self._session.request(method, self._url + path, json=body) as response:
-            text = await response.text()
-            if response.status >= 400:
-                raise RuntimeError(f"{method} {path}: HTTP {response.status}: {text[:300]}")
-            return json.loads(text)
+        status, text = await self._ask(method, path, body)
+        if status >= 400:
+            raise RuntimeError(f"{method} {path}: HTTP {status}: {text[:300]}")
+        return json.loads(text)
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        try:
+            async with self._session.request(method, self._url + path, json=body) as response:
+                return response.status, await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            where = f"{method} {self._url}{path}"
+            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.load.client import Client, Job
 from bench.load.counters import PATH
-from bench.load.run import measure
+from bench.load.run import PAGE_LAG_S, measure
 from bench.systems.method import Method
 from bench.workloads.prompt import Prompt
 
@@ -64,8 +64,6 @@ async def run_cell(
 
 
 async def _page_catches_up(client: Client) -> None:
-    from bench.load.run import PAGE_LAG_S
-
     page = await client.text(PATH)
     if page is not None and "\naerie_k " in page:
         await asyncio.sleep(PAGE_LAG_S)
@@ -86,7 +84,7 @@ async def takes_ignore_eos(client: Client, work: Work) -> bool:
 
 async def requests_for(client: Client, work: Work, concurrency: int, seconds: float) -> int:
     """Requests that take about `seconds` at this concurrency, whole waves of `concurrency`."""
-    count = concurrency if concurrency >= 8 else 8
+    count = max(8, concurrency)
     jobs = work.jobs(0, count)
     # Once for caches and compilation, once for the clock.
     await measure(client, jobs[:concurrency], limits=[concurrency] * concurrency, lag_s=0.0)

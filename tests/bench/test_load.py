@@ -50,6 +50,13 @@ def test_no_server_is_a_failure() -> None:
 
     assert "Connect" in asyncio.run(run()).failure
 
+    async def ask() -> Any:
+        async with Client("http://127.0.0.1:9") as client:
+            return await client.json("GET", "/v1/models")
+
+    with pytest.raises(RuntimeError, match="/v1/models"):
+        asyncio.run(ask())
+
 
 def test_a_moving_limit_moves_the_load() -> None:
     limits = [1] * 3 + [4] * 8 + [2] * 4

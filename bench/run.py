@@ -17,12 +17,13 @@ import random
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.load.arrivals import poisson
 from bench.load.client import Client
-from bench.load.intervals import ratio
+from bench.load.intervals import interval, ratio, speed
 from bench.load.run import measure
 from bench.options import add_work, counts, positive, tell
 from bench.provenance import provenance
@@ -122,14 +123,14 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     for (name, load), of in speeds.items():
         mine = [x for x in lines if (x["system"], x[kind]) == (name, load)]
         over = "" if name == names[0] else pm(*ratio(of, speeds[names[0], load]), ".3f")
-        total = len(of) / sum(1 / value for value in of.values())
+        total = pm(speed(of, sorted(of)), interval(sorted(of), partial(speed, of)), ".0f")
         figures = [
             _mean(mine, "user_tokens_per_second", form=".0f"), _mean(mine, "ttft_ms", "p50"),
             _mean(mine, "tpot_ms", "p50"), _mean(mine, "itl_ms", "p99"),
             _mean(mine, "acceptance_length", form=".2f"), _mean(mine, "k_mean", form=".2f"),
             _mean(mine, "client_cpu", form=".1%"), str(sum(x["failed"] for x in mine)),
         ]  # fmt: skip
-        rows.append([name, f"{load:g}", f"{total:.0f}", over, *figures])
+        rows.append([name, f"{load:g}", total, over, *figures])
     return rows
 
 

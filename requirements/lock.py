@@ -162,8 +162,8 @@ def main(arguments: Sequence[str]) -> int:
         shared = Path(scratch) / "shared.txt"
         common = [line for line in cpu_lines if line in cuda_lines]
         shared.write_text("\n".join(common) + "\n")
-        dev_lines = compile_lock(["dev"], dev, [f"--constraint={shared}", *arguments])
-    write(dev, "Tests, checks and locking, on top of either.", sorted(set(dev_lines) - set(common)))
+        dev_lines = compile_lock(["bench", "dev"], dev, [f"--constraint={shared}", *arguments])
+    write(dev, "Tests, checks, plots and locking, on top of either.", sorted(set(dev_lines) - set(common)))
     return 0
 
 

@@ -22,6 +22,7 @@ from bench.load.client import Client, Job
 from bench.load.run import measure
 from bench.systems.server import Server, free_port
 
+LOG = Path("runs/ceiling.log")
 CHUNKS = 128  # an answer of 128 tokens, each in an event of its own
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     for gap in args.gaps_ms:
         port = free_port()
         line = [sys.executable, "-m", "bench.load.null_server", str(port), str(CHUNKS)]
-        server = Server([*line, str(gap / 1e3)], os.environ, port, Path("runs/ceiling.log"))
+        server = Server([*line, str(gap / 1e3)], os.environ, port, LOG)
         try:
             server.wait("/health", 30)
             for concurrency in args.concurrency:

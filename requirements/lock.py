@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         common = [line for line in cpu_lines if line in cuda_lines]
         shared.write_text("\n".join(common) + "\n")
         dev_lines = compile_lock(["bench", "dev"], dev, [f"--constraint={shared}", *arguments])
-    write(dev, "Tests, checks, plots and locking, on top of either.", sorted(set(dev_lines) - set(common)))
+    write(dev, "Tests, checks and plots, on top of either.", sorted(set(dev_lines) - set(common)))
     return 0
 
 

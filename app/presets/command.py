@@ -1,0 +1,116 @@
+"""`aerie models`: what this gateway knows how to serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from app.presets.about import about_preset
+from app.presets.memory import fewest_gpus, need
+from app.settings import Settings, of_preset, preset_names
+
+GPU_SIZES = (24, 48, 80, 141, 180)  # GiB: L4 and A10G, L40S, A100 and H100, H200, B200
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table, or all that is known of one preset. Raises SettingsError."""
+    parser = argparse.ArgumentParser(prog="aerie models", description=__doc__, allow_abbrev=False)
+    parser.add_argument("preset", nargs="?", help="a preset's name, or a TOML file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    names = [options.preset] if options.preset else preset_names()
+    found = [describe(name) for name in names]
+    if options.json:
+        print(json.dumps(found[0] if options.preset else found, indent=2))
+    elif options.preset:
+        print(_page(found[0]))
+    else:
+        print(_table(found))
+    return 0
+
+
+def describe(name: str) -> dict[str, Any]:
+    """One preset, for JSON."""
+    settings, about = of_preset(name), about_preset(name)
+    needed = need(settings, about)
+    return {
+        "preset": name,
+        "target": settings.model.model,
+        "head": settings.speculation.drafter,
+        "method": "p-eagle" if settings.speculation.drafter else None,
+        "k": settings.speculation.k,
+        "serve_k": about.serve_k,
+        "trained_k": about.trained_k,
+        "dtype": settings.model.dtype,
+        "quantization": settings.model.quantization,
+        "kv_cache_dtype": settings.engine.engine_args.get("kv_cache_dtype", "auto"),
+        "max_model_len": settings.engine.max_model_len,
+        "tool_call_parser": settings.model.tool_call_parser,
+        "reasoning_parser": settings.model.reasoning_parser,
+        "memory_gib": round(needed.total, 1) if needed else None,
+        "memory": needed.sum() if needed else None,
+        "gpus": _gpus(settings, name),
+        "notes": list(about.notes),
+    }
+
+
+def _gpus(settings: Settings, name: str) -> dict[str, int | None]:
+    """GPU size in GiB -> how many of them the pair needs; None: more than eight."""
+    about = about_preset(name)
+    return {str(size): fewest_gpus(settings, about, size) for size in GPU_SIZES}
+
+
+def _table(found: Sequence[dict[str, Any]]) -> str:
+    """One line a preset."""
+    rows = [["preset", "target", "head", "method", "K", "memory GiB", "on 80 GiB GPUs"]]
+    for entry in found:
+        low, high = entry["serve_k"] or (None, None)
+        gpus = entry["gpus"]["80"]
+        rows.append(
+            [
+                entry["preset"],
+                _short(entry["target"]),
+                _short(entry["head"]) if entry["head"] else "none known: --drafter",
+                entry["method"] or "-",
+                str(entry["k"]) + (f" ({low} to {high})" if low is not None else ""),
+                "-" if entry["memory_gib"] is None else f"{entry['memory_gib']:.1f}",
+                "more than 8" if gpus is None else str(gpus),
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    lines.append(
+        "Memory: on one GPU, with the KV cache of one longest sequence. `aerie models NAME`"
+    )
+    lines.append("shows the sum and what to know; `aerie serve --preset NAME` serves it.")
+    return "\n".join(lines)
+
+
+def _page(entry: dict[str, Any]) -> str:
+    """All that is known of one preset."""
+    order = (
+        "target", "head", "method", "k", "serve_k", "trained_k", "dtype", "quantization",
+        "kv_cache_dtype", "max_model_len", "tool_call_parser", "reasoning_parser",
+    )  # fmt: skip
+    width = max(map(len, order))
+    lines = [f"{key:<{width}}  {'-' if entry[key] is None else entry[key]}" for key in order]
+    if entry["memory"]:
+        lines += ["", f"memory: {entry['memory']}"]
+        fits = (
+            f"{size} GiB: {'more than 8' if count is None else count}"
+            for size, count in entry["gpus"].items()
+        )
+        lines.append(f"GPUs needed (tensor parallel) by size: {', '.join(fits)}")
+    if entry["notes"]:
+        lines += ["", *(f"- {note}" for note in entry["notes"])]
+    return "\n".join(lines)
+
+
+def _short(model: str) -> str:
+    """A folder by its last two parts."""
+    return "/".join(model.split("/")[-2:]) if model.startswith("/") else model

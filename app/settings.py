@@ -2,8 +2,8 @@
 
 A setting has one name everywhere. `max_model_len` is `--max-model-len` on the
 command line, `AERIE_MAX_MODEL_LEN` in the environment and `max_model_len` in
-its section of a TOML file. Command line beats environment beats file beats
-preset beats the defaults below; an unknown or invalid key stops start-up by name.
+its section of a TOML file. Command line beats environment beats SageMaker's variables beat file
+beats preset beats the defaults below; an unknown or invalid key stops start-up by name.
 """
 
 from __future__ import annotations
@@ -350,10 +350,12 @@ def load(
     *,
     config_file: str | None = None,
     preset: str | None = None,
+    container: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Merge the sources into one validated tree.
 
-    `cli` maps setting names to given values only. Raises SettingsError, naming the
+    `cli` maps setting names to given values only, `container` what a hosting platform's own
+    variables say (app/sagemaker.py): more than a file, less than ours. Raises SettingsError, naming the
     key and where it came from, for anything unknown or invalid.
     """
     env = dict(_from_environ(environ))
@@ -365,6 +367,7 @@ def load(
     layers = [
         ("preset", {}),
         (str(config_file), file_values),
+        ("SM_VLLM_ variables", dict(container or {})),
         ("environment", env),
         ("command line", dict(cli)),
     ]

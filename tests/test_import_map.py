@@ -39,7 +39,10 @@ MAP: dict[str, set[str]] = {
     "app.server": GROUND | ENGINE | {"app.connection", "app.main"} | POLICY,
     "app.presets": GROUND,
     "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY,
-    "app.cli": GROUND | {"app.admission", "app.server", "app.doctor", "app.presets"},
+    "app.sagemaker": {"app.errors"},
+    "app.cli": GROUND
+    | ENGINE
+    | {"app.admission", "app.server", "app.doctor", "app.presets", "app.sagemaker"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.provenance": set(),

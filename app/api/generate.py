@@ -24,6 +24,10 @@ OPERATIONS = {
 # Every path whose requests count towards a tenant's limits.
 PATHS = frozenset({*OPERATIONS, "/invocations"})
 
+# Headers that SageMaker hands on from its own API's CustomAttributes and InferenceComponentName.
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+
 
 def _add(path: str, operation: str) -> None:
     async def route(request: Request) -> Response:
@@ -38,9 +42,26 @@ for _path, _operation in OPERATIONS.items():
 
 @router.post("/invocations", response_model=None)
 async def invocations(request: Request) -> Response:
-    """SageMaker's one route: the body's shape says which operation is meant."""
+    """SageMaker's one route: its header's `route=PATH`, or the body's shape, says which operation
+    is meant."""
+    if request.headers.get(ADAPTER):
+        raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
+    operation = _routed(request.headers.get(ATTRIBUTES, ""))
     body = await read_body(request)
-    return await answer(request, _operation_of(body.payload), body)
+    return await answer(request, operation or _operation_of(body.payload), body)
+
+
+def _routed(attributes: str) -> str | None:
+    """The operation that SageMaker's custom attributes name. Only ours can be reached."""
+    for attribute in attributes.replace(";", ",").split(","):
+        name, _, path = attribute.strip().partition("=")
+        if name.strip() != "route":
+            continue
+        if path.strip() not in OPERATIONS:
+            known = ", ".join(OPERATIONS)
+            raise ApiError(400, f"{ATTRIBUTES}: route must be one of {known}.", param="route")
+        return OPERATIONS[path.strip()]
+    return None
 
 
 def _operation_of(payload: dict[str, Any]) -> str:

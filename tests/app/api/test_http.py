@@ -236,6 +236,32 @@ def test_invocations_go_by_shape(client: TestClient, payload: Any, status: int) 
     assert client.post("/invocations", json=payload).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("attributes", "status"),
+    [
+        ("route=/v1/chat/completions", 200),
+        ("trace=7, route=/tokenize", 200),
+        ("trace=7", 200),
+        ("route=/metrics", 400),
+        ("route=/v1/speculation", 400),
+        ("route=/v1/../metrics", 400),
+        ("route=", 400),
+    ],
+)
+def test_invocations_go_where_the_header_says(
+    client: TestClient, attributes: str, status: int
+) -> None:
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": attributes}
+    assert client.post("/invocations", json=CHAT, headers=headers).status_code == status
+
+
+def test_an_adapter_that_cannot_be_served_is_refused(client: TestClient) -> None:
+    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "mine"}
+    response = client.post("/invocations", json=CHAT, headers=headers)
+    assert response.status_code == 400
+    assert "Adapter" in response.json()["error"]["message"]
+
+
 def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
     """Raw ASGI: the body arrives, then the disconnect, while the operation still waits."""
     FakeOperation.cancelled = False

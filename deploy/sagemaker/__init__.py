@@ -1,0 +1,1 @@
+"""An endpoint on Amazon SageMaker, with one command: see docs/sagemaker.md."""

@@ -1,0 +1,230 @@
+"""One endpoint and what belongs to it: model, endpoint configuration, endpoint.
+
+Model and configuration are named after the endpoint and a hash of what they hold, so that the same
+wish twice changes nothing, and another wish makes new ones that the endpoint is moved to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from app.presets.about import about_preset
+from app.presets.memory import fewest_gpus, need
+from app.settings import of_preset
+
+VARIANT = "all"
+POLL_S = 15.0
+SAMPLE = {"prompt": "def read_config(path):\n", "max_tokens": 32, "temperature": 0}
+
+# Instance type -> (GPUs, GiB of memory of each), for the check that a preset fits.
+INSTANCES: dict[str, tuple[int, float]] = {
+    "ml.g5.2xlarge": (1, 22.5), "ml.g5.12xlarge": (4, 22.5), "ml.g5.48xlarge": (8, 22.5),
+    "ml.g6.2xlarge": (1, 22.5), "ml.g6.12xlarge": (4, 22.5), "ml.g6.48xlarge": (8, 22.5),
+    "ml.g6e.2xlarge": (1, 45.0), "ml.g6e.12xlarge": (4, 45.0), "ml.g6e.48xlarge": (8, 45.0),
+    "ml.p4d.24xlarge": (8, 40.0), "ml.p4de.24xlarge": (8, 80.0),
+    "ml.p5.4xlarge": (1, 79.6), "ml.p5.48xlarge": (8, 79.6),
+    "ml.p5e.48xlarge": (8, 140.4), "ml.p5en.48xlarge": (8, 140.4),
+}  # fmt: skip
+
+
+class DeployError(Exception):
+    """What was asked for cannot be had; the message is for the operator."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What an endpoint shall be."""
+
+    name: str
+    image: str
+    role: str
+    instance_type: str
+    instances: int = 1
+    preset: str | None = None
+    model_data: str | None = None  # s3://bucket/prefix/ with the files of /opt/ml/model
+    environment: Mapping[str, str] = field(default_factory=dict)
+    startup_s: int = 1800  # within which /ping must say 200, downloading included
+
+    def variables(self) -> dict[str, str]:
+        """The container's environment."""
+        chosen = {} if self.preset is None else {"AERIE_PRESET": self.preset}
+        return {**chosen, **self.environment}
+
+    def check(self) -> None:
+        """Raises DeployError for what SageMaker or the gateway would refuse half an hour later."""
+        if not 60 <= self.startup_s <= 3600:
+            raise DeployError(f"startup_s is {self.startup_s}, SageMaker takes 60 to 3600")
+        if self.model_data is not None and not self.model_data.endswith("/"):
+            raise DeployError(f"{self.model_data}: name the folder, with a slash at its end")
+        if self.preset is None or self.instance_type not in INSTANCES:
+            return
+        gpus, gib = INSTANCES[self.instance_type]
+        settings, about = of_preset(self.preset), about_preset(self.preset)
+        asked = self.environment.get("AERIE_TENSOR_PARALLEL_SIZE")
+        asked = asked or self.environment.get("SM_VLLM_TENSOR_PARALLEL_SIZE")
+        wanted = int(asked or settings.engine.tensor_parallel_size)
+        fewest = fewest_gpus(settings, about, gib, most=gpus)
+        if fewest is None or fewest > wanted:
+            needed = need(settings, about, wanted)
+            remedy = (
+                f"--env AERIE_TENSOR_PARALLEL_SIZE={fewest}" if fewest else "take larger GPUs"
+            )
+            raise DeployError(
+                f"{self.preset} does not fit {wanted} of {self.instance_type}'s {gpus} GPUs of "
+                f"{gib} GiB: {needed.sum() if needed else ''} ({remedy})"
+            )
+
+    def mark(self) -> str:
+        """Eight letters that change with everything but the name."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class Endpoint:
+    """`sagemaker` is boto3's client of that name; `say` gets a line of progress at a time."""
+
+    def __init__(
+        self,
+        sagemaker: Any,
+        name: str,
+        *,
+        say: Callable[[str], None] = print,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.client, self.name = sagemaker, name
+        self.say, self.sleep = say, sleep
+
+    def deploy(self, wish: Wish, *, wait_s: float = 3600.0) -> None:
+        """Create the endpoint, or move it to what is wished for; returns when it serves. What it
+        was before is deleted then; what did not come up is left to be looked at."""
+        wish.check()
+        resource = f"{self.name}-{wish.mark()}"
+        before = self.configuration()
+        if before == resource:
+            self.say(f"{self.name} is as wished for ({resource})")
+            return
+        self._create_model(resource, wish)
+        self._create_configuration(resource, wish)
+        if before is None:
+            self.client.create_endpoint(EndpointName=self.name, EndpointConfigName=resource)
+        else:
+            self.client.update_endpoint(EndpointName=self.name, EndpointConfigName=resource)
+        self.wait(wait_s)
+        if before is not None:
+            self._delete_parts(before)
+        self.say(f"{self.name} is in service ({resource})")
+
+    def wait(self, wait_s: float) -> None:
+        """Until the endpoint is in service. Raises DeployError if it fails or takes longer."""
+        left, last = wait_s, ""
+        while True:
+            found = self.client.describe_endpoint(EndpointName=self.name)
+            status = found["EndpointStatus"]
+            if status != last:
+                self.say(f"{self.name}: {status}")
+                last = status
+            if status == "InService":
+                return
+            if status in ("Failed", "UpdateRollbackFailed", "OutOfService"):
+                reason = found.get("FailureReason", "no reason given")
+                raise DeployError(f"{self.name}: {status}: {reason}")
+            if left <= 0:
+                raise DeployError(f"{self.name} is {status} after {wait_s:.0f} s")
+            self.sleep(POLL_S)
+            left -= POLL_S
+
+    def delete(self) -> None:
+        """The endpoint, its configuration and its model."""
+        before = self.configuration()
+        if before is None:
+            self.say(f"there is no endpoint {self.name}")
+            return
+        self.client.delete_endpoint(EndpointName=self.name)
+        self._delete_parts(before)
+        self.say(f"{self.name} is deleted")
+
+    def configuration(self) -> str | None:
+        """The name of the endpoint's configuration; None if there is no endpoint."""
+        from botocore.exceptions import ClientError
+
+        try:
+            found = self.client.describe_endpoint(EndpointName=self.name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ValidationException":
+                raise  # SageMaker's way to say: not found
+            return None
+        name: str = found["EndpointConfigName"]
+        return name
+
+    def _create_model(self, resource: str, wish: Wish) -> None:
+        container: dict[str, Any] = {"Image": wish.image, "Environment": wish.variables()}
+        if wish.model_data is not None:
+            container["ModelDataSource"] = {
+                "S3DataSource": {
+                    "S3Uri": wish.model_data,
+                    "S3DataType": "S3Prefix",
+                    "CompressionType": "None",
+                }
+            }
+        self.client.create_model(
+            ModelName=resource, PrimaryContainer=container, ExecutionRoleArn=wish.role
+        )
+
+    def _create_configuration(self, resource: str, wish: Wish) -> None:
+        self.client.create_endpoint_config(
+            EndpointConfigName=resource,
+            ProductionVariants=[
+                {
+                    "VariantName": VARIANT,
+                    "ModelName": resource,
+                    "InstanceType": wish.instance_type,
+                    "InitialInstanceCount": wish.instances,
+                    "ContainerStartupHealthCheckTimeoutInSeconds": wish.startup_s,
+                    "ModelDataDownloadTimeoutInSeconds": wish.startup_s,
+                    # The gateway refuses with 429 what it cannot take: send to the least busy.
+                    "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
+                }
+            ],
+        )
+
+    def _delete_parts(self, resource: str) -> None:
+        self.client.delete_endpoint_config(EndpointConfigName=resource)
+        self.client.delete_model(ModelName=resource)
+
+
+def invoke(runtime: Any, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """One answer of the endpoint. `runtime` is boto3's client `sagemaker-runtime`."""
+    response = runtime.invoke_endpoint(
+        EndpointName=name, ContentType="application/json", Body=json.dumps(dict(body))
+    )
+    answer: dict[str, Any] = json.loads(response["Body"].read())
+    return answer
+
+
+def stream(runtime: Any, name: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a streamed answer. SageMaker cuts the stream into parts of any size, so a
+    part may end within a line, even within a letter. Raises DeployError for an error event."""
+    response = runtime.invoke_endpoint_with_response_stream(
+        EndpointName=name,
+        ContentType="application/json",
+        Body=json.dumps({**body, "stream": True}),
+    )
+    left = b""
+    for part in response["Body"]:
+        if "PayloadPart" not in part:
+            raise DeployError(f"the stream broke: {part}")
+        left += part["PayloadPart"]["Bytes"]
+        *lines, left = left.split(b"\n")
+        for line in lines:
+            text = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or text == b"[DONE]":
+                continue
+            event: dict[str, Any] = json.loads(text)
+            if "error" in event:
+                raise DeployError(f"{name}: {event['error'].get('message')}")
+            yield event

@@ -1,0 +1,229 @@
+"""The endpoint's life against a simulated SageMaker, and the stream's parts put together."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+moto = pytest.importorskip("moto", reason="moto is not installed")
+
+from deploy.sagemaker.__main__ import main  # noqa: E402 - after the skips
+from deploy.sagemaker.endpoint import (  # noqa: E402
+    DeployError,
+    Endpoint,
+    Wish,
+    stream,
+)
+
+NAME = "aerie"
+KNOWN_TO_MOTO = "ml.g4dn.12xlarge"  # its list of instance types ends before those of ours
+WISH = Wish(
+    name=NAME,
+    image="111111111111.dkr.ecr.us-east-1.amazonaws.com/aerie:1",
+    role="arn:aws:iam::111111111111:role/sagemaker",
+    instance_type=KNOWN_TO_MOTO,
+    preset="gpt-oss-20b",
+)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with moto.mock_aws():
+        yield boto3.Session(region_name="us-east-1")
+
+
+class Updating:
+    """moto has no update_endpoint: this one points the endpoint to the other configuration."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def update_endpoint(self, **names: str) -> None:
+        self._client.delete_endpoint(EndpointName=names["EndpointName"])
+        self._client.create_endpoint(**names)
+
+
+@pytest.fixture
+def endpoint(session: Any) -> Endpoint:
+    lines: list[str] = []
+    made = Endpoint(Updating(session.client("sagemaker")), NAME, say=lines.append, sleep=_never)
+    made.lines = lines  # type: ignore[attr-defined]
+    return made
+
+
+def _never(_: float) -> None:
+    raise AssertionError("nothing to wait for")
+
+
+def names(client: Any) -> tuple[list[str], list[str], list[str]]:
+    return (
+        [found["ModelName"] for found in client.list_models()["Models"]],
+        [found["EndpointConfigName"] for found in client.list_endpoint_configs()["EndpointConfigs"]],
+        [found["EndpointName"] for found in client.list_endpoints()["Endpoints"]],
+    )
+
+
+def test_an_endpoint_s_life(endpoint: Endpoint, session: Any) -> None:
+    client = session.client("sagemaker")
+    endpoint.deploy(WISH)
+    first = f"{NAME}-{WISH.mark()}"
+    assert names(client) == ([first], [first], [NAME])
+    container = client.describe_model(ModelName=first)["PrimaryContainer"]
+    assert container["Image"] == WISH.image
+    assert container["Environment"] == {"AERIE_PRESET": "gpt-oss-20b"}
+    variant = client.describe_endpoint_config(EndpointConfigName=first)["ProductionVariants"][0]
+    assert (variant["InstanceType"], variant["InitialInstanceCount"]) == (KNOWN_TO_MOTO, 1)
+
+    endpoint.deploy(WISH)  # the same wish again changes nothing
+    assert names(client) == ([first], [first], [NAME])
+
+    other = Wish(**{**vars(WISH), "environment": {"SM_VLLM_MAX_MODEL_LEN": "8192"}})
+    endpoint.deploy(other)
+    second = f"{NAME}-{other.mark()}"
+    assert second != first
+    assert names(client) == ([second], [second], [NAME])
+    container = client.describe_model(ModelName=second)["PrimaryContainer"]
+    assert container["Environment"]["SM_VLLM_MAX_MODEL_LEN"] == "8192"
+
+    endpoint.delete()
+    assert names(client) == ([], [], [])
+    endpoint.delete()  # nothing left is no error
+    assert endpoint.lines[-1] == f"there is no endpoint {NAME}"  # type: ignore[attr-defined]
+
+
+def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: Any) -> None:
+    wish = Wish(**{**vars(WISH), "preset": None, "model_data": "s3://bucket/pair/"})
+    endpoint.deploy(wish)
+    client = session.client("sagemaker")
+    model = client.describe_model(ModelName=f"{NAME}-{wish.mark()}")["PrimaryContainer"]
+    assert model["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/pair/"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"instance_type": "ml.g6.2xlarge", "preset": "gpt-oss-120b"}, "take larger GPUs"),
+        (
+            {"instance_type": "ml.g6e.12xlarge", "preset": "gpt-oss-120b"},
+            "--env AERIE_TENSOR_PARALLEL_SIZE=2",
+        ),
+        ({"startup_s": 7200}, "60 to 3600"),
+        ({"model_data": "s3://bucket/pair"}, "with a slash"),
+    ],
+)
+def test_what_could_never_serve_is_refused_before_it_is_paid_for(
+    endpoint: Endpoint, session: Any, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DeployError, match=words):
+        endpoint.deploy(Wish(**{**vars(WISH), **changes}))
+    assert names(session.client("sagemaker")) == ([], [], [])
+
+
+def test_a_pair_over_several_gpus_is_taken(endpoint: Endpoint) -> None:
+    changes = {
+        "instance_type": "ml.g6e.12xlarge",
+        "preset": "gpt-oss-120b",
+        "environment": {"AERIE_TENSOR_PARALLEL_SIZE": "4"},
+    }
+    Wish(**{**vars(WISH), **changes}).check()
+
+
+class Statuses:
+    """An endpoint that goes through these."""
+
+    def __init__(self, *statuses: str) -> None:
+        self.left = list(statuses)
+
+    def describe_endpoint(self, **_: str) -> dict[str, str]:
+        status = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        return {"EndpointStatus": status, "FailureReason": "the container did not pass /ping"}
+
+
+def test_waiting_ends_with_service_or_a_reason() -> None:
+    said: list[str] = []
+    slept: list[float] = []
+    going = Statuses("Creating", "Creating", "InService")
+    Endpoint(going, NAME, say=said.append, sleep=slept.append).wait(3600)
+    assert said == ["aerie: Creating", "aerie: InService"]
+    assert len(slept) == 2
+    failing = Endpoint(Statuses("Failed"), NAME, say=said.append, sleep=slept.append)
+    with pytest.raises(DeployError, match="did not pass /ping"):
+        failing.wait(3600)
+    slow = Endpoint(Statuses("Creating"), NAME, say=said.append, sleep=slept.append)
+    with pytest.raises(DeployError, match="is Creating after 60 s"):
+        slow.wait(60)
+
+
+class Runtime:
+    """boto3's `sagemaker-runtime`, with an answer cut into parts of `size` bytes."""
+
+    def __init__(self, answer: bytes, size: int = 7) -> None:
+        self.answer, self.size = answer, size
+
+    def client(self, _: str) -> Runtime:
+        return self
+
+    def invoke_endpoint(self, **_: str) -> dict[str, Any]:
+        choice = {"text": "wörd"}
+        body = {"choices": [choice], "usage": {"completion_tokens": 2}}
+        return {"Body": io.BytesIO(json.dumps(body).encode())}
+
+    def invoke_endpoint_with_response_stream(self, **arguments: str) -> dict[str, Any]:
+        assert json.loads(arguments["Body"])["stream"] is True
+        parts = (
+            self.answer[at : at + self.size] for at in range(0, len(self.answer), self.size)
+        )
+        return {"Body": ({"PayloadPart": {"Bytes": part}} for part in parts)}
+
+
+def events(*pieces: str) -> bytes:
+    lines = [
+        f"data: {json.dumps({'choices': [{'text': piece}]}, ensure_ascii=False)}\n\n"
+        for piece in pieces
+    ]
+    return (": keep-alive\n\n" + "".join(lines) + "data: [DONE]\n\n").encode()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_a_stream_may_be_cut_anywhere(size: int) -> None:
+    found = stream(Runtime(events("wö", "rd"), size), NAME, {"prompt": "x"})
+    assert [event["choices"][0]["text"] for event in found] == ["wö", "rd"]
+
+
+def test_an_error_within_a_stream_is_an_error() -> None:
+    answer = b'data: {"error": {"message": "the engine died"}}\n\n'
+    with pytest.raises(DeployError, match="the engine died"):
+        list(stream(Runtime(answer), NAME, {"prompt": "x"}))
+
+
+def test_the_command_tests_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    good: Any = Runtime(events("wö", "rd"))
+    assert main(["test", NAME], session=good) == 0
+    assert capsys.readouterr().out.endswith("wörd\n")
+    other: Any = Runtime(events("other"))
+    assert main(["test", NAME], session=other) == 1
+    assert "two texts for one request" in capsys.readouterr().err
+
+
+def test_the_command_deploys_and_deletes(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["deploy", NAME, "--image", WISH.image, "--role", WISH.role]
+    words += ["--instance-type", KNOWN_TO_MOTO, "--preset", "gpt-oss-20b", "--env", "A=b=c"]
+    assert main(words, session=session) == 0
+    client = session.client("sagemaker")
+    (model,), _, _ = names(client)
+    environment = client.describe_model(ModelName=model)["PrimaryContainer"]["Environment"]
+    assert environment["A"] == "b=c"
+    assert main(["delete", NAME], session=session) == 0
+    assert names(client) == ([], [], [])
+    assert main([*words, "--env", "nonsense"], session=session) == 1
+    assert "NAME=VALUE" in capsys.readouterr().err

@@ -93,9 +93,7 @@ def load_settings(options: dict[str, Any]) -> Settings:
     if sagemaker.hosted(os.environ):
         from app.engine import arguments
 
-        container = sagemaker.settings(
-            os.environ, arguments.parse, arguments.engine_argument_names
-        )
+        container = sagemaker.settings(os.environ, arguments.parse, arguments.engine_argument_names)
     return load(given, os.environ, config_file=config, preset=preset, container=container)
 
 

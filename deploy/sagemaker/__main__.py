@@ -1,8 +1,8 @@
 """Create or update, test and delete an endpoint.
 
-    python -m deploy.sagemaker deploy NAME --image URI --role ARN --instance-type TYPE --preset P
-    python -m deploy.sagemaker test NAME
-    python -m deploy.sagemaker delete NAME
+python -m deploy.sagemaker deploy NAME --image URI --role ARN --instance-type TYPE --preset P
+python -m deploy.sagemaker test NAME
+python -m deploy.sagemaker delete NAME
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ class Wish:
         fewest = fewest_gpus(settings, about, gib, most=gpus)
         if fewest is None or fewest > wanted:
             needed = need(settings, about, wanted)
-            remedy = (
-                f"--env AERIE_TENSOR_PARALLEL_SIZE={fewest}" if fewest else "take larger GPUs"
-            )
+            remedy = f"--env AERIE_TENSOR_PARALLEL_SIZE={fewest}" if fewest else "take larger GPUs"
             raise DeployError(
                 f"{self.preset} does not fit {wanted} of {self.instance_type}'s {gpus} GPUs of "
                 f"{gib} GiB: {needed.sum() if needed else ''} ({remedy})"

@@ -68,7 +68,10 @@ def _never(_: float) -> None:
 def names(client: Any) -> tuple[list[str], list[str], list[str]]:
     return (
         [found["ModelName"] for found in client.list_models()["Models"]],
-        [found["EndpointConfigName"] for found in client.list_endpoint_configs()["EndpointConfigs"]],
+        [
+            found["EndpointConfigName"]
+            for found in client.list_endpoint_configs()["EndpointConfigs"]
+        ],
         [found["EndpointName"] for found in client.list_endpoints()["Endpoints"]],
     )
 
@@ -180,9 +183,7 @@ class Runtime:
 
     def invoke_endpoint_with_response_stream(self, **arguments: str) -> dict[str, Any]:
         assert json.loads(arguments["Body"])["stream"] is True
-        parts = (
-            self.answer[at : at + self.size] for at in range(0, len(self.answer), self.size)
-        )
+        parts = (self.answer[at : at + self.size] for at in range(0, len(self.answer), self.size))
         return {"Body": ({"PayloadPart": {"Bytes": part}} for part in parts)}
 
 

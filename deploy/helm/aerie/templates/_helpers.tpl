@@ -1,0 +1,54 @@
+{{- define "aerie.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "aerie.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "aerie.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "aerie.selector" . }}
+{{- end }}
+
+{{- define "aerie.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "aerie.name" .) }}
+{{- else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
+{{- end }}
+
+{{- define "aerie.keysSecret" -}}
+{{- if .Values.keys.existingSecret }}{{ .Values.keys.existingSecret }}
+{{- else if .Values.keys.text }}{{ include "aerie.name" . }}-keys{{ end }}
+{{- end }}
+
+{{- /* Helm reads every number as a float: whole ones are whole again. */ -}}
+{{- define "aerie.toml" -}}
+{{- regexReplaceAll "(?m)= (-?[0-9]+)\\.0$" (toToml .Values.config) "= ${1}" }}
+{{- end }}
+
+{{- /* What would start and then not do what was asked for is refused here. */ -}}
+{{- define "aerie.check" -}}
+{{- if and .Values.keys.text .Values.keys.existingSecret }}
+{{- fail "keys: give either text or existingSecret, not both" }}
+{{- end }}
+{{- if and .Values.redis.url .Values.redis.existingSecret }}
+{{- fail "redis: give either url or existingSecret, not both" }}
+{{- end }}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
+{{- fail "autoscaling: minReplicas is more than maxReplicas" }}
+{{- end }}
+{{- if and .Values.autoscaling.undraftedShare (ne .Values.autoscaling.kind "keda") }}
+{{- fail "autoscaling.undraftedShare: only kind keda looks at it" }}
+{{- end }}
+{{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "keys" "keys_file" "redis_url") }}
+{{- range $name }}
+{{- if hasKey (index $.Values.config $section | default dict) . }}
+{{- fail (printf "config.%s.%s: the chart sets it, from another value" $section .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

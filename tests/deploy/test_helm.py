@@ -1,0 +1,253 @@
+"""The chart: rendered by helm against kept files, valid for Kubernetes, and made of what exists.
+
+helm comes from PATH or from $HELM. Without it the kept files are still checked; with it they are
+compared, and `AERIE_WRITE_GOLDEN=1` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+from prometheus_client import Counter, Gauge, Histogram  # noqa: E402 - after the skip
+
+from app import metrics  # noqa: E402
+from app.settings import REPOSITORY, load, section_of  # noqa: E402
+
+CHART = REPOSITORY / "deploy" / "helm" / "aerie"
+HERE = Path(__file__).parent / "charts"
+CASES = ("default", "gpu", "hpa")
+HELM = os.environ.get("HELM") or shutil.which("helm")
+KUBERNETES = "1.33"
+needs_helm = pytest.mark.skipif(HELM is None, reason="there is no helm (PATH, or $HELM)")
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def render(*arguments: str) -> str:
+    done = helm("template", "aerie", str(CHART), "--namespace", "serving", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def kept(case: str) -> list[dict[str, Any]]:
+    text = (HERE / f"{case}.golden.yaml").read_text("utf-8")
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def pod(case: str) -> dict[str, Any]:
+    spec: dict[str, Any] = of_kind(kept(case), "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+@needs_helm
+@pytest.mark.parametrize("case", CASES)
+def test_the_chart_renders_what_is_kept(case: str) -> None:
+    text = render("--values", str(HERE / f"{case}.yaml"))
+    golden = HERE / f"{case}.golden.yaml"
+    if os.environ.get("AERIE_WRITE_GOLDEN"):
+        golden.write_text(text, "utf-8")
+    assert text == golden.read_text("utf-8")
+
+
+@needs_helm
+def test_lint() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["--set", "replica=2"], "replica"),
+        (["--set", "gpus=many"], "gpus"),
+        (["--set", "config.modle.k=1"], "modle"),
+        (["--set", "redis.url=http://x"], "redis"),
+        (["--set", "autoscaling.kind=vpa"], "kind"),
+        (["--set", "keys.text=a", "--set", "keys.existingSecret=b"], "not both"),
+        (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
+        (["--set-json", "autoscaling.undraftedShare=0.5"], "only kind keda"),
+        (["--set", "config.server.port=1"], "the chart sets it"),
+        (["--set", "config.engine.tensor_parallel_size=2"], "the chart sets it"),
+        (["--set", "prometheusRule.enabled=true"], "build.sh"),
+        (["--set", "dashboards.enabled=true"], "build.sh"),
+    ],
+)
+def test_wrong_values_are_refused(values: list[str], words: str) -> None:
+    done = helm("template", "aerie", str(CHART), *values)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+@needs_helm
+def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path) -> None:
+    """A copy of the repository's deploy/ with a rule, its test and a dashboard in it."""
+    deploy = tmp_path / "deploy"
+    shutil.copytree(CHART.parent, deploy / "helm")
+    (deploy / "prometheus").mkdir()
+    (deploy / "grafana").mkdir()
+    rules = {"groups": [{"name": "aerie", "rules": [{"alert": "Down", "expr": "up == 0"}]}]}
+    (deploy / "prometheus" / "aerie.rules.yml").write_text(yaml.safe_dump(rules))
+    (deploy / "prometheus" / "aerie.test.yml").write_text("groups:\n- x\ntests:\n- y\n")
+    (deploy / "grafana" / "aerie.json").write_text('{"title": "{{ braces }}"}')
+    done = subprocess.run(
+        [str(deploy / "helm" / "build.sh"), str(tmp_path / "out")],
+        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rules: 1, dashboards: 1" in done.stdout
+    (package,) = (tmp_path / "out").glob("*.tgz")
+    switches = ["--set", "prometheusRule.enabled=true,dashboards.enabled=true"]
+    done = helm("template", "aerie", str(package), *switches)
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    assert of_kind(documents, "PrometheusRule")["spec"] == rules
+    boards = [d["data"] for d in documents if d["metadata"]["name"] == "aerie-dashboards"]
+    assert [json.loads(board["aerie.json"])["title"] for board in boards] == ["{{ braces }}"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kubernetes_takes_it(case: str) -> None:
+    """Against the API's own schemas; those of operators (KEDA, Prometheus) are not among them."""
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
+    checked = 0
+    for document in kept(case):
+        if document["apiVersion"].split("/")[0].endswith((".sh", ".com")):
+            continue
+        validate.validate(document, KUBERNETES, strict=True)
+        checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pod_s_settings_are_the_gateway_s(case: str, tmp_path: Path) -> None:
+    """Environment and file load as they would in the pod."""
+    (container,) = pod(case)["containers"]
+    environ = {
+        entry["name"]: entry.get("value", "x")
+        for entry in container["env"]
+        if entry["name"].startswith("AERIE_")
+    }
+    assert {name.removeprefix("AERIE_").lower() for name in environ} - {"config", "preset"} <= set(
+        section_of()
+    )
+    (config,) = [d for d in kept(case) if d["kind"] == "ConfigMap"]
+    file = tmp_path / "aerie.toml"
+    file.write_text(config["data"]["aerie.toml"])
+    settings = load({}, {**environ, "AERIE_CONFIG": str(file)})
+    assert settings.server.port == container["ports"][0]["containerPort"]
+    assert settings.server.host == "0.0.0.0"
+    if case == "gpu":
+        assert settings.model.model == "openai/gpt-oss-120b"
+        assert settings.engine.tensor_parallel_size == 2
+        assert settings.engine.max_num_seqs == 64  # the file beats the preset
+        assert settings.engine.engine_args == {"stream_interval": 4}
+        assert isinstance(settings.engine.engine_args["stream_interval"], int)
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+        assert settings.admission.keys_file == "/etc/aerie-keys/keys.toml"
+        assert settings.admission.redis_url == "redis://redis:6379/0"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_has_time_to_drain(case: str) -> None:
+    spec = pod(case)
+    (container,) = spec["containers"]
+    environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = float(environ["AERIE_DRAIN_TIMEOUT_S"])
+    assert spec["terminationGracePeriodSeconds"] >= before + drain + 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_probes_are_routes(case: str) -> None:
+    from app.api.health import router
+
+    paths = {route.path for route in router.routes}  # type: ignore[attr-defined]
+    (container,) = pod(case)["containers"]
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert [container[probe]["httpGet"]["path"] for probe in probes] == [
+        "/livez", "/livez", "/readyz",
+    ]  # fmt: skip
+    assert {container[probe]["httpGet"]["path"] for probe in probes} <= paths
+
+
+def _ours() -> set[str]:
+    return {
+        metric.describe()[0].name + ("_total" if isinstance(metric, Counter) else "")
+        for metric in vars(metrics).values()
+        if isinstance(metric, (Counter, Gauge, Histogram))
+    }
+
+
+def _vllms() -> set[str]:
+    spec = pytest.importorskip("importlib.util").find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vllm is not installed")
+    source = Path(spec.submodule_search_locations[0]) / "v1" / "metrics" / "loggers.py"
+    return set(re.findall(r'"(vllm:[a-z0-9_]+)"', source.read_text("utf-8")))
+
+
+def _autoscaled() -> Iterator[tuple[str, str]]:
+    """(case, metric) of everything an autoscaler looks at."""
+    for trigger in of_kind(kept("gpu"), "ScaledObject")["spec"]["triggers"]:
+        for name in re.findall(r"\b(?:aerie_|vllm:)[a-z0-9_]+", trigger["metadata"]["query"]):
+            yield "keda", name
+    for metric in of_kind(kept("hpa"), "HorizontalPodAutoscaler")["spec"]["metrics"]:
+        yield "hpa", metric["pods"]["metric"]["name"]
+
+
+def test_autoscalers_look_at_metrics_that_exist() -> None:
+    found = list(_autoscaled())
+    assert {"keda", "hpa"} == {case for case, _ in found}
+    assert {name for _, name in found} - _ours() - _vllms() == set()
+
+
+def test_autoscalers_name_what_they_scale() -> None:
+    name = of_kind(kept("gpu"), "Deployment")["metadata"]["name"]
+    keda = of_kind(kept("gpu"), "ScaledObject")["spec"]
+    assert keda["scaleTargetRef"]["name"] == name
+    service = of_kind(kept("gpu"), "Service")["metadata"]["name"]
+    assert all(
+        f'namespace="serving",service="{service}"' in trigger["metadata"]["query"]
+        for trigger in keda["triggers"]
+    )
+    assert "replicas" not in of_kind(kept("gpu"), "Deployment")["spec"]
+    hpa = of_kind(kept("hpa"), "HorizontalPodAutoscaler")["spec"]
+    assert hpa["scaleTargetRef"]["name"] == of_kind(kept("hpa"), "Deployment")["metadata"]["name"]
+
+
+def test_selectors_match() -> None:
+    documents = kept("gpu")
+    labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    for kind, path in (
+        ("Service", ("selector",)),
+        ("PodDisruptionBudget", ("selector", "matchLabels")),
+    ):
+        selector: Any = of_kind(documents, kind)["spec"]
+        for key in path:
+            selector = selector[key]
+        assert selector.items() <= labels.items()
+    service = of_kind(documents, "Service")["metadata"]["labels"]
+    monitor = of_kind(documents, "ServiceMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service.items()

@@ -86,7 +86,10 @@ LAZY_HOOKS = {
 
 # Heavy packages -> the only rooms that may import them.
 GUARDED = {
-    "vllm": {"app.engine", "bench.kernels", "bench.preload", "bench.proposer", "drafters.vllm"},
+    "vllm": {
+        *("app.engine", "bench.context", "bench.kernels", "bench.preload", "bench.proposer"),
+        "drafters.vllm",
+    },
     "torch": {
         "app.engine",
         "bench.kernels",

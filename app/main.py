@@ -50,7 +50,12 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     errors.install(app)
     document.install(app, engine)
     app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)
-    app.add_middleware(Tally, paths=generate.PATHS)
+    app.add_middleware(
+        Tally,
+        paths=generate.PATHS,
+        log=settings.server.access_log,
+        model=settings.served_model_name,
+    )
     app.add_middleware(RequestId)
     return app
 

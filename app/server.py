@@ -8,13 +8,12 @@ import math
 import resource
 import signal
 import socket
-import sys
 from types import FrameType
 from typing import cast
 
 import uvicorn
 
-from app import connection
+from app import connection, log
 from app.engine.supervisor import Engine
 from app.errors import StartupError
 from app.main import create_app
@@ -38,16 +37,12 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
-    logging.basicConfig(
-        level=settings.server.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    log.configure(settings.server.log_level, settings.server.log_format)
     engine = Engine(settings)
     config = uvicorn.Config(
         create_app(settings, engine),
         log_config=None,
-        access_log=settings.server.access_log,
+        access_log=False,  # app/api/tally.py writes one that quotes no client
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
         http=cast("type[asyncio.Protocol]", connection.factory(settings.server)),
         ws="none",

@@ -66,7 +66,14 @@ class ServerSettings(Section):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
     )
-    access_log: bool = Field(False, description="Log one line per HTTP request.")
+    access_log: bool = Field(
+        False,
+        description="Log one line per request for work: its id, status, tokens and times, and no "
+        "text of its own.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Form of the gateway's own log lines; vLLM's are text."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged."
     )

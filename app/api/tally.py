@@ -1,28 +1,40 @@
-"""Counts the answers to requests for work, by path and status."""
+"""Counts the answers to requests for work, by path and status, and writes a line for each."""
 
 from __future__ import annotations
+
+import logging
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
+from app.api import request_id, visit
+from app.log import with_fields
+
+logger = logging.getLogger(__name__)
 
 NO_ANSWER = "none"  # the client left before there was one
 
 
 class Tally:
     """Pure ASGI middleware. A label is one of `paths` and a status, never a client's text. A
-    stream counts as what its headers said: what ends it later is counted where it happens."""
+    stream counts as what its headers said: what ends it later is counted where it happens. The
+    log line has ids, counts and times, and nothing else that a client sent."""
 
-    def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: frozenset[str], log: bool = False, model: str = ""
+    ) -> None:
         self.app = app
         self._paths = paths
+        self._log = log
+        self._model = model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
         if scope["type"] != "http" or scope["path"] not in self._paths:
             await self.app(scope, receive, send)
             return
-        status = NO_ANSWER
+        status, began = NO_ANSWER, time.monotonic()
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -38,3 +50,16 @@ class Tally:
             raise
         finally:
             metrics.RESPONSES.labels(scope["path"], status).inc()
+            if self._log:
+                self._write(scope, status, time.monotonic() - began)
+
+    def _write(self, scope: Scope, status: str, seconds: float) -> None:
+        fields = {
+            "request_id": request_id.given_to(scope).get(request_id.HEADER),
+            "path": scope["path"],
+            "status": status,
+            "model": self._model,
+            "seconds": round(seconds, 4),
+            **visit.figures_of(scope),
+        }
+        logger.info("request", extra=with_fields(fields))

@@ -40,6 +40,8 @@ class Visit:
         self._body_bytes = 0
         self._place: Place | None = None
         self._verdict = Verdict()
+        # What it came to, for the log; known once it is closed.
+        self.figures: dict[str, Any] = {"tenant": identity.tenant.name}
 
     async def begin(self, total_s: float) -> None:
         """Before the body is read: a place among the tenant's concurrent requests, one of its
@@ -109,6 +111,7 @@ class Visit:
         used = {"prompt": self.account.prompt_tokens, "output": self.account.output_tokens}
         if self.deadline is not None and self.deadline.kind == "queue":
             used = {"prompt": 0, "output": 0}  # it was this server that did not begin
+        self.figures |= self._counted(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
         self.account.sequences.clear()
@@ -160,11 +163,31 @@ class Visit:
         waits only in numbers: while nobody waits there, this request is being worked on."""
         return self._place is None or self._desk.load.waiting > 0
 
+    def _counted(self, used: Mapping[str, int]) -> dict[str, Any]:
+        """Tokens, seconds, drafts. The engine's times are of the sequence that began first."""
+        found: dict[str, Any] = {f"{kind}_tokens": tokens for kind, tokens in used.items()}
+        found["gate_s"] = round(self.gate_s, 4)
+        if (timing := self.account.timing) is not None:
+            found["queued_s"] = round(timing.queued_s, 4)
+            found["prefill_s"] = round(timing.prefill_s, 4)
+            found["decode_s"] = round(timing.decode_s, 4)
+        if (drafts := self.account.drafts) is not None:
+            found |= {"drafted": drafts.drafted, "accepted": drafts.accepted}
+            if drafts.steps:
+                found |= {"k": round(drafts.k, 2), "acceptance_length": round(drafts.length, 2)}
+        return found
+
 
 def visit_of(scope: Scope) -> Visit:
     """The visit that the door opened for this request."""
     visit: Visit = scope[_KEY]
     return visit
+
+
+def figures_of(scope: Scope) -> dict[str, Any]:
+    """What a request came to that is over; nothing of one that was turned away at the door."""
+    visit: Visit | None = scope.get(_KEY)
+    return {} if visit is None else visit.figures
 
 
 def attach(scope: Scope, visit: Visit) -> None:

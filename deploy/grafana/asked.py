@@ -31,10 +31,10 @@ class Asked:
         return f"{self.dashboard}/{self.panel}/{self.legend}".replace(" ", "-")
 
 
-def panels(name: str) -> list[dict[str, Any]]:
-    """The panels of a dashboard in reading order, headings left out."""
+def panels(name: str, headings: bool = False) -> list[dict[str, Any]]:
+    """The panels of a dashboard in reading order, or its headings, as Grafana's JSON has them."""
     document = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
-    return [panel for panel in document["panels"] if panel["type"] != "row"]
+    return [panel for panel in document["panels"] if (panel["type"] == "row") == headings]
 
 
 def queries() -> Iterator[Asked]:

@@ -593,3 +593,28 @@ def test_nothing_that_a_client_sends_becomes_a_label_or_a_log_line(
     run(check)
     assert "marker" not in caplog.text
     assert KEY not in caplog.text
+
+
+def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        await post(client, used=7, user="marker")
+        await post(client, key="marker")
+        async with client.stream(
+            "POST", PATH, json={"prompt": "marker", "stream": True}
+        ) as response:
+            await response.aread()
+
+    with caplog.at_level("INFO", "app.api.tally"):
+        run(check, access_log="true")
+    first, second, third = (r.fields for r in caplog.records if r.name == "app.api.tally")  # type: ignore[attr-defined]
+    measured = ("request_id", "seconds", "gate_s")
+    assert {k: v for k, v in first.items() if k not in measured} == {
+        "path": PATH, "status": "200", "model": "aerie-embedded", "tenant": "one",
+        "prompt_tokens": 10, "output_tokens": 7,
+        "queued_s": 0.0, "prefill_s": 1.0, "decode_s": 1.0,
+        "drafted": 12, "accepted": 3, "k": 3.0, "acceptance_length": 1.75,
+    }  # fmt: skip
+    assert second["status"] == "401"
+    assert "tenant" not in second
+    assert (third["status"], third["prompt_tokens"]) == ("200", 10)
+    assert not [r for r in caplog.records if "marker" in str(vars(r))]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
+from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from starlette.types import Receive, Scope, Send
 
 from app.api.tally import Tally
+from app.engine.supervisor import Engine
+from app.log import JsonFormatter
+from app.main import create_app
+from app.settings import load
 
 PATH = "/v1/tallied"
 
@@ -53,3 +59,19 @@ def test_a_defect_counts_as_the_500_that_it_becomes() -> None:
 def test_a_path_of_a_clients_own_is_no_label() -> None:
     visit(404, "/v1/made-up")
     assert counted("404", "/v1/made-up") == 0
+
+
+def test_a_line_has_figures_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Through a whole gateway without an engine: a request that is refused is a line, too."""
+    settings = load({"access_log": "true"}, {})
+    with caplog.at_level(logging.INFO, "app.api.tally"):
+        client = TestClient(create_app(settings, Engine(settings)))  # no lifespan: never ready
+        client.post("/v1/completions", json={"prompt": "secret"}, headers={"x-request-id": "abc"})
+        client.get("/livez")
+    [record] = [r for r in caplog.records if r.name == "app.api.tally"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["request_id"] == "abc"
+    assert (fields["path"], fields["status"]) == ("/v1/completions", "503")
+    assert fields["tenant"]
+    assert fields["seconds"] >= 0
+    assert "secret" not in JsonFormatter().format(record)

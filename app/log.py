@@ -1,0 +1,53 @@
+"""The gateway's log: one line an event, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+Format = Literal["text", "json"]
+_FIELDS = "fields"
+
+
+def with_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """For the `extra` of a logging call: figures that belong to the line."""
+    return {_FIELDS: fields}
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, message, then the fields as name=value."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line."""
+        fields = getattr(record, _FIELDS, {})
+        return " ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in fields.items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; line breaks of a message or a stack are inside its strings."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
+    """Send everything of this process that is at least `level` to `stream` (standard error)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -19,7 +19,9 @@ RUN --mount=type=secret,id=pip,target=/root/.config/pip/pip.conf \
     --mount=type=cache,target=/root/.cache/pip \
     mkdir app drafters && touch app/__init__.py drafters/__init__.py \
     && PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND" \
-    && .venv/bin/python -m pip uninstall --yes --quiet --requirement requirements/dev.lock
+    && awk -F '[= ]' 'NR == FNR { needed[$1]; next } !($1 in needed) { print $1 }' \
+       "requirements/$BACKEND.lock" requirements/dev.lock > /tmp/tools \
+    && .venv/bin/python -m pip uninstall --yes --quiet --requirement /tmp/tools
 
 FROM ${PYTHON_IMAGE}
 # g++: torch compiles models at run time (Triton needs a compiler too). tcmalloc: docs/decisions/0002.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app import sagemaker
 from app.settings import ENV_PREFIX, ServerSettings, section_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,6 +24,7 @@ DOCKERFILE = (REPOSITORY / "Dockerfile").read_text("utf-8")
 COMPOSE_FILES = [REPOSITORY / "docker-compose.yml", REPOSITORY / "deploy" / "compose.gpu.yml"]
 SETTINGS = {f"{ENV_PREFIX}{name}".upper() for name in section_of()} | {"AERIE_PRESET"}
 EXAMPLE = (REPOSITORY / ".env.example").read_text("utf-8")
+HEALTHCHECK = REPOSITORY / "deploy" / "healthcheck.py"
 PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+[\w.-]*")
 
 
@@ -102,7 +105,7 @@ def answering(status: int) -> Iterator[int]:
 
 def check(port: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-S", str(REPOSITORY / "deploy" / "healthcheck.py")],
+        [sys.executable, "-S", str(HEALTHCHECK)],
         env={"AERIE_PORT": str(port), "http_proxy": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
@@ -124,3 +127,20 @@ def test_nobody_there_is_not_healthy() -> None:
     done = check(port)
     assert done.returncode == 1
     assert "127.0.0.1" in done.stderr
+
+
+def test_without_a_port_it_looks_where_the_gateway_may_listen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8000, or 8080 as on SageMaker; loaded here, since those ports may be somebody's."""
+    spec = importlib.util.spec_from_file_location("healthcheck", HEALTHCHECK)
+    assert spec is not None
+    assert spec.loader is not None
+    healthcheck = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(healthcheck)
+    assert (str(ServerSettings().port), str(sagemaker.PORT)) == healthcheck.PORTS
+    monkeypatch.delenv("AERIE_PORT", raising=False)
+    with answering(200) as second, answering(503) as first:
+        monkeypatch.setattr(healthcheck, "PORTS", (str(first), str(second)))
+        assert healthcheck.main() == 0
+    assert healthcheck.main() == 1

@@ -38,9 +38,9 @@ def _now() -> tuple[str, list[Any]]:
     ttft = f"sum by (le) (rate(vllm:time_to_first_token_seconds_bucket{{{VLLM}}}[{NOW}]))"
     return "Now", [
         number(
-            "Gateways",
-            "Gateways that answer Prometheus.",
-            Query(f"sum(up{{{OURS}}})", "gateways"),
+            "Engines serving",
+            "Gateways whose engine takes requests.",
+            Query(f"sum(aerie_engine_up{{{OURS}}})", "engines"),
             decimals=0,
         ),
         number(
@@ -235,6 +235,26 @@ def _queue() -> tuple[str, list[Any]]:
             "Seconds from the process's start to ready; 0 until then.",
             [Query(f"max by (instance) (aerie_start_seconds{{{OURS}}})", "{{instance}}")],
             unit="s",
+            width=8,
+        ),
+        lines(
+            "Engine up",
+            "1 while the engine of a gateway takes requests, 0 while it starts or is gone.",
+            [Query(f"min by (instance) (aerie_engine_up{{{OURS}}})", "{{instance}}")],
+            most=1,
+            width=8,
+        ),
+        lines(
+            "Engine restarts",
+            "Restarts within the last 15 minutes, by what ended the engine before.",
+            [
+                Query(
+                    "sum by (instance, reason) "
+                    f"(increase(aerie_engine_restarts_total{{{OURS}}}[15m]))",
+                    "{{instance}} {{reason}}",
+                )
+            ],
+            width=8,
         ),
     ]
 

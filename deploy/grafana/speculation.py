@@ -116,7 +116,22 @@ def _gain() -> tuple[str, list[Any]]:
                 Query(f"{tokens} * {rate(DECODE)} / ({rate(PLAIN)} > 0)", "without drafts"),
             ],
         ),
+        _phases(),
     ]
+
+
+def _phases() -> Any:
+    share = f"{rate('aerie_step_seconds_total', 'phase')} / ignoring (phase) group_left () "
+    return lines(
+        "Where steps spend their time",
+        "Share of the steps' time by phase. target: the target model, which verifies drafts as it "
+        "makes tokens. draft: the head. other: scheduling, and all between engine and worker.",
+        [Query(f"{share}({rate('aerie_step_seconds_total')} > 0)", "{{phase}}")],
+        unit="percentunit",
+        most=1,
+        stacked=True,
+        width=24,
+    )
 
 
 def _load() -> tuple[str, list[Any]]:

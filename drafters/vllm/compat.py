@@ -11,6 +11,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import build_logitsprocs
@@ -31,6 +32,7 @@ def apply() -> None:
         torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]
     if rejection_sampler.rejection_sample is not noise.accept:
         rejection_sampler.rejection_sample = noise.accept
+        kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
         EngineCore.aerie_speculation = speculation
         gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
         SamplingParams._validate_spec_decode = accept_undrafted(
@@ -98,6 +100,35 @@ def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
             check(self, speculation)
 
     return check_others
+
+
+def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """The head's layers share one block table.
+
+    For a target with several kinds of attention vLLM cuts the layers of each kind into groups of
+    one size (vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size). Where the
+    head's full attention makes that kind half as large again as the other, or where the size is
+    smaller than the head, its layers land in several groups and the engine stops: "All drafting
+    layers should belong to the same kv cache group". Then they get a group of their own.
+    """
+
+    @wraps(build)
+    def build_groups(vllm_config: Any, kv_cache_spec: dict[str, Any]) -> list[Any]:
+        groups = build(vllm_config, kv_cache_spec)
+        speculation = vllm_config.speculative_config
+        if not is_parallel(speculation):
+            return groups
+        # The head's layers are registered after all of the target's.
+        count = speculation.draft_model_config.hf_text_config.num_hidden_layers
+        head = list(kv_cache_spec)[-count:]
+        if sum(not set(head).isdisjoint(group.layer_names) for group in groups) < 2:
+            return groups
+        specs = kv_cache_utils.unify_kv_cache_spec_page_size(kv_cache_spec)
+        rest = {name: spec for name, spec in specs.items() if name not in head}
+        own = kv_cache_utils.create_kv_cache_group_specs(specs, [head])
+        return [*build(vllm_config, rest), *own]
+
+    return build_groups
 
 
 def _loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:

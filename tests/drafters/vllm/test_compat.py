@@ -89,3 +89,63 @@ def test_requests_with_them_are_taken_beside_our_drafter_only(options: dict[str,
     params._validate_spec_decode(_speculation(parallel=True))
     with pytest.raises(VLLMValidationError, match="not yet supported"):
         params._validate_spec_decode(_speculation(parallel=False))
+
+
+@pytest.fixture(scope="module")
+def config() -> Any:
+    """For the embedded models, with the cache's layout that the engine core settles on here."""
+    from tests.drafters.vllm.lives import configuration
+
+    made = configuration()
+    made.cache_config.kv_cache_layout = "LBNHC"
+    return made
+
+
+def _specs(*, full: int, sliding: int, head: int, head_dim: int = 64) -> dict[str, Any]:
+    """KV cache specs of a target whose layers take turns, and of a head behind it."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    sizes = {"block_size": 16, "num_kv_heads": 2, "dtype": torch.bfloat16}
+    every = [*["full"] * full, *["sliding"] * sliding, *["head"] * head]
+    made: dict[str, Any] = {}
+    for index, kind in enumerate(every):
+        name = f"model.layers.{index}.self_attn.attn"
+        if kind == "sliding":
+            made[name] = SlidingWindowSpec(**sizes, head_size=64, sliding_window=128)
+        else:
+            size = head_dim if kind == "head" else 64
+            made[name] = FullAttentionSpec(**sizes, head_size=size)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("layers", "stock", "ours"),
+    [
+        # gpt-oss-20b with a head of four layers: within the rule of one and a half.
+        ({"full": 12, "sliding": 12, "head": 2}, 1, [14, 12]),
+        # Beyond it, vLLM halves the full layers and the head's with them.
+        ({"full": 3, "sliding": 3, "head": 2}, 2, [3, 3, 2]),
+        # As Gemma's: one full layer for five sliding ones, groups of one layer.
+        ({"full": 1, "sliding": 5, "head": 2, "head_dim": 128}, 2, [1, 1, 1, 1, 1, 1, 2]),
+        # Every layer alike: one group.
+        ({"full": 6, "sliding": 0, "head": 2}, 1, [8]),
+    ],
+)
+def test_the_head_s_layers_share_one_group(
+    config: Any, layers: dict[str, int], stock: int, ours: list[int]
+) -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    compat.apply()
+    specs = _specs(**layers)
+    head = set(list(specs)[-layers["head"] :])
+
+    def holding(groups: list[Any]) -> int:
+        return sum(not head.isdisjoint(group.layer_names) for group in groups)
+
+    patched = kv_cache_utils.get_kv_cache_groups
+    assert holding(patched.__wrapped__(config, dict(specs))) == stock
+    groups = patched(config, dict(specs))
+    assert holding(groups) == 1
+    assert sorted(len(group.layer_names) for group in groups) == sorted(ours)
+    assert sorted(name for group in groups for name in group.layer_names) == sorted(specs)

@@ -1,0 +1,1 @@
+"""Gateways behind Ray Serve: see docs/scale.md."""

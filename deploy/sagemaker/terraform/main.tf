@@ -17,7 +17,8 @@ locals {
   environment = merge(var.preset == "" ? {} : { AERIE_PRESET = var.preset }, var.environment)
   # A model and a configuration cannot be changed: what they hold is in their name.
   mark = substr(sha256(jsonencode([
-    var.image, var.role_arn, var.instance_type, var.model_data, local.environment, var.startup_s,
+    var.image, var.role_arn, var.instance_type, var.instances, var.model_data, var.startup_s,
+    local.environment,
   ])), 0, 8)
   resource = "${var.name}-${local.mark}"
 }

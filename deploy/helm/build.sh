@@ -13,13 +13,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -R "$here/aerie" "$work/aerie"
 mkdir -p "$work/aerie/files/rules" "$work/aerie/files/dashboards"
-for file in "$here"/../prometheus/*.yml "$here"/../prometheus/*.yaml \
-  "$here"/../prometheus/*/*.yml "$here"/../prometheus/*/*.yaml; do
+for file in "$here"/../prometheus/*.y*ml "$here"/../prometheus/*/*.y*ml; do
   [ -f "$file" ] && grep -q '^groups:' "$file" && ! grep -q '^tests:' "$file" || continue
   cp "$file" "$work/aerie/files/rules/"
 done
-for file in "$here"/../grafana/*.json "$here"/../grafana/*/*.json; do
-  [ -f "$file" ] && cp "$file" "$work/aerie/files/dashboards/"
-done
+if [ -d "$here/../grafana" ]; then
+  find "$here/../grafana" -name '*.json' -exec cp {} "$work/aerie/files/dashboards/" \;
+fi
 echo "rules: $(ls "$work/aerie/files/rules" | wc -l), dashboards: $(ls "$work/aerie/files/dashboards" | wc -l)"
 "${HELM:-helm}" package "$work/aerie" --destination "$out"

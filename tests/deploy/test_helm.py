@@ -22,7 +22,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 from prometheus_client import Counter, Gauge, Histogram  # noqa: E402 - after the skip
 
 from app import metrics  # noqa: E402
-from app.settings import REPOSITORY, load, section_of  # noqa: E402
+from app.settings import REPOSITORY, load, section_of, sections  # noqa: E402
 
 CHART = REPOSITORY / "deploy" / "helm" / "aerie"
 HERE = Path(__file__).parent / "charts"
@@ -125,6 +125,32 @@ def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path
     assert [json.loads(board["aerie.json"])["title"] for board in boards] == ["{{ braces }}"]
 
 
+@needs_helm
+def test_the_package_of_this_repository_renders(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(CHART.parent / "build.sh"), str(tmp_path)],
+        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    switches = ["prometheusRule.enabled=true", "dashboards.enabled=true"]
+    done = helm("template", "aerie", str(package), "--set", ",".join(switches))
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    groups = of_kind(documents, "PrometheusRule")["spec"]["groups"]
+    sources = (REPOSITORY / "deploy" / "prometheus" / "rules").glob("*.yml")
+    written = [group for file in sources for group in yaml.safe_load(file.read_text())["groups"]]
+    assert sorted(group["name"] for group in groups) == sorted(group["name"] for group in written)
+    assert {group["name"]: group for group in groups} == {
+        group["name"]: group for group in written
+    }
+    (boards,) = [d["data"] for d in documents if d["metadata"]["name"] == "aerie-dashboards"]
+    files = {file.name: file for file in (REPOSITORY / "deploy" / "grafana").rglob("*.json")}
+    assert set(boards) == set(files)
+    for name, text in boards.items():
+        assert json.loads(text) == json.loads(files[name].read_text())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_kubernetes_takes_it(case: str) -> None:
     """Against the API's own schemas; those of operators (KEDA, Prometheus) are not among them."""
@@ -170,6 +196,20 @@ def test_the_pod_s_settings_are_the_gateway_s(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_the_pod_fits_the_image(case: str) -> None:
+    """Its user, and the folder that it keeps models in, which must be writable."""
+    image = (REPOSITORY / "Dockerfile").read_text("utf-8")
+    spec = pod(case)
+    security = spec["securityContext"]
+    assert f"USER {security['runAsUser']}:{security['runAsGroup']}" in image
+    (folder,) = re.findall(r"^VOLUME (\S+)", image, re.MULTILINE)
+    (container,) = spec["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts[folder] == "cache"
+    assert container["args"] == ["serve"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_pod_has_time_to_drain(case: str) -> None:
     spec = pod(case)
     (container,) = spec["containers"]
@@ -190,6 +230,11 @@ def test_probes_are_routes(case: str) -> None:
         "/livez", "/livez", "/readyz",
     ]  # fmt: skip
     assert {container[probe]["httpGet"]["path"] for probe in probes} <= paths
+
+
+def test_every_section_of_the_settings_may_be_set() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    assert set(schema["properties"]["config"]["properties"]) == set(sections())
 
 
 def _ours() -> set[str]:

@@ -141,9 +141,7 @@ def test_the_package_of_this_repository_renders(tmp_path: Path) -> None:
     sources = (REPOSITORY / "deploy" / "prometheus" / "rules").glob("*.yml")
     written = [group for file in sources for group in yaml.safe_load(file.read_text())["groups"]]
     assert sorted(group["name"] for group in groups) == sorted(group["name"] for group in written)
-    assert {group["name"]: group for group in groups} == {
-        group["name"]: group for group in written
-    }
+    assert {group["name"]: group for group in groups} == {group["name"]: group for group in written}
     (boards,) = [d["data"] for d in documents if d["metadata"]["name"] == "aerie-dashboards"]
     files = {file.name: file for file in (REPOSITORY / "deploy" / "grafana").rglob("*.json")}
     assert set(boards) == set(files)

@@ -85,7 +85,7 @@ def test_lint() -> None:
         (["--set", "autoscaling.kind=vpa"], "kind"),
         (["--set", "keys.text=a", "--set", "keys.existingSecret=b"], "not both"),
         (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
-        (["--set-json", "autoscaling.undraftedShare=0.5"], "only kind keda"),
+        (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
         (["--set", "config.server.port=1"], "the chart sets it"),
         (["--set", "config.engine.tensor_parallel_size=2"], "the chart sets it"),
         (["--set", "prometheusRule.enabled=true"], "build.sh"),

@@ -41,8 +41,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling: minReplicas is more than maxReplicas" }}
 {{- end }}
-{{- if and .Values.autoscaling.undraftedShare (ne .Values.autoscaling.kind "keda") }}
-{{- fail "autoscaling.undraftedShare: only kind keda looks at it" }}
+{{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
+{{- fail "autoscaling.speedup: only kind keda looks at it" }}
 {{- end }}
 {{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "keys" "keys_file" "redis_url") }}
 {{- range $name }}

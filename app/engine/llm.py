@@ -19,7 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from app.engine.account import Account, current
-from app.engine.failures import ConstraintError
+from app.engine.failures import ConstraintError, engine_lost
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
 from app.exposition import EXPOSITION
@@ -67,7 +67,8 @@ class GatewayLLM(AsyncLLM):
         return watched(_corrected(outputs, constraint is not None, silent))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py)."""
+        """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py). Raises ApiError
+        503 when the engine dies over it."""
         self._run_output_handler()
         asking = asyncio.ensure_future(
             self.engine_core.call_utility_async("aerie_speculation", command, arguments)
@@ -75,9 +76,11 @@ class GatewayLLM(AsyncLLM):
         try:  # vLLM leaves the calls of a dead engine unanswered
             await asyncio.wait({asking, self.output_handler}, return_when=FIRST_COMPLETED)
             if not asking.done():
-                raise EngineDeadError()
+                raise engine_lost()
             answer: dict[str, Any] = asking.result()
             return answer
+        except EngineDeadError:
+            raise engine_lost() from None
         finally:
             asking.cancel()
 

@@ -26,6 +26,7 @@ TOLD_WITHIN_S = 10.0
 BACK_WITHIN_S = 150.0
 # More kills than one for a measurement: AERIE_ENGINE_KILLS=3.
 KILLS = int(os.environ.get("AERIE_ENGINE_KILLS", "1"))
+pytestmark = pytest.mark.timeout(600 + 120 * KILLS)
 ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 GENERATED = "vllm:generation_tokens_total"
 STEPS = "aerie_decode_seconds_total"

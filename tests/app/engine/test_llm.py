@@ -10,9 +10,11 @@ import pytest
 from vllm.exceptions import GenerationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.engine.failures import ConstraintError
-from app.engine.llm import _corrected
+from app.engine.llm import GatewayLLM, _corrected
+from app.errors import ApiError
 
 
 def output(finish_reason: str | None = None, **fields: Any) -> RequestOutput:
@@ -63,3 +65,33 @@ def test_alternatives_come_in_order_of_probability() -> None:
     (choice,) = corrected(output(logprobs=[step]))
     assert choice.logprobs is not None
     assert list(choice.logprobs[0]) == [1, 2, 5]
+
+
+class Unanswering:
+    """An engine core that takes a call and dies over it, or is dead already."""
+
+    def __init__(self, dead: bool) -> None:
+        self.dead = dead
+
+    async def call_utility_async(self, *arguments: Any) -> Any:
+        if self.dead:
+            raise EngineDeadError()
+        await asyncio.Event().wait()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_call_into_a_dying_engine_is_answered(dead: bool) -> None:
+    """vLLM would let it wait for ever, and GET /v1/speculation with it."""
+
+    async def scenario() -> None:
+        llm = GatewayLLM.__new__(GatewayLLM)
+        llm.engine_core = Unanswering(dead)
+        llm.output_handler = asyncio.create_task(asyncio.sleep(0.01))
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(llm.speculation("state", {}), 10)
+        assert (caught.value.status, caught.value.code) == (503, "engine_lost")
+
+    asyncio.run(scenario())

@@ -1,7 +1,8 @@
-"""What an engine leaves behind when it is killed: processes and shared memory (Linux).
+"""What an engine leaves behind when it is killed: processes, shared memory, sockets (Linux).
 
 The engine core's workers end when they notice that it has gone, if they still notice anything. The
-segments of a killed process stay in /dev/shm: nobody is left to remove them.
+segments of a killed process stay in /dev/shm and its sockets in the folder for temporary files:
+nobody is left to remove them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ END_TIMEOUT_S = 20.0
 
 
 class Remains:
-    """The processes of one engine and the shared memory that only they have mapped."""
+    """The processes of one engine and the files that only they use."""
 
     def __init__(self, processes: Iterable[int]) -> None:
         """`processes`: ids of the engine's own processes; their children are found."""
         self._processes: list[psutil.Process] = []
-        self._segments: set[Path] = set()
+        self._files: set[Path] = set()
         for pid in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._processes.append(psutil.Process(pid))
@@ -40,11 +41,11 @@ class Remains:
                 self._processes += [child for child in children if child.pid not in known]
                 known |= {child.pid for child in children}
         for process in self._processes:
-            self._segments |= _mapped(process.pid)
-        self._segments -= _mapped(psutil.Process().pid)
+            self._files |= _files(process)
+        self._files -= _files(psutil.Process())
 
     def clear(self) -> None:
-        """Blocking: kill whoever still lives, wait for the ends, remove the segments."""
+        """Blocking: kill whoever still lives, wait for the ends, remove the files."""
         left = [process for process in self._processes if process.is_running()]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -55,12 +56,12 @@ class Remains:
             logger.error("processes of the engine cannot be killed: %s", [p.pid for p in alive])
             return
         removed = 0
-        for segment in self._segments:
+        for file in self._files:
             with contextlib.suppress(FileNotFoundError):
-                segment.unlink()
+                file.unlink()
                 removed += 1
         if left or removed:
-            logger.info("removed %d processes and %d shared segments", len(left), removed)
+            logger.info("removed %d processes and %d files", len(left), removed)
 
 
 def _ended(process: psutil.Process) -> bool:
@@ -71,11 +72,13 @@ def _ended(process: psutil.Process) -> bool:
         return True
 
 
-def _mapped(pid: int) -> set[Path]:
-    """Shared memory segments in a process's address space."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    paths = (line.split(maxsplit=5)[-1] for line in lines if SHARED_MEMORY in line)
-    return {Path(path) for path in paths if not path.endswith("(deleted)")}
+def _files(process: psutil.Process) -> set[Path]:
+    """Shared memory in a process's address space, and the sockets that it has bound."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, psutil.Error):
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            if SHARED_MEMORY in line and not line.endswith("(deleted)"):
+                found.add(line.split(maxsplit=5)[-1])
+        # The end that connects has no name.
+        found |= {socket.laddr for socket in process.net_connections("unix")}
+    return {Path(name) for name in found if name.startswith("/")}

@@ -20,6 +20,10 @@ CORE = """
 import subprocess, sys, time
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
 segment = SharedMemory(create=True, size=4096)
 segment.buf[0] = 1
 resource_tracker.unregister(segment._name, "shared_memory")
@@ -32,19 +36,24 @@ time.sleep(600)
 """
 
 
-def test_processes_and_segments_go() -> None:
+def test_processes_segments_and_sockets_go(tmp_path: Path) -> None:
+    socket = tmp_path / "socket"
     ours = SharedMemory(create=True, size=4096)
-    core = subprocess.Popen([sys.executable, "-c", CORE], stdout=subprocess.PIPE, text=True)
+    core = subprocess.Popen(
+        [sys.executable, "-c", CORE, str(socket)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert core.stdout is not None
         child, name = core.stdout.readline().split()
         segment = Path("/dev/shm") / name
         assert segment.exists()
+        assert socket.exists()
         remains = Remains([core.pid])
         core.kill()  # its child is an orphan now
         core.wait()
         remains.clear()
         assert not segment.exists()
+        assert not socket.exists()
         assert (Path("/dev/shm") / ours.name).exists(), "this process uses it"
         gone = not psutil.pid_exists(int(child))
         assert gone or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE

@@ -50,6 +50,8 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
             missing = [cell for cell in order if _key(cell, concurrency) not in journal.cells]
             if not missing:
                 continue
+            for method in group:  # before the first cell: what starts takes time from what runs
+                await fleet.client(method)
             client = await _pilot(fleet, group)
             work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
             if concurrency not in journal.budgets:

@@ -34,6 +34,7 @@ def apply() -> None:
         rejection_sampler.rejection_sample = noise.accept
         kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
         EngineCore.aerie_speculation = speculation
+        EngineCore.post_step = unless_brought(EngineCore.post_step)
         gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
         SamplingParams._validate_spec_decode = accept_undrafted(
             SamplingParams._validate_spec_decode
@@ -71,6 +72,17 @@ def speculation(core: Any, command: str, arguments: dict[str, Any]) -> dict[str,
     policy, which lives in the scheduler."""
     answer: dict[str, Any] = core.scheduler.speculation(command, arguments)
     return answer
+
+
+def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
+    """The engine core's call for drafts after each step, where none came with its output."""
+
+    @wraps(post_step)
+    def ask(self: Any, model_executed: bool) -> None:
+        if not getattr(self.scheduler, "brings_drafts", False):
+            post_step(self, model_executed)
+
+    return ask
 
 
 def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:

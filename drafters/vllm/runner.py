@@ -11,16 +11,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm.drafter import ParallelDrafter
+from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise
 
 if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
 else:
     Base = object
-
-
-# Attribute that a ModelRunnerOutput carries to the scheduler: fields of a Step.
-PHASES = "aerie_phases"
 
 
 class NoDrafts:
@@ -65,9 +62,9 @@ class DraftingRunner(Base):
         to come, and none is told."""
         output = super().sample_tokens(*args, **kwargs)
         if isinstance(output, ModelRunnerOutput):
+            drafts = self.take_draft_token_ids() if self.parallel is not None else None
             draft = self._draft_seconds
-            target = perf_counter() - self._began - draft
-            setattr(output, PHASES, {"target_seconds": target, "draft_seconds": draft})
+            Extras(drafts, perf_counter() - self._began - draft, draft).attach(output)
         return output
 
     def _calc_spec_decode_metadata(

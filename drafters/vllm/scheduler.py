@@ -15,7 +15,8 @@ from drafters.control.calibration import Calibration
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
-from drafters.vllm.runner import PHASES
+from drafters.vllm.extras import Extras
+from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
 
@@ -42,6 +43,8 @@ class DraftingScheduler(Scheduler):
         k_max = self.num_spec_tokens
         if k_max:
             self.dynamic_sd_lookup = _AnyK(k_max)
+        # Drafts come with a step's output, and need not be asked for (compat.py).
+        self.brings_drafts = is_parallel(self.vllm_config.speculative_config)
         # The largest K, until the gateway has seen it draft and steers.
         self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
@@ -91,6 +94,9 @@ class DraftingScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        extras = Extras.of(model_runner_output)
+        if extras.drafts is not None:
+            self.update_draft_token_ids(extras.drafts)
         begun = self._begun.pop(id(scheduler_output), None)
         if begun is not None:
             ended = perf_counter()
@@ -102,7 +108,8 @@ class DraftingScheduler(Scheduler):
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
                 drafted=tuple(self._drafted),
                 accepted=tuple(self._accepted),
-                **getattr(model_runner_output, PHASES, {}),
+                target_seconds=extras.target_seconds,
+                draft_seconds=extras.draft_seconds,
             )
             self._ended = ended
             self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)

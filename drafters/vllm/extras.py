@@ -1,0 +1,31 @@
+"""What a step's output carries from the worker to the scheduler beside its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.outputs import DraftTokenIds
+
+_ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
+
+
+@dataclass(frozen=True)
+class Extras:
+    """`drafts` for the next step: vLLM's engine core would ask the workers for them in a call of
+    its own (v1/engine/core.py, post_step), which costs a step a round trip between processes,
+    also when nothing was drafted. Seconds as in drafters.control.policy.Step."""
+
+    drafts: DraftTokenIds | None = None
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+
+    def attach(self, output: Any) -> None:
+        """To a ModelRunnerOutput."""
+        setattr(output, _ATTRIBUTE, self)
+
+    @classmethod
+    def of(cls, output: Any) -> Extras:
+        """An empty one where the worker sent none."""
+        extras: Extras = getattr(output, _ATTRIBUTE, None) or cls()
+        return extras

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -29,6 +30,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
 
     desk = Desk(settings, engine.load)
     engine.load.on_step = desk.gate.poke
+    closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -39,6 +41,8 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         finally:
             await engine.stop()
             await running
+            for close in closing:
+                await asyncio.to_thread(close)
 
     app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
     app.state.settings = settings
@@ -56,6 +60,14 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         log=settings.server.access_log,
         model=settings.served_model_name,
     )
+    if settings.server.otlp_traces_endpoint is not None:
+        from app.api import trace  # loads OpenTelemetry, which nobody else needs
+
+        spans = trace.provider(trace.exporter(settings.server.otlp_traces_endpoint, os.environ))
+        closing.append(spans.shutdown)
+        app.add_middleware(
+            trace.Trace, provider=spans, paths=generate.PATHS, model=settings.served_model_name
+        )
     app.add_middleware(RequestId)
     return app
 

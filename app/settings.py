@@ -71,6 +71,11 @@ class ServerSettings(Section):
         description="Log one line per request for work: its id, status, tokens and times, and no "
         "text of its own.",
     )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector that gateway and engine send a span of each request "
+        "for work to (http://HOST:4317); none by default.",
+    )
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the gateway's own log lines; vLLM's are text."
     )

@@ -6,6 +6,7 @@ made by it, reads the request's priority and largest K from it and enters every 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,20 @@ def _begun(sequence: Any) -> bool:
 
 
 _current: ContextVar[Account | None] = ContextVar("account", default=None)
+
+
+# W3C trace context that the engine's span of this task's request belongs under.
+_trace: ContextVar[Mapping[str, str] | None] = ContextVar("trace", default=None)
+
+
+def open_trace(headers: Mapping[str, str]) -> None:
+    """For the current task and the tasks it creates."""
+    _trace.set(headers)
+
+
+def trace() -> Mapping[str, str] | None:
+    """What `open_trace` was given; None while spans are off."""
+    return _trace.get()
 
 
 def open_account(account: Account) -> None:

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-from app.engine.account import Account, current
+from app.engine.account import Account, current, trace
 from app.engine.failures import ConstraintError, engine_lost
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
@@ -63,6 +63,8 @@ class GatewayLLM(AsyncLLM):
             constraint.structural_tag = bounded(constraint.structural_tag)
         if (account := current()) is not None:
             self._obey(account, sampling_params, kwargs)
+        if (headers := trace()) is not None:
+            kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         return watched(_corrected(outputs, constraint is not None, silent))
 

@@ -51,6 +51,8 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
         options["enforce_eager"] = True
     if settings.limits.media_hosts:  # app/engine/bounds.py refuses all others before vLLM does
         options["allowed_media_domains"] = sorted(settings.limits.media_hosts)
+    if settings.server.otlp_traces_endpoint is not None:
+        options["otlp_traces_endpoint"] = settings.server.otlp_traces_endpoint
     if settings.admission.guarded:  # keys have priorities; without keys all are equal
         options["scheduling_policy"] = "priority"
     if settings.speculates:

@@ -59,3 +59,10 @@ def test_without_a_compiler_a_cpu_serves_uncompiled() -> None:
 def test_the_operator_has_the_last_word() -> None:
     options = engine_options(load({"engine_args": '{"dtype": "float32", "block_size": 64}'}, {}))
     assert (options["dtype"], options["block_size"]) == ("float32", 64)
+
+
+def test_spans_of_the_engine_go_where_the_gateways_go() -> None:
+    there = "http://127.0.0.1:4317"
+    options = engine_options(load({"otlp_traces_endpoint": there}, {}))
+    assert options["otlp_traces_endpoint"] == there
+    assert "otlp_traces_endpoint" not in engine_options(load({}, {}))

@@ -1,0 +1,100 @@
+"""Spans: in the client's trace, above the engine's, and without a word of the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api import trace
+from app.api.request_id import RequestId
+from app.engine import account
+from app.errors import SettingsError
+
+PATH = "/v1/completions"
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+
+
+def visit(
+    headers: dict[str, str], status: int = 200, path: str = PATH, method: str = "POST"
+) -> tuple[list[ReadableSpan], list[object]]:
+    """The spans of one request, and what the engine would be told."""
+    told: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        told.append(await asyncio.create_task(engine()))  # a stream has a task of its own
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def engine() -> object:
+        return account.trace()
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    kept = InMemorySpanExporter()
+    provider = trace.provider(kept)
+    scope = {
+        "type": "http", "path": path, "method": method,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    layers = RequestId(trace.Trace(app, provider, frozenset({PATH}), "the-model"))
+    asyncio.run(layers(scope, receive, send))
+    provider.shutdown()
+    return list(kept.get_finished_spans()), told
+
+
+def test_a_span_continues_the_clients_trace_and_the_engine_continues_the_span() -> None:
+    [span], [told] = visit({"traceparent": PARENT, "x-request-id": "abc", "user-agent": "marker"})
+    assert span.context is not None
+    assert span.parent is not None
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    assert f"{span.parent.span_id:016x}" == PARENT_ID
+    assert told == {"traceparent": f"00-{TRACE_ID}-{span.context.span_id:016x}-01"}
+    assert span.name == f"POST {PATH}"
+    assert dict(span.attributes or {}) == {
+        "http.request.method": "POST", "url.path": PATH, "http.response.status_code": 200,
+        "gen_ai.response.model": "the-model", "aerie.request_id": "abc",
+    }  # fmt: skip
+    assert "marker" not in span.to_json()
+
+
+@pytest.mark.parametrize("parent", ["", "marker", f"00-{'0' * 32}-{PARENT_ID}-01"])
+def test_a_bad_parent_begins_a_trace_of_its_own(parent: str) -> None:
+    [span], [told] = visit({"traceparent": parent})
+    assert span.parent is None
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" in str(told)
+    assert "marker" not in span.to_json()
+
+
+def test_what_the_client_does_not_want_sampled_is_not() -> None:
+    spans, [told] = visit({"traceparent": PARENT[:-2] + "00"})
+    assert not spans
+    assert str(told).endswith("-00'}")
+
+
+def test_a_failure_is_marked_and_a_strange_method_is_not_quoted() -> None:
+    [span], _ = visit({}, status=503, method="MARKER")
+    assert not span.status.is_ok
+    assert span.name == f"_OTHER {PATH}"
+
+
+def test_other_paths_have_none() -> None:
+    spans, [told] = visit({"traceparent": PARENT}, path="/metrics")
+    assert not spans
+    assert told is None
+
+
+def test_the_protocol_is_one_that_the_engine_knows() -> None:
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"):
+        trace.exporter("http://127.0.0.1:4317", {trace._PROTOCOL: "http/json"})
+    for protocol in ({}, {trace._PROTOCOL: "http/protobuf"}):
+        trace.exporter("http://127.0.0.1:4317", protocol).shutdown()

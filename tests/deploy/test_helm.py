@@ -294,3 +294,74 @@ def test_selectors_match() -> None:
     service = of_kind(documents, "Service")["metadata"]["labels"]
     monitor = of_kind(documents, "ServiceMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= service.items()
+
+
+def _series(name: str, pod: str, values: str, **labels: str) -> dict[str, str]:
+    pairs = {"namespace": "serving", "service": "aerie", "pod": pod, **labels}
+    text = ",".join(f'{label}="{value}"' for label, value in pairs.items())
+    return {"series": f"{name}{{{text}}}", "values": values}
+
+
+@pytest.mark.parametrize(
+    ("running", "plain", "waiting", "speedup"),
+    [
+        # Two pods, 1.2 times as fast as without drafts, 1.5 wanted: 1.25 times the pods.
+        ("20", "1.2", 7, 1.25),
+        ("20", "3", 7, 0.5),
+        ("2", "1.2", 7, 0),  # not busy
+        (None, None, 0, 0),  # no pod says anything
+    ],
+)
+def test_what_keda_asks_has_these_answers(
+    tmp_path: Path, running: str | None, plain: str | None, waiting: float, speedup: float
+) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    triggers = of_kind(kept("gpu"), "ScaledObject")["spec"]["triggers"]
+    rules = [
+        {"record": f"trigger:{number}", "expr": trigger["metadata"]["query"]}
+        for number, trigger in enumerate(triggers)
+    ]
+    series = []
+    for pod_name in ("a", "b") if running is not None else ():
+        series += [
+            _series("aerie_gate_waiting", pod_name, "3x40"),
+            _series("vllm:num_requests_waiting", pod_name, "0.5x40", engine="0"),
+            _series("vllm:num_requests_running", pod_name, f"{running}x40", engine="0"),
+            _series("aerie_decode_seconds_total", pod_name, "0+15x40"),
+            _series(
+                "aerie_decode_seconds_without_drafts_total",
+                pod_name,
+                f"0+{15 * float(plain or 0):g}x40",
+            ),
+        ]
+    series.append(_series("aerie_gate_waiting", "c", "99x40", service="another"))
+    expected = [(0, waiting), (1, speedup)] if running is not None else [(1, speedup)]
+    document = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": series,
+                "promql_expr_test": [
+                    {
+                        "expr": f"round(trigger:{number}, 0.01)",
+                        "eval_time": "9m",
+                        "exp_samples": [{"labels": "{}", "value": value}],
+                    }
+                    for number, value in expected
+                ],
+            }
+        ],
+    }
+    (tmp_path / "rules.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "keda", "rules": rules}]})
+    )
+    test = tmp_path / "keda.test.yml"
+    test.write_text(yaml.safe_dump(document))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(test)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
+from app.sagemaker import PORT
 from app.settings import of_preset
 
 VARIANT = "all"
@@ -51,8 +52,10 @@ class Wish:
     startup_s: int = 1800  # within which /ping must say 200, downloading included
 
     def variables(self) -> dict[str, str]:
-        """The container's environment."""
-        chosen = {} if self.preset is None else {"AERIE_PRESET": self.preset}
+        """The container's environment. The port alone tells the gateway where it runs."""
+        chosen = {"SM_VLLM_PORT": str(PORT)}
+        if self.preset is not None:
+            chosen["AERIE_PRESET"] = self.preset
         return {**chosen, **self.environment}
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 moto = pytest.importorskip("moto", reason="moto is not installed")
 
+from app.settings import load  # noqa: E402 - after the skips
 from deploy.sagemaker.__main__ import main  # noqa: E402 - after the skips
 from deploy.sagemaker.endpoint import (  # noqa: E402
     DeployError,
@@ -83,7 +85,7 @@ def test_an_endpoint_s_life(endpoint: Endpoint, session: Any) -> None:
     assert names(client) == ([first], [first], [NAME])
     container = client.describe_model(ModelName=first)["PrimaryContainer"]
     assert container["Image"] == WISH.image
-    assert container["Environment"] == {"AERIE_PRESET": "gpt-oss-20b"}
+    assert container["Environment"] == {"AERIE_PRESET": "gpt-oss-20b", "SM_VLLM_PORT": "8080"}
     variant = client.describe_endpoint_config(EndpointConfigName=first)["ProductionVariants"][0]
     assert (variant["InstanceType"], variant["InitialInstanceCount"]) == (KNOWN_TO_MOTO, 1)
 
@@ -130,6 +132,22 @@ def test_what_could_never_serve_is_refused_before_it_is_paid_for(
     with pytest.raises(DeployError, match=words):
         endpoint.deploy(Wish(**{**vars(WISH), **changes}))
     assert names(session.client("sagemaker")) == ([], [], [])
+
+
+def test_the_container_serves_what_was_wished_for_where_sagemaker_looks() -> None:
+    """The environment goes through the gateway's own settings, with vLLM's own parser."""
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from app import sagemaker
+    from app.engine.arguments import engine_argument_names, parse
+
+    environ = WISH.variables()
+    assert sagemaker.hosted(environ, Path("/no/such/folder"))
+    found = sagemaker.settings(environ, parse, engine_argument_names, Path("/no/such/folder"))
+    ours = {key: value for key, value in environ.items() if key.startswith("AERIE_")}
+    settings = load({}, ours, container=found)
+    assert (settings.server.host, settings.server.port) == ("0.0.0.0", 8080)
+    assert settings.model.model == "openai/gpt-oss-20b"
+    assert (settings.speculation.k, settings.model.tool_call_parser) == (7, "openai")
 
 
 def test_a_pair_over_several_gpus_is_taken(endpoint: Endpoint) -> None:

@@ -14,7 +14,12 @@ terraform {
 }
 
 locals {
-  environment = merge(var.preset == "" ? {} : { AERIE_PRESET = var.preset }, var.environment)
+  # The port alone tells the gateway where it runs.
+  environment = merge(
+    { SM_VLLM_PORT = "8080" },
+    var.preset == "" ? {} : { AERIE_PRESET = var.preset },
+    var.environment,
+  )
   # A model and a configuration cannot be changed: what they hold is in their name.
   mark = substr(sha256(jsonencode([
     var.image, var.role_arn, var.instance_type, var.instances, var.model_data, var.startup_s,

@@ -63,6 +63,7 @@ def processes() -> set[int]:
 
 
 def within(seconds: float, condition: Any) -> None:
+    seconds *= 3 if REAL else 1
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"

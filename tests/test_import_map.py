@@ -54,11 +54,18 @@ MAP: dict[str, set[str]] = {
     "bench.sweep": MEASURING | {"bench"} | GROUND,
     "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,
     "bench.speedup": MEASURING | {"bench", "bench.sweep"} | GROUND,
+    "bench.interop": MEASURING | {"bench.sweep"},
     "bench.run": MEASURING | {"bench.sweep"},
     "bench.ceiling": {"bench.load", "bench.systems"},
     "bench.command": {
-        f"bench.{room}"
-        for room in ("ceiling", "kernels", "run", "speedup", "sweep", "trace", "workloads")
+        "bench.ceiling",
+        "bench.interop",
+        "bench.kernels",
+        "bench.run",
+        "bench.speedup",
+        "bench.sweep",
+        "bench.trace",
+        "bench.workloads",
     },
     "bench.context": SINGLE_PARTS,
     "bench.kernels": SINGLE_PARTS,

@@ -1,0 +1,152 @@
+"""`aerie bench interop`: the same server under `vllm bench serve` and under ours, in turns.
+
+    aerie bench interop --url http://127.0.0.1:8000 --tokenizer models/embedded/target
+
+Both send the same prompts, greedy, with as many tokens an answer, at the same concurrency. Printed
+is how far the figures of the two are apart, pair by pair. vLLM's client needs pandas and datasets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.load.client import Client
+from bench.load.intervals import ratio
+from bench.load.run import measure
+from bench.options import positive, tell
+from bench.provenance import provenance
+from bench.sweep.cells import Work
+from bench.sweep.table import columns, pm
+from bench.workloads.load import load_prompts
+from bench.workloads.prompt import Prompt
+
+WORKLOAD = "completion"  # vLLM's `custom` data set is of prompts to continue
+TIMEOUT_S = 600
+# The `vllm` command of the CPU wheel finds no version of itself; what it would run does.
+_VLLM = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+
+Run = Callable[[], dict[str, float]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure in pairs, print the table; returns the exit code."""
+    args = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "prompts.jsonl"
+        chosen = load_prompts(WORKLOAD, args.requests)
+        prompts.write_text("".join(json.dumps({"prompt": p.text}) + "\n" for p in chosen), "utf-8")
+        try:
+            args.model = args.model or asyncio.run(_first_model(args.url))
+            pairs = compare(
+                lambda: asyncio.run(_ours(args, chosen)),
+                lambda: _theirs(args, prompts, Path(folder)),
+                args.pairs,
+            )
+        except RuntimeError as error:
+            print(f"aerie bench: {error}", file=sys.stderr)
+            return 1
+    tell("\n".join(columns(table(pairs))))
+    told = provenance(["interop", *argv])
+    print(json.dumps({"pairs": pairs, "provenance": told}, allow_nan=False))
+    return 0
+
+
+def compare(ours: Run, theirs: Run, pairs: int) -> list[dict[str, dict[str, float]]]:
+    """Runs in turns; who is first changes from pair to pair."""
+    found = []
+    for number in range(pairs):
+        order = [("ours", ours), ("vllm", theirs)]
+        found.append({name: run() for name, run in (order if number % 2 == 0 else order[::-1])})
+        tell(f"pair {number}: {found[-1]}")
+    return found
+
+
+def table(pairs: Sequence[dict[str, dict[str, float]]]) -> list[list[str]]:
+    """A row for each figure: means of both, and ours over theirs."""
+    rows = [["", "ours", "vllm bench serve", "ours / theirs, in pairs"]]
+    for name in pairs[0]["ours"]:
+        ours, theirs = ({n: p[who][name] for n, p in enumerate(pairs)} for who in ("ours", "vllm"))
+        means = [sum(side.values()) / len(side) for side in (ours, theirs)]
+        rows.append([name, *(f"{mean:.2f}" for mean in means), pm(*ratio(ours, theirs), ".3f")])
+    return rows
+
+
+async def _first_model(url: str) -> str:
+    async with Client(url) as client:
+        return str((await client.json("GET", "/v1/models"))["data"][0]["id"])
+
+
+async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, float]:
+    async with Client(args.url) as client:
+        work = Work(prompts, args.model, args.max_tokens, ignore_eos=True)
+        users = args.concurrency
+        # vLLM's client warms up with the first prompt, as often as there are users.
+        warm_up = work.jobs(0, 1) * users
+        await measure(client, warm_up, limits=[users] * users, lag_s=0.0)
+        jobs = work.jobs(0, args.requests)
+        found = await measure(client, jobs, limits=[users] * len(jobs), lag_s=0.0)
+    if found["failed"]:
+        raise RuntimeError(f"{found['failed']} requests of ours failed: {found['failures'][0]}")
+    return {
+        "tokens/s": found["tokens_per_second"],
+        "TTFT median, ms": found["ttft_ms"]["p50"],
+        "TPOT median, ms": found["tpot_ms"]["p50"],
+        "ITL mean, ms": found["itl_ms"]["mean"],
+    }
+
+
+def _theirs(args: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, float]:
+    out = folder / "vllm.json"
+    out.unlink(missing_ok=True)
+    command = [
+        sys.executable, "-c", _VLLM, "--backend", "openai", "--base-url", args.url,
+        "--endpoint", "/v1/completions", "--model", args.model, "--tokenizer", args.tokenizer,
+        "--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template",
+        "--disable-shuffle", "--custom-output-len", str(args.max_tokens), "--ignore-eos",
+        "--temperature", "0", "--num-prompts", str(args.requests), "--max-concurrency",
+        str(args.concurrency), "--num-warmups", str(args.concurrency), "--disable-tqdm",
+        "--save-result", "--result-filename", str(out),
+    ]  # fmt: skip
+    environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if not out.exists():
+        raise RuntimeError(f"vllm bench serve: {(ended.stderr or ended.stdout)[-600:]}")
+    found: dict[str, Any] = json.loads(out.read_text("utf-8"))
+    if found["completed"] != args.requests:
+        raise RuntimeError(f"vllm bench serve completed {found['completed']} of {args.requests}")
+    return {
+        "tokens/s": found["output_throughput"],
+        "TTFT median, ms": found["median_ttft_ms"],
+        "TPOT median, ms": found["median_tpot_ms"],
+        "ITL mean, ms": found["mean_itl_ms"],
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie bench interop", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--url", required=True)
+    add("--model", help="[the server's first]")
+    add("--tokenizer", required=True, help="of the model: vLLM's client counts prompts with it")
+    add("--concurrency", type=positive, default=8, help="[8]")
+    add("--requests", type=positive, default=64, help="of each run [64]")
+    add("--max-tokens", type=positive, default=64, help="[64]")
+    add("--pairs", type=positive, default=5, help="[5]")
+    return parser

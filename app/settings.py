@@ -284,6 +284,11 @@ class EngineSettings(Section):
         description="Further vLLM engine arguments, as a JSON object; vLLM's names.",
     )
 
+    @property
+    def has_weights(self) -> bool:
+        """False where vLLM makes the weights up: then there is nothing in them to check."""
+        return self.engine_args.get("load_format") != "dummy"
+
     @field_validator("engine_args", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:

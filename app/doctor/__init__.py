@@ -111,11 +111,10 @@ def check_models(
             findings.append(found)
         else:
             read[kind] = found
+    weights = settings.engine.has_weights
     if "model" in read:
-        # Without weights there is nothing to check in them: `load_format: dummy` makes them up.
-        dummy = settings.engine.engine_args.get("load_format") == "dummy"
         longest = settings.engine.max_model_len
-        findings.append(models.check_target(read["model"], longest, weights=not dummy))
+        findings.append(models.check_target(read["model"], longest, weights=weights))
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
     elif len(read) == 2:
@@ -127,7 +126,7 @@ def check_models(
                 trained_k=about.trained_k if about else None,
                 max_model_len=settings.engine.max_model_len,
                 dtype=settings.model.dtype,
-                weights=not dummy,
+                weights=weights,
             )
         )
     return findings, read.get("model")

@@ -43,7 +43,7 @@ def check_reports(
             )
         if not report["parallel"]:
             raise StartupError(f"{report['proposer']} does not draft in parallel: no P-EAGLE head")
-        if not report["mask_hidden"]:
+        if not report["mask_hidden"] and settings.engine.has_weights:
             raise StartupError(f"the head {wanted.drafter} has no mask_hidden: no P-EAGLE head")
         if report["k"] != wanted.k:
             raise StartupError(f"the engine drafts {report['k']} tokens, asked for {wanted.k}")

@@ -111,7 +111,17 @@ def write(name: str, folder: Path) -> dict[str, Path]:
         (place / "config.json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     for file in _TOKENIZER_FILES:
         shutil.copyfile(_TOKENIZER / file, places["target"] / file)
+    _name_every_token(places["target"] / "tokenizer.json", config["vocab_size"])
     return places
+
+
+def _name_every_token(file: Path, count: int) -> None:
+    """A token without a name would be an event without text. No merge leads to these."""
+    document = json.loads(file.read_text("utf-8"))
+    vocabulary = document["model"]["vocab"]
+    known = {*vocabulary.values(), *(token["id"] for token in document["added_tokens"])}
+    vocabulary |= {f"~{index}": index for index in range(count) if index not in known}
+    file.write_text(json.dumps(document), "utf-8")
 
 
 def _head(target: dict[str, Any], method: str) -> dict[str, Any]:

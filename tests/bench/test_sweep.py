@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from app.doctor import check_models
 from app.settings import load
@@ -203,6 +204,9 @@ def test_model_free_engines_have_shapes_and_rates_and_no_weights(
         json.loads((tmp_path / part / "config.json").read_text()) for part in ("target", "p-eagle")
     )
     assert target["hidden_size"] == head["target_hidden_size"] == 4096
+    tokenizer = Tokenizer.from_file(str(tmp_path / "target" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == target["vocab_size"]
+    assert all(tokenizer.decode([index]) for index in (8192, 100_000, 151_935))
     line, _ = command(Method("adaptive"), shared, 1)
     (given,) = [part for part in line if part.startswith("--engine-args=")]
     arguments = json.loads(given.partition("=")[2])

@@ -44,6 +44,14 @@ def test_any_worker_without_a_p_eagle_head_stops_the_start(
         proof.check_reports(SETTINGS, [GOOD, report])
 
 
+def test_a_head_without_weights_has_no_mask_to_look_at() -> None:
+    settings = load({"k": "5", "engine_args": '{"load_format": "dummy"}'}, {})
+    report = {**GOOD, "mask_hidden": False}
+    assert proof.check_reports(settings, [report]) == report
+    with pytest.raises(StartupError, match="parallel"):
+        proof.check_reports(settings, [{**report, "parallel": False}])
+
+
 def test_no_reports_at_all_is_no_proof() -> None:
     with pytest.raises(StartupError):
         proof.check_reports(SETTINGS, [])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+from vllm.utils import cpu_triton_utils
 
 from drafters.vllm import noise, synthetic
 
@@ -44,3 +49,17 @@ def test_requests_with_fewer_drafts_start_at_the_first_rate() -> None:
 def test_padding_is_no_draft() -> None:
     drafts = torch.tensor([-1], dtype=torch.int32)
     assert synthetic.tokens(drafts, torch.zeros(1, 8), [1], torch.ones(1)).item() >= 0
+
+
+def test_vllms_own_cpu_kernels_refuse() -> None:
+    """When they no longer do, drafters/vllm/synthetic.py has had its day."""
+    with pytest.raises(AssertionError, match="Synthetic acceptance not supported"):
+        cpu_triton_utils._rejection_greedy_sample_kernel_impl(
+            *[None] * 7, uniform_probs=None, synthetic_conditional_rates=None, SYNTHETIC_MODE=True
+        )
+    rates, one = torch.ones(1), torch.tensor([1], dtype=torch.int32)
+    ours = noise.accept(
+        one, [1], 1, one, None, torch.zeros(1, 8), torch.zeros(1, 1, dtype=torch.int32), object(),
+        synthetic_mode=True, synthetic_conditional_rates=rates,
+    )  # fmt: skip
+    assert ours.tolist() == [[1, 0]]

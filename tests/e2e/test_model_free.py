@@ -20,7 +20,7 @@ SETTINGS = {"enforce_eager": True, "calibration_s": 0, "max_num_seqs": 8, "max_m
 @pytest.mark.slow
 @pytest.mark.skipif(
     "AERIE_MODEL_FREE" not in os.environ,
-    reason="starts an engine of its own for a minute: AERIE_MODEL_FREE=1 pytest tests/e2e/test_model_free.py",
+    reason="starts an engine of its own: AERIE_MODEL_FREE=1 pytest tests/e2e/test_model_free.py",
 )
 def test_drafts_are_accepted_at_the_published_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

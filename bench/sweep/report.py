@@ -48,10 +48,10 @@ def _headline(table: Table) -> str:
     said = []
     adaptive = [row for (m, _), row in table.rows.items() if m.kind == "adaptive"]
     over = [(r.concurrency, *r.over["none"]) for r in adaptive if "none" in r.over]
-    for text, rows in (("at one end", over[:1]), ("at the other", over[1:][-1:])):
+    for rows in (over[:1], over[1:][-1:]):  # the lowest load and the highest
         said += [
             f"Adaptive K is {_with(ratio, spread)} times no speculation at {c} "
-            f"user{'s' * (c > 1)} ({text})." for c, ratio, spread in rows
+            f"user{'s' * (c > 1)}." for c, ratio, spread in rows
         ]  # fmt: skip
     if table.best:
         worst = min(table.best, key=lambda item: item.ratio)

@@ -106,7 +106,8 @@ class Table:
             "k": ("k_mean",),
             "gauge": ("gauge",),
         }
-        figures = {name: mean for name, path in names.items() if (mean := _mean(cells, path))}
+        means = {name: _mean(cells, path) for name, path in names.items()}
+        figures = {name: mean for name, mean in means.items() if mean is not None}
         positions = [cell["acceptance"] for cell in cells if cell.get("acceptance")]
         deepest = max(map(len, positions), default=0)
         acceptance = [fmean(p[i] for p in positions if len(p) > i) for i in range(deepest)]

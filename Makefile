@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check gpu-check format lock models evaluate bench clean
+.PHONY: help install serve test fuzz faults check gpu-check format lock models evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -32,6 +32,14 @@ serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 test: $(INSTALLED) ## Run every test that needs no GPU (ARGS="-k name" for some)
 	@started=$$(date +%s); status=0; $(BIN)/python -m pytest $(ARGS) || status=$$?; \
 	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
+
+fuzz: $(INSTALLED) ## 10,000 hostile requests (CASES=, SEED=)
+	@AERIE_FUZZ_CASES=$(or $(CASES),10000) AERIE_FUZZ_SEED=$(or $(SEED),1) \
+	  $(BIN)/python -m pytest -s tests/e2e/test_fuzz.py
+
+faults: $(INSTALLED) ## Full disks, jumping clocks, killed engines, a soak (SOAK=600 seconds)
+	@AERIE_FAULTS=1 AERIE_SOAK_S=$(or $(SOAK),60) AERIE_ENGINE_KILLS=3 \
+	  $(BIN)/python -m pytest -s tests/e2e/test_faults.py tests/e2e/test_engine_loss.py
 
 check: $(INSTALLED) ## Lint, formatting, types and the import map
 	@$(BIN)/ruff check .

@@ -17,7 +17,7 @@ COPY pyproject.toml LICENSE ./
 # change of our code leaves this layer, which takes minutes, as it is. The tools for tests go again.
 RUN --mount=type=secret,id=pip,target=/root/.config/pip/pip.conf \
     --mount=type=cache,target=/root/.cache/pip \
-    mkdir app drafters && touch app/__init__.py drafters/__init__.py \
+    mkdir app bench drafters && touch app/__init__.py bench/__init__.py drafters/__init__.py \
     && PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND" \
     && awk -F '[= ]' 'NR == FNR { needed[$1]; next } !($1 in needed) { print $1 }' \
        "requirements/$BACKEND.lock" requirements/dev.lock > /tmp/tools \

@@ -69,6 +69,7 @@ MAP: dict[str, set[str]] = {
     },
     "bench.context": SINGLE_PARTS,
     "bench.kernels": SINGLE_PARTS,
+    "bench.overload": set(),
     "bench.preload": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS,
     "bench.training_memory": SINGLE_PARTS,

@@ -15,10 +15,10 @@ COPY requirements requirements
 COPY pyproject.toml LICENSE ./
 # The editable install notes where our packages are, not what is in them: with empty ones here, a
 # change of our code leaves this layer, which takes minutes, as it is. The tools for tests go again.
-RUN --mount=type=secret,id=pip,target=/root/.config/pip/pip.conf \
-    --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=type=cache,target=/var/cache/pip \
     mkdir app bench drafters && touch app/__init__.py bench/__init__.py drafters/__init__.py \
-    && PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND" \
+    && PIP_CACHE_DIR=/var/cache/pip PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND" \
     && awk -F '[= ]' 'NR == FNR { needed[$1]; next } !($1 in needed) { print $1 }' \
        "requirements/$BACKEND.lock" requirements/dev.lock > /tmp/tools \
     && .venv/bin/python -m pip uninstall --yes --quiet --requirement /tmp/tools

@@ -25,9 +25,10 @@ from bench.load.run import measure
 from bench.options import positive, tell
 from bench.provenance import provenance
 from bench.sweep.cells import Work
-from bench.sweep.table import columns, pm
+from bench.sweep.table import pm
 from bench.workloads.load import load_prompts
 from bench.workloads.prompt import Prompt
+from drafters.markdown import columns
 
 WORKLOAD = "completion"  # vLLM's `custom` data set is of prompts to continue
 TIMEOUT_S = 600

@@ -28,8 +28,9 @@ from bench.load.run import measure
 from bench.options import add_work, counts, positive, tell
 from bench.provenance import provenance
 from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_ignore_eos
-from bench.sweep.table import columns, pm
+from bench.sweep.table import pm
 from bench.workloads.load import label, load_prompts
+from drafters.markdown import columns
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 

@@ -26,8 +26,9 @@ from bench.provenance import provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
 from bench.sweep.run import Plan, sweep
-from bench.sweep.table import columns, pm
+from bench.sweep.table import pm
 from bench.systems.method import parse
+from drafters.markdown import columns
 
 ON, OFF = "adaptive", "off"
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]

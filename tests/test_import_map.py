@@ -22,6 +22,7 @@ POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 DOOR = {"app.admission", "app.engine"}
 MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
+MEASURING |= {"drafters.markdown"}
 SINGLE_PARTS = (
     GROUND | ENGINE | POLICY | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
 )
@@ -75,10 +76,13 @@ MAP: dict[str, set[str]] = {
     "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
-    "drafters.control": set(),
+    "drafters.control": {"drafters.markdown"},
+    "drafters.markdown": set(),
     "drafters.ops": set(),
     "drafters.model": {"drafters.ops"},
-    "drafters.train": {"drafters.model", "drafters.ops", "drafters.config"},
+    "drafters.train": {
+        *("drafters.config", "drafters.markdown", "drafters.model", "drafters.ops"),
+    },
     "drafters.vllm": {"drafters.model", "drafters.control", "drafters.ops", "drafters.config"},
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.load.intervals import Interval, interval, over_best, ratio, speed
 from bench.systems.method import Method
+from drafters.markdown import columns
 
 # Name of a base -> kinds of methods that can be it: vLLM's own server where it is in the plan.
 BASES = {"none": ("none", "plain", "off"), "EAGLE-3": ("eagle3",)}
@@ -193,14 +194,3 @@ def pm(value: float, spread: Interval | None, form: str) -> str:
     if spread is None:
         return format(value, form)
     return f"{value:{form}} ±{(spread[1] - spread[0]) / 2:{form}}"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown that is aligned for a terminal too."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
-    return lines

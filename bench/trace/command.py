@@ -27,12 +27,12 @@ from bench.sweep.cells import Work, takes_ignore_eos
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
 from bench.sweep.plots import NoPlots
-from bench.sweep.table import columns
 from bench.systems.method import GATEWAY, Method, parse
 from bench.trace.drawing import draw
 from bench.trace.stages import limits, stages
 from bench.trace.watch import watched
 from bench.workloads.load import load_prompts
+from drafters.markdown import columns
 
 METHODS = "off,k:1,k:3,k:5,k:7,adaptive"
 TRACES = "steps,burst"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.grafana.panel import OURS, VLLM, Query, board, lines, number, quantiles, rate, row
+from deploy.grafana.panel import OURS, VLLM, Query, board, lines, number, quantiles, rate
 
 RESPONSES = "aerie_responses_total"
 NOW = "5m"
@@ -14,17 +14,12 @@ FULL = ((None, "green"), (0.8, "yellow"), (0.95, "red"))
 
 def dashboard() -> Any:
     """The dashboard's builder."""
-    made = board(
+    return board(
         "aerie-gateway",
         "Gateway",
         "Traffic, latency, errors, queues, cache and tenants of the gateways.",
+        (_now, _traffic, _latency, _queue, _tenants),
     )
-    for part in (_now, _traffic, _latency, _queue, _tenants):
-        title, panels = part()
-        made = made.with_row(row(title))
-        for panel in panels:
-            made = made.with_panel(panel)
-    return made
 
 
 def _failed(window: str) -> str:

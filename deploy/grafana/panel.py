@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,13 +207,11 @@ def cloud(
     return _finish(panel, title, description, [x, y], unit, width, HEIGHT)
 
 
-def row(title: str) -> Any:
-    """A heading."""
-    return dashboard.Row(title)
+Part = Callable[[], tuple[str, list[Any]]]  # a heading and the panels under it
 
 
-def board(uid: str, title: str, description: str) -> Any:
-    """An empty dashboard with the variables that every panel here uses."""
+def board(uid: str, title: str, description: str, parts: Sequence[Part]) -> Any:
+    """A dashboard of these parts, with the variables that every panel here uses."""
     known = "vllm:num_requests_running"
     everything = models.VariableOption(text="All", value="$__all", selected=True)
 
@@ -230,7 +228,7 @@ def board(uid: str, title: str, description: str) -> Any:
             .current(everything)
         )
 
-    return (
+    made = (
         dashboard.Dashboard(title)
         .uid(uid)
         .description(description)
@@ -253,6 +251,12 @@ def board(uid: str, title: str, description: str) -> Any:
             .include_vars(True)
         )
     )
+    for part in parts:
+        heading, panels = part()
+        made = made.with_row(dashboard.Row(heading))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return made
 
 
 def _thresholds(steps: Sequence[tuple[float | None, str]]) -> Any:

@@ -16,7 +16,6 @@ from deploy.grafana.panel import (
     number,
     rate,
     ratio,
-    row,
 )
 
 DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_drafts_total"
@@ -30,17 +29,12 @@ SHARE = ((None, "red"), (0.3, "yellow"), (0.6, "green"))
 
 def dashboard() -> Any:
     """The dashboard's builder."""
-    made = board(
+    return board(
         "aerie-speculation",
         "Speculation",
         "What parallel drafting gains against no speculation, and how K follows the load.",
+        (_now, _gain, _load, _acceptance, _policy),
     )
-    for part in (_now, _gain, _load, _acceptance, _policy):
-        title, panels = part()
-        made = made.with_row(row(title))
-        for panel in panels:
-            made = made.with_panel(panel)
-    return made
 
 
 def _now() -> tuple[str, list[Any]]:

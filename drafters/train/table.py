@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from drafters.markdown import columns
 from drafters.train.statistics import draw_weights, ratio_intervals
 from drafters.train.walk import Acceptance
 
@@ -70,14 +71,7 @@ def format_table(table: Mapping[str, Mapping[int, Figures]]) -> str:
             cells = [_cell(share, span) for share, span in zip_longest(row.per_position, spans)]
             lines.append([name.replace("|", "\\|"), str(count), length, *cells])
     lines = [line + [""] * (3 + positions - len(line)) for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in lines
-    )
+    return "\n".join(columns(lines))
 
 
 def as_json(table: Mapping[str, Mapping[int, Figures]], **facts: Any) -> str:

@@ -22,6 +22,7 @@ from drafters.control.simulate.fit import Ratio, cpu, published, replay
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.mixed import gain
 from drafters.control.simulate.plot import draw
+from drafters.markdown import columns
 
 SEED = 1
 
@@ -54,7 +55,7 @@ def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence
         mark = " *" if r.fitted else ""
         figures = [f"{r.published:.2f}", f"{r.simulated:.2f}", f"{100 * r.error:+.1f}%{mark}"]
         rows.append([r.table, r.workload, str(r.concurrency), r.over, *figures])
-    lines += _columns(rows)
+    lines += columns(rows)
     for label, errors in (("all", _errors(ratios)), ("held out", _errors(ratios, fitted=False))):
         lines.append(
             f"absolute error, {label}, {len(errors)} cells: "
@@ -67,7 +68,7 @@ def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence
         ks = [str(place.concurrency), str(s.best_k), str(s.last_k)]
         shares = [f"{s.over_none:.2f}", f"{s.over_best:.3f}", f"{100 * s.probe_share:.2f}%"]
         rows.append([place.table, place.workload, *ks, *shares])
-    lines += _columns(rows)
+    lines += columns(rows)
     lines += ["", f"Moving load ({published()['cpu']['hardware']}), in tokens/s:"]
     counts = sorted(loads[0].fixed)
     heads = ["trace", *(f"K={k}" for k in counts), "adaptive", "over best", "oracle", "probes"]
@@ -76,7 +77,7 @@ def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence
         shares = [f"{m.over_best:.3f}", f"{m.oracle_over_best:.3f}", f"{100 * m.probe_share:.2f}%"]
         speeds = [*(f"{m.fixed[k]:.0f}" for k in counts), f"{m.adaptive:.0f}"]
         rows.append([m.name, *speeds, *shares])
-    lines += _columns(rows)
+    lines += columns(rows)
     lines.append("oracle: over the best fixed K as well, with the true best K in every step.")
     lines.append("Poisson: tokens per second that its request was in the engine or its queue.")
     return "\n".join(lines)
@@ -93,7 +94,7 @@ def _mixed(b200: Hardware, seed: int) -> str:
             g = gain(hardware, requests, CPU_K_MAX, seed)
             figures = (f"{value:.3f}" for value in (g.known, g.learned, g.verified_only))
             rows.append([name, str(requests), *figures])
-    return "\n".join(lines + _columns(rows))
+    return "\n".join(lines + columns(rows))
 
 
 def _document(
@@ -120,17 +121,6 @@ def _document(
 def _errors(ratios: Sequence[Ratio], fitted: bool = True) -> list[float]:
     """Absolute errors, those of cells used in the fit included or not."""
     return [abs(ratio.error) for ratio in ratios if fitted or not ratio.fitted]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown that is aligned for a terminal too."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
-    return lines
 
 
 def _parser() -> argparse.ArgumentParser:

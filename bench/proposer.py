@@ -24,7 +24,7 @@ from collections import defaultdict
 from random import Random
 from typing import Any
 
-from app.engine.cpu import preload
+from app.engine import cpu
 from drafters.train.evaluate import EMBEDDED
 
 OUTPUT_TOKENS = 96
@@ -102,7 +102,10 @@ class Engine:
     def __init__(self, kind: str, k: int, core: int) -> None:
         command = [sys.executable, "-m", "bench.proposer", "--serve", kind, "--k", str(k)]
         environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": str(core)}
-        environment["LD_PRELOAD"] = preload(os.environ)
+        if kind == "stock":  # the allocator is no merit of ours
+            environment["LD_PRELOAD"] = cpu.preload(os.environ)
+        else:
+            environment |= cpu.environment(os.environ)
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

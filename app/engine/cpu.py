@@ -40,6 +40,16 @@ def has_python_headers() -> bool:
     return (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the engine's processes are started with, beside `environ`.
+
+    torch puts large tensors on huge pages if asked to (c10/core/impl/alloc_cpu.cpp); what is
+    not torch's memory follows when the weights are loaded (drafters/vllm/pages.py).
+    """
+    huge = environ.get("THP_MEM_ALLOC_ENABLE", "1")
+    return {"LD_PRELOAD": preload(environ), "THP_MEM_ALLOC_ENABLE": huge}
+
+
 def preload(environ: Mapping[str, str], root: Path = Path("/")) -> str:
     """LD_PRELOAD for the engine's processes: what is set already, and tcmalloc if installed.
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.engine.cpu import cpu_machine, preload
+from app.engine.cpu import cpu_machine, environment
 from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options
 from app.errors import StartupError
@@ -42,7 +42,7 @@ def launch(
     loading()
     machine = cpu_machine() if current_platform.is_cpu() else None
     if machine is not None:
-        os.environ["LD_PRELOAD"] = preload(os.environ)
+        os.environ.update(environment(os.environ))
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: not compiled, slower")
     try:

@@ -140,6 +140,8 @@ class Controller:
         self._gap = (
             min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
         )
+        if self._probing.active is None:
+            return
         # A probe is charged neither with prompts nor with bad luck: its tokens are the expected.
         made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
         seconds = step.seconds - self._prefill.seconds * load.prefill_tokens

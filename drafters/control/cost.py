@@ -62,10 +62,9 @@ class CostModel:
             row.append(seconds + drafter if k else seconds)
         return row
 
-    def seconds(self, cell: Cell) -> float:
-        """The fitted cost of a cell."""
-        terms = _terms(cell.requests, cell.k, cell.context)
-        return sum(c * x for c, x in zip(self.coefficients, terms, strict=True))
+    def seconds(self, requests: float, k: int, context: float) -> float:
+        """At one K."""
+        return _dot(self.coefficients, _terms(requests, k, context))
 
     def fit(self, cells: Sequence[Cell]) -> None:
         """Non-negative least squares of the relative error, from where the last fit ended."""

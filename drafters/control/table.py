@@ -87,35 +87,31 @@ class CostTable:
                 seconds = expected * math.exp(_limited(math.log(seconds / expected)))
             cell = row[k] = Cell(requests, k, context, seconds * math.exp(-self._drift))
         else:
-            expected = self._cost(cell, requests, context) * math.exp(self._drift)
-            surprise = _limited(math.log(seconds / expected))
+            # The cell's seconds at a batch and a context that are not quite its own.
+            here = self._model.seconds(requests, k, context) * math.exp(cell.correction)
+            surprise = _limited(math.log(seconds / here) - self._drift)
             self._drift += DRIFT_GAIN * surprise * cell.weight / (cell.weight + TRUST)
             self._drift *= 1.0 - DRIFT_LEAK
-            self._learn(cell, requests, context, surprise)
+            gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
+            cell.weight = min(cell.weight + 1.0, MEMORY)
+            cell.requests += gain * (requests - cell.requests)
+            cell.context += gain * (context - cell.context)
+            cell.seconds *= (here * math.exp(surprise) / cell.seconds) ** gain
         self._steps += 1
         if self._steps % _FIT_EVERY == 0 or self._steps & (self._steps - 1) == 0:
             self._fit()
         else:
-            cell.correction = math.log(cell.seconds / self._model.seconds(cell))
+            self._correct(cell)
 
-    def _cost(self, cell: Cell, requests: int, context: float) -> float:
-        """The cell's seconds at a batch and a context that are not quite its own."""
-        here = Cell(requests, cell.k, context, 0.0)
-        return cell.seconds * self._model.seconds(here) / self._model.seconds(cell)
-
-    def _learn(self, cell: Cell, requests: int, context: float, surprise: float) -> None:
-        gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
-        cell.weight = min(cell.weight + 1.0, MEMORY)
-        target = self._cost(cell, requests, context) * math.exp(surprise)
-        cell.requests += gain * (requests - cell.requests)
-        cell.context += gain * (context - cell.context)
-        cell.seconds *= (target / cell.seconds) ** gain
+    def _correct(self, cell: Cell) -> None:
+        fitted = self._model.seconds(cell.requests, cell.k, cell.context)
+        cell.correction = math.log(cell.seconds / fitted)
 
     def _fit(self) -> None:
         cells = self.cells()
         self._model.fit(cells)
         for cell in cells:
-            cell.correction = math.log(cell.seconds / self._model.seconds(cell))
+            self._correct(cell)
 
 
 def _limited(surprise: float) -> float:

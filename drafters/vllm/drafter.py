@@ -25,6 +25,8 @@ from drafters.vllm.limits import draft_limit
 
 Ints = npt.NDArray[np.int64]
 
+DEFERRED = 16  # steps without a draft whose hidden states are stored together
+
 
 class ParallelDrafter(EagleProposer):
     """Takes the place of vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py) and uses its
@@ -55,6 +57,10 @@ class ParallelDrafter(EagleProposer):
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
+        # Steps of one token a request whose hidden states are not in the store yet: slots,
+        # positions and states of each. A CUDA graph writes into the same states at every step.
+        self._deferred: list[tuple[Ints, Ints, Sequence[torch.Tensor]]] = []
+        self._defers = min(DEFERRED, self.window) if device.type == "cpu" else 1
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
@@ -93,7 +99,10 @@ class ParallelDrafter(EagleProposer):
         """Take up what a SchedulerOutput says of requests that come, go and grow, before the
         runner does."""
         contexts, group = self.contexts, self.kv_cache_gid
-        for request in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
+        left = (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ()))
+        if left:  # what is deferred goes by slots, which others may get
+            self._store_deferred()
+        for request in left:
             contexts.remove(request)
         for new in scheduled.scheduled_new_reqs:
             limit = draft_limit(new.sampling_params, self.k_max)
@@ -121,12 +130,14 @@ class ParallelDrafter(EagleProposer):
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
-        starts = common.query_start_loc_cpu.numpy()
         begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
         if k == 0 and common.max_query_len == 1:  # what a busy engine does all the time
-            self._store_at(stored(slots, begins, self.window), states, slice(count))
-            contexts.skip(slots, begins + 1)
+            self._deferred.append((slots, begins, states))
+            if len(self._deferred) >= self._defers:
+                self._store_deferred()
             return None
+        self._store_deferred()
+        starts = common.query_start_loc_cpu.numpy()
         ends = begins + np.diff(starts[: count + 1])
         tokens_made = sampled.cpu().numpy()
         self.synchronized = perf_counter()
@@ -212,17 +223,24 @@ class ParallelDrafter(EagleProposer):
         owner = np.repeat(np.arange(len(index)), lengths)
         offsets = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         positions = since[owner] + offsets
-        source = starts[index[owner]] + positions - begin[owner]
-        into = stored(slot[owner], positions, self.window)
-        self._store_at(into, states, self._device(source))
+        source = self._device(starts[index[owner]] + positions - begin[owner])
+        self._store_at(slot[owner], positions, [state[source] for state in states])
         self.contexts.skip(slot, end)
 
-    def _store_at(
-        self, rows: Ints, states: Sequence[torch.Tensor], chosen: slice | torch.Tensor
-    ) -> None:
+    def _store_deferred(self) -> None:
+        if not self._deferred:
+            return
+        slots = np.concatenate([step[0] for step in self._deferred])
+        positions = np.concatenate([step[1] for step in self._deferred])
+        taps = [[tap[: len(at)] for tap in states] for at, _, states in self._deferred]
+        self._store_at(slots, positions, [torch.cat(tap) for tap in zip(*taps, strict=True)])
+        self.contexts.skip(slots, positions + 1)  # of a slot's several the last one holds
+        self._deferred.clear()
+
+    def _store_at(self, slots: Ints, positions: Ints, states: Sequence[torch.Tensor]) -> None:
         assert self._store is not None
-        taps = torch.cat([state[chosen] for state in states], dim=-1)
-        self._store.index_copy_(0, self._device(rows), taps)
+        rows = self._device(stored(slots, positions, self.window))
+        self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
 
     def _run(
         self, layout: Layout, rows: Rows, states: Sequence[torch.Tensor], common: Any

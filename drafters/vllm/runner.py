@@ -13,6 +13,7 @@ from drafters.config import DrafterConfig
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise
+from drafters.vllm.pages import collapse
 
 if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
@@ -47,6 +48,12 @@ class DraftingRunner(Base):
             )
         config = DrafterConfig.read(vllm_config.additional_config)
         self.drafter = self.parallel = ParallelDrafter(vllm_config, self.device, self, config)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Here the weights have found their last place."""
+        if self.device.type == "cpu":
+            collapse()
+        super().initialize_kv_cache(*args, **kwargs)
 
     def _update_states(self, scheduler_output: Any) -> Any:
         if self.parallel is not None:

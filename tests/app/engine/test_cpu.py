@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.cpu import compiler, cpu_machine, preload
+from app.engine.cpu import compiler, cpu_machine, environment, preload
 
 
 def install(root: Path, *folders: str) -> None:
@@ -26,6 +26,12 @@ def test_the_operators_own_choice_stays_first_and_is_not_doubled(tmp_path: Path)
     ours = f"{tmp_path}/usr/lib/x86/libtcmalloc_minimal.so.4"
     assert preload({"LD_PRELOAD": "/opt/a.so /opt/b.so"}, tmp_path) == f"/opt/a.so:/opt/b.so:{ours}"
     assert preload({"LD_PRELOAD": "/opt/libtcmalloc.so"}, tmp_path) == "/opt/libtcmalloc.so"
+
+
+def test_huge_pages_are_asked_for_unless_the_operator_does_not_want_them() -> None:
+    assert environment({})["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert environment({"THP_MEM_ALLOC_ENABLE": "0"})["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert environment({"LD_PRELOAD": "/opt/libtcmalloc.so"})["LD_PRELOAD"] == "/opt/libtcmalloc.so"
 
 
 def test_the_compiler_is_the_one_torch_would_use(

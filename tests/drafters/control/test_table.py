@@ -138,7 +138,8 @@ def test_the_fit_is_never_negative_and_finds_costs_made_of_its_terms() -> None:
         fitted.fit(cells)
     assert all(value >= 0.0 for value in fitted.coefficients)
     for cell in cells:
-        assert fitted.seconds(cell) == pytest.approx(cell.seconds, rel=0.02)
+        seconds = fitted.seconds(cell.requests, cell.k, cell.context)
+        assert seconds == pytest.approx(cell.seconds, rel=0.02)
 
 
 def test_buckets_are_exact_for_small_batches_and_half_octaves_above() -> None:

@@ -115,6 +115,7 @@ class Watched(ParallelDrafter):
         # What no one stored must not look right.
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
+        self._deferred, self._defers = [], min(3, window)
         self.model = Model(self, lives.random)
 
     def build_per_group_and_layer_attn_metadata(self, *_: Any, **__: Any) -> Any:

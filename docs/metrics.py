@@ -20,6 +20,7 @@ Made from `app/metrics.py` by `python -m docs.metrics`; a test keeps it so.
 `GET /metrics` is Prometheus' text format. What the figures of speculation mean, and how to read
 them, is in [speculation.md](speculation.md); what to watch for abuse in [security.md](security.md);
 ratios, quantiles and alerts in [alerts.md](alerts.md). No label holds what a client sent.
+Series that only say when another one began (`*_created`) are left out.
 
 ## The gateway's
 

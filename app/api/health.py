@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-import prometheus_client
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from app import scrape
 from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.exposition import EXPOSITION
@@ -50,7 +50,4 @@ async def show_version() -> dict[str, str]:
 @router.get("/metrics")
 def metrics() -> Response:
     """Prometheus text. A plain function: it runs in a worker thread, off the event loop."""
-    return Response(
-        prometheus_client.generate_latest(EXPOSITION),
-        media_type=prometheus_client.CONTENT_TYPE_LATEST,
-    )
+    return Response(scrape.text(EXPOSITION), media_type=scrape.CONTENT_TYPE)

@@ -16,6 +16,9 @@ def rendered() -> dict[str, str]:
         board = builder.build()
         for number, panel in enumerate(board.panels, start=1):  # links to a panel use it
             panel.id_val = number
+        for variable in board.templating.list_val:
+            # The builder's defaults; only a variable that is an interval has them.
+            variable.auto = variable.auto_min = variable.auto_count = None
         texts[name] = JSONEncoder(sort_keys=True, indent=1).encode(board) + "\n"
     return texts
 

@@ -55,16 +55,42 @@ def test_panels_have_their_places(name: str) -> None:
         taken |= cells
 
 
+def test_provisioning_has_no_unknown_field() -> None:
+    """Grafana passes over a field that it does not know; these are the ones that it documents."""
+    dashboards = yaml.safe_load((PROVISIONING / "dashboards" / "aerie.yml").read_text("utf-8"))
+    assert dashboards["apiVersion"] == 1
+    [provider] = dashboards["providers"]
+    assert set(provider) <= {
+        *("name", "orgId", "folder", "folderUid", "type", "disableDeletion"),
+        *("updateIntervalSeconds", "allowUiUpdates", "options"),
+    }
+    assert set(provider["options"]) <= {"path", "foldersFromFilesStructure"}
+    assert provider["type"] == "file"
+    sources = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text("utf-8"))
+    assert sources["apiVersion"] == 1
+    [source] = sources["datasources"]
+    assert set(source) <= {
+        *("name", "type", "access", "orgId", "uid", "url", "user", "database", "basicAuth"),
+        *("basicAuthUser", "withCredentials", "isDefault", "jsonData", "secureJsonData"),
+        *("version", "editable"),
+    }
+    assert (source["type"], source["access"]) == ("prometheus", "proxy")
+    assert set(source["jsonData"]) <= {"httpMethod", "timeInterval", "queryTimeout", "manageAlerts"}
+
+
 def test_grafana_finds_what_is_provisioned() -> None:
     """The paths inside the container, and the address and interval of the datasource, are those
     of docker-compose.yml and prometheus.yml."""
     compose = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
     mounts = dict(volume.split(":")[:2] for volume in compose["grafana"]["volumes"])
-    inside = mounts["./deploy/grafana/provisioning"]
+    outside = "./deploy/grafana/provisioning"
+    for folder in ("dashboards", "datasources"):
+        assert mounts[f"{outside}/{folder}"] == f"/etc/grafana/provisioning/{folder}"
+    inside = mounts[f"{outside}/dashboards"]
     [provider] = yaml.safe_load((PROVISIONING / "dashboards" / "aerie.yml").read_text("utf-8"))[
         "providers"
     ]
-    assert provider["options"]["path"] == f"{inside}/dashboards/json"
+    assert provider["options"]["path"] == f"{inside}/json"
     home = compose["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert (FOLDER / Path(home).name).exists()
     assert Path(home).parent == Path(provider["options"]["path"])

@@ -4,7 +4,7 @@
 #   docker build -t aerie:cuda --build-arg BACKEND=cuda .  # NVIDIA GPU; CUDA comes with the wheels
 #
 # Behind a package index of your own, hand pip its configuration; it stays out of the image:
-#   docker build --secret id=pip,src=$HOME/.config/pip/pip.conf .
+#   docker build --secret id=pip,src=$HOME/.config/pip/pip.conf -t aerie .
 
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 

@@ -74,7 +74,7 @@ class ServerSettings(Section):
     otlp_traces_endpoint: str | None = Field(
         None,
         description="OpenTelemetry collector that gateway and engine send a span of each request "
-        "for work to (http://HOST:4317); none by default.",
+        "for work to (http://HOST:4317, or over HTTP http://HOST:4318/v1/traces); none by default.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the gateway's own log lines; vLLM's are text."

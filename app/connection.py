@@ -26,6 +26,9 @@ from app.settings import ServerSettings
 # The application's own limit answers with a 408; this is for a client that sends on after its
 # answer, or to a route that reads no body.
 BODY_GRACE_S = 5.0
+# For how long what a refused client still sends is read and dropped.
+LINGER_S = 2.0
+EMPTY_LINE = b"\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
@@ -40,7 +43,9 @@ class Connection(HttpToolsProtocol):
         self._field_bytes = 0
         self._frame_bytes = 0
         self._body_bytes = 0
+        self._chunk_body_bytes = 0
         self._refusal: ApiError | None = None
+        self._refused = False
         self._running: RequestResponseCycle | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -57,16 +62,17 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what the parser keeps to itself: it hands over a header when that is whole."""
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if not self._busy and not self._timers.keys() & {"head", "body"}:
             self._start("head", self._limits.header_timeout_s, self._late_head)
         in_head, in_body = self._in_head, "body" in self._timers
+        self._chunk_body_bytes = 0
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
-        if in_head and self._in_head:
-            self._head_bytes += len(data)
+        if self._in_head:
+            self._head_bytes += len(data) if in_head else self._begun_in(data)
             if self._head_bytes > self._most_header_bytes:
                 self._refuse(431, self._head_message, "headers")
                 self.send_400_response("")
@@ -75,6 +81,13 @@ class Connection(HttpToolsProtocol):
             if self._frame_bytes > self._most_header_bytes + self._body_bytes:
                 self._refuse(400, "More framing than body.", "framing")
                 self.send_400_response("")
+
+    def _begun_in(self, data: bytes) -> int:
+        """Bytes of the unfinished head that begins in this chunk, behind earlier requests perhaps.
+        It holds no empty line and nothing of a body; a body with empty lines makes it too few."""
+        behind = data.rfind(EMPTY_LINE)
+        tail = len(data) if behind < 0 else len(data) - behind - len(EMPTY_LINE)
+        return max(0, tail - self._chunk_body_bytes)
 
     def on_message_begin(self) -> None:
         """A request line begins."""
@@ -102,6 +115,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Part of the body; what else comes meanwhile are chunk sizes, extensions, trailers."""
         self._body_bytes += len(body)
+        self._chunk_body_bytes += len(body)
         self._frame_bytes -= len(body)
         super().on_body(body)
 
@@ -148,10 +162,18 @@ class Connection(HttpToolsProtocol):
             b"content-length: %d\r\n" % len(body),
             b"connection: close\r\n\r\n",
         ]
+        self._refused = True
+        for name in list(self._timers):
+            self._stop(name)
         if not self._busy:  # or it would land in the middle of the running answer
             self.transport.write(b"".join([*head, body]))
-        self.transport.close()
-        self._end_closing()
+        if self._busy or len(self.connections) > self._limits.max_connections:
+            self._end_refused()
+            return
+        # Closing now would reset the connection if something is unread, and lose the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start("linger", LINGER_S, self._end_refused)
 
     def on_response_complete(self) -> None:
         """As uvicorn's, which may close; what is unsent then is not waited for without end."""
@@ -164,6 +186,10 @@ class Connection(HttpToolsProtocol):
         self._end_closing()
 
     # Limits
+
+    def _end_refused(self) -> None:
+        self.transport.close()
+        self._end_closing()
 
     def _end_closing(self) -> None:
         if self.transport.is_closing():

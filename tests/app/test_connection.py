@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -149,6 +150,83 @@ def test_oversized_heads(head: bytes) -> None:
         assert not server.app.scopes
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        REQUEST,
+        b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + b"x" * 20_000,
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+    ],
+    ids=["alone", "behind one", "behind a body", "behind chunks"],
+)
+def test_an_oversized_header_that_begins_in_the_chunk_in_which_it_stops(before: bytes) -> None:
+    """The parser says nothing of a header before its end, and nothing more comes after it."""
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(before + b"GET / HTTP/1.1\r\nlong: " + b"x" * 65_536)
+        assert b"HTTP/1.1 431 " in answer or before, answer[:200]
+        assert b" 408 " not in answer
+
+    started = time.monotonic()
+    run(scenario, header_timeout_s=10)
+    assert time.monotonic() - started < 5
+
+
+def test_a_refusal_arrives_although_the_client_goes_on_sending() -> None:
+    """To close a socket with something unread in it throws away what was answered, too."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"GET / HTTP/1.1\r\nlong: " + b"x" * 40_000)
+        await asyncio.sleep(0.2)
+        for _ in range(10):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        refusal(await reader.read(), 431)
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_refused_client_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 0.3)
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"nonsense\r\n\r\n")
+        refusal(await reader.read(), 400)
+
+        async def send_on() -> None:
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send_on(), PLENTY_S)
+        assert not server.inner.server_state.connections
+
+    run(scenario)
+
+
+def test_what_stands_before_a_head_does_not_count_for_it() -> None:
+    """Requests in one chunk, each far below the limit and together above it."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b"x" * 60_000
+        padded = b"GET / HTTP/1.1\r\nlong: " + b"x" * 20_000
+        writer.write(padded + b"\r\n\r\n" + body + padded)
+        await asyncio.sleep(0.2)
+        writer.write(b"\r\n\r\n")
+        for _ in range(3):
+            assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+
+    run(scenario, header_timeout_s=10)
 
 
 @pytest.mark.parametrize(

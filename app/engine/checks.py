@@ -89,6 +89,7 @@ class Checks:
             take_limit(payload)
         strict.check_fields(payload, model, operation)
         strict.check_scalars(payload, model)
+        strict.check_containers(payload, model)
         strict.check_generation(payload, operation, self.limits)
 
 

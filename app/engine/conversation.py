@@ -48,9 +48,12 @@ def _check_message(message: Any, where: str) -> None:
         raise invalid(
             f"{where}.role", f"Invalid value for '{where}.role': supported are {', '.join(ROLES)}."
         )
+    calls = message.get("tool_calls")
+    if calls is not None:
+        _check_tool_calls(calls, f"{where}.tool_calls")
     content = message.get("content")
     if content is None:
-        if role == "assistant" and (message.get("tool_calls") or message.get("refusal")):
+        if role == "assistant" and (calls or message.get("refusal")):
             return
         raise invalid(
             f"{where}.content",
@@ -65,6 +68,15 @@ def _check_message(message: Any, where: str) -> None:
         )
     for index, part in enumerate(content):
         _check_part(part, f"{where}.content[{index}]")
+
+
+def _check_tool_calls(calls: Any, where: str) -> None:
+    """vLLM takes whatever can be iterated over for a list of calls, text among it."""
+    if not isinstance(calls, list):
+        raise invalid(where, f"'{where}' must be a list of tool calls.")
+    for index, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise invalid(f"{where}[{index}]", f"'{where}[{index}]' must be an object.")
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -41,6 +41,7 @@ _CONSTRAINT_CHECKS = {
     SamplingParams._validate_structured_outputs.__code__,
     StructuredOutputsParams.__post_init__.__code__,
 }
+_WRONG_TYPE = "A field of the request, or something inside it, has a value of the wrong type."
 # vLLM's name for a field, where it is not the request's.
 _SENT_AS = {"response_id": "previous_response_id"}
 
@@ -55,6 +56,15 @@ def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: s
     return _client_error(int(error.code), error.message, error.param, payload, prompt)
 
 
+def from_parsing(error: Exception, payload: Mapping[str, Any], prompt: str) -> ApiError:
+    """An error of a request model. All that these look at is the request: it is at fault in
+    whatever way they break."""
+    if isinstance(error, (ApiError, ValidationError, VLLMClientError, ValueError)):
+        return from_exception(error, payload, prompt)
+    logger.debug("a request model broke", exc_info=error)
+    return ApiError(400, _WRONG_TYPE)
+
+
 def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str) -> ApiError:
     """An error that a serving class or the engine raised."""
     if isinstance(error, ApiError):
@@ -67,6 +77,8 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
         return ApiError(int(error.http_status), error.message, headers={"Retry-After": "1"})
     if isinstance(error, VLLMNotFoundError):
         return _client_error(404, str(error), "model", payload, prompt)
+    if isinstance(error, TypeError) and not isinstance(error, VLLMClientError):
+        return ApiError(400, _WRONG_TYPE)  # what it says is about Python, not about the request
     if isinstance(error, (VLLMClientError, *_CLIENT_ERRORS)) or _is_template_error(error):
         param = error.parameter if isinstance(error, VLLMValidationError) else None
         if param is None and _about_constraint(error):

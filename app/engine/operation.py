@@ -46,7 +46,7 @@ class Operation:
         first = expect()
         try:
             self.check(payload)
-            result = await self.call(self.parse(payload))
+            result = await self.call(self._parsed(payload))
         except Exception as error:
             raise self._error(first.error or error, payload, first) from error
         if isinstance(result, ErrorResponse):
@@ -60,6 +60,12 @@ class Operation:
             return self._error(error, payload, first)
 
         return Reply(events(result, self.name, to_error), first)
+
+    def _parsed(self, payload: Payload) -> BaseModel:
+        try:
+            return self.parse(payload)
+        except Exception as error:
+            raise failures.from_parsing(error, payload, self.prompt) from error
 
     def failure(self, error: BaseException, payload: Payload, first: FirstOutput) -> ApiError:
         """The ApiError for an error that came while a stream was awaited."""

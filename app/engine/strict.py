@@ -108,6 +108,32 @@ def _scalar_fields(model: type[BaseModel]) -> dict[str, TypeAdapter[Any]]:
     return adapters
 
 
+def check_containers(payload: Mapping[str, Any], model: type[BaseModel]) -> None:
+    """Lists and objects must be such: vLLM's models look into some before they check them."""
+    for name, kind in _container_fields(model).items():
+        value = payload.get(name)
+        if value is not None and not isinstance(value, kind):
+            wanted = "a list" if kind is list else "an object"
+            raise invalid(name, f"Invalid type for '{name}': expected {wanted}.")
+
+
+@cache
+def _container_fields(model: type[BaseModel]) -> dict[str, type]:
+    """Fields that are always a list, or always an object."""
+    found: dict[str, type] = {}
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+        kinds = {get_origin(part) or part for part in parts} - {type(None)}
+        if len(kinds) == 1 and (kind := kinds.pop()) in (list, dict):
+            found[field.alias or name] = kind
+    return found
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
 def _is_scalar(annotation: Any) -> bool:
     if annotation in (int, float, str, bool, type(None)):
         return True
@@ -116,7 +142,7 @@ def _is_scalar(annotation: Any) -> bool:
         return True
     if origin is Annotated:
         return False  # carries vLLM's own validator, which pydantic runs anyway
-    if origin in (Union, types.UnionType):
+    if _is_union(annotation):
         return all(_is_scalar(part) for part in get_args(annotation))
     return False
 

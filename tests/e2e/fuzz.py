@@ -102,11 +102,11 @@ def mutants(random: Random) -> Iterator[tuple[str, JSON]]:
 
 
 def _change(random: Random, body: JSON) -> None:
-    kind = random.random()
-    if kind < 0.5:  # a field of the API with a value of another
+    kind, places = random.random(), list(_places(body))
+    if kind < 0.5 or not places:  # a field of the API with a value of another
         body[random.choice(EXTRA)] = deepcopy(random.choice(VALUES))
         return
-    container, key = random.choice(list(_places(body)))
+    container, key = random.choice(places)
     if kind < 0.8:
         container[key] = deepcopy(random.choice(VALUES))
     elif kind < 0.9:

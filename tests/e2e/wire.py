@@ -13,7 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 JSON = dict[str, Any]
 # Signs of an internal failure that reached the client instead of an explanation.
-LEAKS = ("Traceback", "site-packages", "NoneType", "object is not iterable", ".py:", "0x7f")
+LEAKS = (
+    *("Traceback", "site-packages", "NoneType", "object is not iterable", ".py:", "0x7f"),
+    *("has no attribute", "not subscriptable", "object of type", "unsupported operand"),
+    *("unhashable type", "index out of range", "keyword argument", "between instances"),
+)
 
 
 def describe(response: httpx.Response) -> str:

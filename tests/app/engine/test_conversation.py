@@ -28,6 +28,10 @@ USER = {"role": "user", "content": "hi"}
         ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "assistant"}], "messages[0].content"),
+        ([{**USER, "tool_calls": -1e308}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": "call"}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": {"0": 1}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}, 5]}], "messages[0].tool_calls[1]"),
     ],
 )
 def test_bad_messages_name_their_place(messages: Any, param: str) -> None:

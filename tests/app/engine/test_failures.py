@@ -8,7 +8,7 @@ from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidatio
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from app.engine.failures import ConstraintError, from_exception, from_response
+from app.engine.failures import ConstraintError, from_exception, from_parsing, from_response
 from app.engine.protocol import ChatRequest
 from app.errors import ApiError
 
@@ -69,6 +69,21 @@ def test_pydantic_errors_point_at_the_field() -> None:
     with pytest.raises(ValueError, match="seed") as caught:
         ChatRequest.model_validate(payload)
     assert from_exception(caught.value, payload, "messages").param == "seed"
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, IndexError, AssertionError])
+def test_a_request_model_that_breaks_blames_the_request_and_says_nothing_inside(
+    error: type[Exception],
+) -> None:
+    """A validator of vLLM's may look into a field before its type is known."""
+    found = from_parsing(error("'float' object is not iterable"), {"tools": 5}, "messages")
+    assert found.status == 400
+    assert "float" not in found.message
+
+
+def test_pythons_own_words_are_not_told() -> None:
+    found = from_exception(TypeError("object of type 'int' has no len()"), {}, "prompt")
+    assert (found.status, "len" in found.message) == (400, False)
 
 
 def test_pydantic_paths_skip_union_branches() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from app.engine import strict
 from app.engine.protocol import ChatRequest, TextRequest
@@ -33,6 +34,29 @@ def test_numbers_nulls_and_whole_floats_pass() -> None:
     strict.check_scalars(
         {"temperature": 1, "max_tokens": None, "n": 2, "stream": True}, ChatRequest
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value"),
+    [
+        (ResponsesRequest, "tools", 7),
+        (ResponsesRequest, "tools", {}),
+        (ChatRequest, "logit_bias", [1]),
+        (ChatRequest, "messages", "hi"),
+        (TextRequest, "logit_bias", 5),
+    ],
+)
+def test_a_list_must_be_a_list_and_an_object_an_object(model: Any, field: str, value: Any) -> None:
+    """The models of vLLM take the length of some before they know what it is."""
+    with pytest.raises(ApiError) as caught:
+        strict.check_containers({field: value}, model)
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_containers_nulls_and_fields_of_several_kinds_pass() -> None:
+    strict.check_containers({"prompt": "a", "stop": "a", "logit_bias": None}, TextRequest)
+    strict.check_containers({"prompt": ["a"], "stop": ["a"], "logit_bias": {"5": 1}}, TextRequest)
+    strict.check_containers({"input": "a", "tools": []}, ResponsesRequest)
 
 
 def test_unknown_fields_are_refused_by_name() -> None:

@@ -50,6 +50,26 @@ class Outcome:
         return self.status == 200 and self.tokens > 0
 
 
+class Lag:
+    """How late this process's own loop is: what it adds to every time that it measures."""
+
+    EVERY_S = 0.01
+
+    def __init__(self) -> None:
+        self._late: list[tuple[float, float]] = []
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            due = time.monotonic() + self.EVERY_S
+            await asyncio.sleep(self.EVERY_S)
+            self._late.append((due, time.monotonic() - due))
+
+    def p99_s(self, begin: float, end: float) -> float:
+        """Between two moments."""
+        return _p99(sorted(late for due, late in self._late if begin <= due < end))
+
+
 class Client:
     """Streams completions over a connection each; reads no more of them than the figures need."""
 
@@ -150,12 +170,16 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
 
     async def phase(name: str, seconds: float, rate: float | None) -> None:
         client = Client(port, arguments.tokens, arguments.seed)
+        lag = Lag()
+        watching = asyncio.create_task(lag.watch())
         began = time.monotonic() + SETTLE_S
         if rate is None:
             await client.closed(places, seconds + SETTLE_S)
         else:
             await client.open(rate, seconds + SETTLE_S)
+        watching.cancel()
         found[name] = figures(client.outcomes, began, began + seconds)
+        found[name]["client_lag_p99_s"] = lag.p99_s(began, began + seconds)
         row = "  ".join(f"{key} {value:.3f}" for key, value in found[name].items())
         print(f"{name}: {row}", flush=True)
         await asyncio.sleep(2)

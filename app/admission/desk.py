@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Places beyond one batch: who comes next is in the engine before a sequence has ended.
 AHEAD = 1 / 8
+# Of the places' number, how many may wait in an overload that lasts: enough to fill what gets free.
+OVERLOADED = 1 / 4
 ANONYMOUS = "anonymous"
 
 
@@ -93,10 +95,10 @@ class Desk:
             return self.settings.max_running
         return max(1, math.ceil(self.load.capacity * (1 + AHEAD)))
 
-    def _most_waiting(self) -> int:
+    def _most_waiting(self, overloaded: bool) -> int:
         if self.settings.max_waiting is not None:
             return self.settings.max_waiting
-        return self._places()
+        return math.ceil(self._places() * OVERLOADED) if overloaded else self._places()
 
     def _pressed(self) -> bool:
         """Whether the engine itself has begun to queue, or its KV cache is nearly full."""

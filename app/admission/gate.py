@@ -6,6 +6,10 @@ tenants, a request that waits too long has cost nothing, and "full" is known at 
 Order: by priority, then the tenant with the fewest sequences inside, then by arrival. When as
 many wait as may, the tenant that has most requests waiting is turned away, be it the one who
 comes or, if that one has fewer, the newest request of the other.
+
+A queue is good for a burst, which is gone in about the time that a place is held. Whoever is
+turned away for longer than that sees an overload: then a queue that stays full serves nobody
+sooner and makes everybody wait, so fewer may stand in it.
 """
 
 from __future__ import annotations
@@ -53,10 +57,11 @@ class _Waiting:
 @dataclass
 class Gate:
     """`places` is how many sequences fit in, `most_waiting` how many requests may wait for
-    them, and `pressed` whether the engine has too little room whatever its places say."""
+    them (told whether there is an overload), and `pressed` whether the engine has too little
+    room whatever its places say."""
 
     places: Callable[[], int]
-    most_waiting: Callable[[], int]
+    most_waiting: Callable[[bool], int]
     pressed: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
     inside: int = 0
@@ -65,11 +70,13 @@ class Gate:
     _queues: dict[str, deque[_Waiting]] = field(default_factory=dict)
     _arrivals: int = 0
     _held_s: float = 1.0
+    _turning_away_since: float = -math.inf
+    _turned_away_at: float = -math.inf
 
     def check(self, tenant: Tenant) -> None:
         """Raise GateFull if a request of this tenant would be turned away now."""
-        if self.waiting and self.waiting >= self.most_waiting() and self._victim(tenant) is None:
-            raise GateFull(self.retry_after_s)
+        if self.waiting and self._full() and self._victim(tenant) is None:
+            raise self._turn_away()
 
     async def enter(self, tenant: Tenant, sequences: int) -> Place:
         """Wait for a place. Raises GateFull, at once or when somebody else displaces this one.
@@ -77,13 +84,13 @@ class Gate:
         sequences = min(sequences, max(1, self.places()))
         if not self.waiting and self._fits(sequences):
             return self._let_in(tenant.name, sequences)
-        if self.waiting >= self.most_waiting():
+        if self._full():
             victim = self._victim(tenant)
             if victim is None:
-                raise GateFull(self.retry_after_s)
+                raise self._turn_away()
             self._forget(victim)
             if not victim.place.done():
-                victim.place.set_exception(GateFull(self.retry_after_s))
+                victim.place.set_exception(self._turn_away())
         self._arrivals += 1
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(tenant, sequences, self._arrivals, place)
@@ -130,6 +137,23 @@ class Gate:
         """When the queue that is here now will have been let in, as far as one can tell."""
         rounds = (self.waiting + 1) / max(1, self.places())
         return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(rounds * self._held_s)))
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether requests have been turned away for longer than a place is held, until none
+        has been for as long."""
+        lasting = self._turned_away_at - self._turning_away_since > self._held_s
+        return lasting and self.clock() - self._turned_away_at <= self._held_s
+
+    def _full(self) -> bool:
+        return self.waiting >= self.most_waiting(self.overloaded)
+
+    def _turn_away(self) -> GateFull:
+        now = self.clock()
+        if now - self._turned_away_at > self._held_s:
+            self._turning_away_since = now
+        self._turned_away_at = now
+        return GateFull(self.retry_after_s)
 
     def _fits(self, sequences: int) -> bool:
         if self.inside == 0:

@@ -16,7 +16,7 @@ A, B, C = (Tenant(name=name) for name in "abc")
 
 
 def make(places: int = 1, waiting: int = 8) -> Gate:
-    return Gate(lambda: places, lambda: waiting, lambda: False)
+    return Gate(lambda: places, lambda overloaded: waiting, lambda: False)
 
 
 async def settle() -> None:
@@ -128,10 +128,53 @@ def test_nobody_may_wait() -> None:
     run(scenario())
 
 
+def test_an_overload_that_lasts_shortens_the_queue() -> None:
+    """A queue that stays full makes everybody wait as long as it is, and serves nobody more."""
+
+    async def scenario() -> None:
+        now = [0.0]
+        gate = Gate(
+            lambda: 2, lambda overloaded: 1 if overloaded else 3, lambda: False, lambda: now[0]
+        )
+        inside = [await gate.enter(A, 1) for _ in range(2)]
+        waiting = [asyncio.create_task(gate.enter(A, 1)) for _ in range(3)]
+        await settle()
+
+        def turned_away() -> bool:
+            try:
+                gate.check(A)
+            except GateFull:
+                return True
+            return False
+
+        assert turned_away()
+        gate.leave(inside.pop())
+        await settle()
+        assert not turned_away(), "a burst may fill the queue"
+        waiting.append(asyncio.create_task(gate.enter(A, 1)))
+        await settle()
+        held_s = gate._held_s
+        for _ in range(3):
+            now[0] += 0.6 * held_s
+            assert turned_away()
+        inside.append(await waiting.pop(0))
+        gate.leave(inside.pop())
+        await settle()
+        assert gate.waiting == 2
+        assert turned_away(), "more than one may still wait"
+        now[0] += 2 * gate._held_s
+        assert not turned_away(), "the overload is over, and the queue is as short as before"
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(scenario())
+
+
 def test_pressure_holds_everybody_back_but_not_an_empty_engine() -> None:
     async def scenario() -> None:
         pressed = [True]
-        gate = Gate(lambda: 8, lambda: 8, lambda: pressed[0])
+        gate = Gate(lambda: 8, lambda overloaded: 8, lambda: pressed[0])
         first = await asyncio.wait_for(gate.enter(A, 1), 1)
         second = asyncio.create_task(gate.enter(A, 1))
         third = asyncio.create_task(gate.enter(A, 1))

@@ -18,6 +18,7 @@ from app.engine.supervisor import Engine
 from app.errors import StartupError
 from app.main import create_app
 from app.settings import Settings
+from drafters.streams import unfailing
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
+    unfailing()
     log.configure(settings.server.log_level, settings.server.log_format)
     engine = Engine(settings)
     config = uvicorn.Config(

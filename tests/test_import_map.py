@@ -39,7 +39,10 @@ MAP: dict[str, set[str]] = {
     "app.api": GROUND | DOOR | {"app.log", "app.scrape"} | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.connection": GROUND,
-    "app.server": GROUND | ENGINE | {"app.connection", "app.log", "app.main"} | POLICY,
+    "app.server": GROUND
+    | ENGINE
+    | {"app.connection", "app.log", "app.main", "drafters.streams"}
+    | POLICY,
     "app.presets": GROUND,
     "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY,
     "app.sagemaker": {"app.errors"},
@@ -80,11 +83,15 @@ MAP: dict[str, set[str]] = {
     "drafters.control": {"drafters.markdown"},
     "drafters.markdown": set(),
     "drafters.ops": set(),
+    "drafters.streams": set(),
     "drafters.model": {"drafters.ops"},
     "drafters.train": {
         *("drafters.config", "drafters.markdown", "drafters.model", "drafters.ops"),
     },
-    "drafters.vllm": {"drafters.model", "drafters.control", "drafters.ops", "drafters.config"},
+    "drafters.vllm": {
+        *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
+        "drafters.streams",
+    },
 }
 
 # Commands that need no gateway: the only way from app/ into training and simulation, and only

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def register() -> None:
     """Apply what vLLM needs before it builds an engine. Safe to call more than once."""
+    from drafters.streams import unfailing
     from drafters.vllm import compat
 
+    unfailing()
     compat.apply()

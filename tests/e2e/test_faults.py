@@ -79,11 +79,12 @@ def core_of(gateway: Gateway) -> psutil.Process:
 
 
 def test_a_full_disk_under_the_logs(launch: Any, tmp_path: Path) -> None:
-    """Nothing that is written anywhere is worth a request, nor a restart of the engine."""
+    """Nothing that is written anywhere is worth a request, nor a restart of the engine. Buffered:
+    what could not be written is tried again when processes are started and when they end."""
     if not os.access("/dev/full", os.W_OK):
         pytest.skip("needs /dev/full")
     (tmp_path / "gateway0.log").symlink_to("/dev/full")
-    gateway = launch("--access-log", "--log-level", "debug")
+    gateway = launch("--access-log", "--log-level", "debug", PYTHONUNBUFFERED="")
     gateway.log = None  # it cannot be read
     gateway.wait_ready()
     assert ask(gateway).status_code == 200

@@ -36,6 +36,7 @@ class HeadFacts(Section):
 
     parameters_b: float = Field(gt=0)
     layers: int = Field(ge=1)
+    taps: int = Field(3, ge=1)  # hidden states of the target that it reads of each token
 
 
 class About(Section):

@@ -11,7 +11,8 @@ from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
 from app.settings import Settings, of_preset, preset_names
 
-GPU_SIZES = (24, 48, 80, 141, 180)  # GiB: L4 and A10G, L40S, A100 and H100, H200, B200
+# Size by name -> GiB that the driver reports: L4 and A10G, L40S, H100, H200, B200.
+GPU_SIZES = {24: 22.5, 48: 45.0, 80: 79.6, 141: 140.4, 180: 179.1}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,14 +58,14 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _gpus(settings: Settings, name: str) -> dict[str, int | None]:
-    """GPU size in GiB -> how many of them the pair needs; None: more than eight."""
+    """GPU size by name -> how many of them the pair needs; None: more than eight."""
     about = about_preset(name)
-    return {str(size): fewest_gpus(settings, about, size) for size in GPU_SIZES}
+    return {str(size): fewest_gpus(settings, about, gib) for size, gib in GPU_SIZES.items()}
 
 
 def _table(found: Sequence[dict[str, Any]]) -> str:
     """One line a preset."""
-    rows = [["preset", "target", "head", "method", "K", "memory GiB", "on 80 GiB GPUs"]]
+    rows = [["preset", "target", "head", "method", "K", "memory GiB", "on 80 GB GPUs"]]
     for entry in found:
         low, high = entry["serve_k"] or (None, None)
         gpus = entry["gpus"]["80"]
@@ -102,7 +103,7 @@ def _page(entry: dict[str, Any]) -> str:
     if entry["memory"]:
         lines += ["", f"memory: {entry['memory']}"]
         fits = (
-            f"{size} GiB: {'more than 8' if count is None else count}"
+            f"{size} GB: {'more than 8' if count is None else count}"
             for size, count in entry["gpus"].items()
         )
         lines.append(f"GPUs needed (tensor parallel) by size: {', '.join(fits)}")

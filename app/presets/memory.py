@@ -20,9 +20,10 @@ UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
 OVERHEAD_GIB = 4.0
 SEQUENCES = 1024  # vLLM's default max_num_seqs on a GPU of 70 GiB or more
 BATCHED_TOKENS = 8192  # and its max_num_batched_tokens
-TAPS = 3
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
-QUANTISED = {"fp8": 1}  # bytes of a parameter, for weights that are quantised while they load
+# Bytes of a parameter in weights that are quantised while they load. Embeddings and the output
+# matrix stay at two: 0.6 GiB more for Qwen3-Coder, left to the overhead.
+QUANTISED = {"fp8_per_tensor": 1, "fp8_per_block": 1, "fp8_per_channel": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,12 @@ def need(settings: Settings, about: About, gpus: int | None = None) -> Need | No
     head_layers = head.layers if head else 0
     cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))
     cell = 1 if cache_dtype.startswith("fp8") else dtype
-    in_step = engine.max_num_batched_tokens or BATCHED_TOKENS
-    kv = _kv_bytes(target, head_layers, length, in_step, cell, gpus)
+    # Without drafts vLLM lays out the next step while one runs: tokens of both are in flight.
+    in_flight = (engine.max_num_batched_tokens or BATCHED_TOKENS) * (1 if head else 2)
+    kv = _kv_bytes(target, head_layers, length, in_flight, cell, gpus)
     window = settings.speculation.catch_up_tokens
     sequences = engine.max_num_seqs or SEQUENCES
-    store = sequences * window * TAPS * target.hidden_size * dtype if head else 0
+    store = sequences * window * head.taps * target.hidden_size * dtype if head else 0
     return Need(
         weights=_weights_bytes(target, settings) / gpus / GIB,
         head=(head.parameters_b * 1e9 * 2 / gpus / GIB) if head else 0.0,
@@ -126,19 +128,19 @@ def _kv_bytes(
     target: TargetFacts,
     head_layers: int,
     length: int,
-    in_step: int,
+    in_flight: int,
     cell: int,
     gpus: int,
     *,
     unbounded_only: bool = False,
 ) -> int:
-    """Of one sequence. A sliding layer keeps its window and what one step adds. The head's layers
+    """Of one sequence. A sliding layer keeps its window and what is in flight. The head's layers
     keep everything, and are taken to be as wide as the target's full ones."""
     total = 0
     for group in target.kv:
         if group.window is not None and unbounded_only:
             continue
-        tokens = length if group.window is None else min(length, group.window + in_step)
+        tokens = length if group.window is None else min(length, group.window + in_flight)
         width = 2 * -(-group.heads // gpus) * group.head_dim * cell  # heads are never split
         total += group.layers * tokens * width
     if head_layers:

@@ -47,7 +47,9 @@ def test_the_sum() -> None:
 def test_settings_change_it() -> None:
     base = need(settings(), ABOUT)
     plain = need(settings(k=0, drafter=None), ABOUT)
-    fp8 = need(settings(quantization="fp8", engine_args='{"kv_cache_dtype": "fp8"}'), ABOUT)
+    fp8 = need(
+        settings(quantization="fp8_per_tensor", engine_args='{"kv_cache_dtype": "fp8"}'), ABOUT
+    )
     double = need(settings(dtype="float32"), ABOUT)
     two = need(settings(tensor_parallel_size=2), ABOUT)
     eight = need(settings(tensor_parallel_size=8), ABOUT)
@@ -55,10 +57,26 @@ def test_settings_change_it() -> None:
     assert (plain.head, plain.store) == (0, 0)
     assert plain.kv < base.kv
     assert fp8.weights == base.weights / 2 and fp8.kv == base.kv / 2
+    width = 2 * 4 * 128 * 2
+    # Without drafts two steps are in flight, so a sliding layer keeps what both add.
+    assert plain.kv * GIB == pytest.approx(width * (10 * 10_000 + 30 * 2_000))
     assert double.weights == base.weights * 2 and double.kv == base.kv * 2
     assert two.weights == base.weights / 2 and two.kv == base.kv / 2
     assert eight.kv == base.kv / 4  # four heads: beyond that each GPU has one whole head
     assert need(settings(), About()) is None
+
+
+def test_a_head_that_reads_more_of_the_target_keeps_more() -> None:
+    five = ABOUT.model_copy(update={"head": HeadFacts(parameters_b=1, layers=2, taps=5)})
+    needed, base = need(settings(), five), need(settings(), ABOUT)
+    assert needed and base and needed.store == pytest.approx(base.store * 5 / 3)
+
+
+def test_weights_that_are_stored_in_fp8_are_taken_as_they_are() -> None:
+    """`fp8` is vLLM's name for such a checkpoint; its size is not halved once more."""
+    stored = ABOUT.model_copy(update={"target": TARGET.model_copy(update={"weights_gib": 9.0})})
+    needed = need(settings(quantization="fp8"), stored)
+    assert needed is not None and needed.weights == 9
 
 
 def test_weights_as_stored_beat_the_count() -> None:

@@ -11,7 +11,8 @@ import pytest
 from app.cli import main
 from app.errors import SettingsError
 from app.presets.about import about_preset, facts_for, facts_in
-from app.presets.memory import need
+from app.presets.command import describe
+from app.presets.memory import QUANTISED, need
 from app.settings import REPOSITORY, load, of_preset, preset_names
 
 NAMES = preset_names()
@@ -52,6 +53,20 @@ def test_parsers_are_vllms(name: str) -> None:
         assert model.tool_call_parser in ToolParserManager.list_registered()
     if model.reasoning_parser:
         assert model.reasoning_parser in ReasoningParserManager.list_registered()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quantisation_is_one_that_vllm_does_while_it_loads(name: str) -> None:
+    """The presets name weights in bfloat16. vLLM's `fp8` takes only those that are FP8 already, and
+    stops the start otherwise."""
+    quantization = of_preset(name).model.quantization
+    if quantization is None:
+        return
+    assert quantization in QUANTISED
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm.config.quantization import resolve_quantization_config
+
+    assert resolve_quantization_config(quantization, None) is not None
 
 
 def test_a_long_context_preset_differs_in_its_head_and_length_only() -> None:
@@ -155,3 +170,25 @@ def test_a_page_shows_sum_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_preset_is_in_the_docs() -> None:
     written = set(re.findall(r"^\| `([a-z0-9-]+)` ", DOCS.read_text("utf-8"), re.MULTILINE))
     assert set(NAMES) <= written
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docs_say_what_the_command_says(name: str) -> None:
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", DOCS.read_text("utf-8"), re.MULTILINE)
+    _, head, k, length, memory, gpus = (cell.strip() for cell in row.split("|"))
+    settings, found = of_preset(name), describe(name)
+    low, high = found["serve_k"]
+    assert k == f"{found['k']}, {low} to {high}, {found['trained_k'] or '-'}"
+    if name == "embedded":
+        return
+    assert length == f"{settings.engine.max_model_len:,}"
+    assert memory.removesuffix(" GiB") == f"{found['memory_gib']:.1f}"
+    assert gpus == str(found["gpus"]["80"])
+    assert head.startswith(settings.speculation.drafter or "none public")
+
+
+def test_a_gpu_has_less_than_its_name_says() -> None:
+    """An L4 of "24 GB" reports 22.5 GiB: what fits 24 x 0.92 need not start there."""
+    needed = need(of_preset("gpt-oss-20b"), about_preset("gpt-oss-20b"))
+    assert needed is not None and 22.5 * 0.92 < needed.total < 24 * 0.92
+    assert describe("gpt-oss-20b")["gpus"]["24"] == 2

@@ -1,5 +1,5 @@
 """The Terraform files: formatted, every variable declared and used. Validating them needs AWS's
-provider, which is not fetched here."""
+provider, which is not fetched here (docs/sagemaker.md says what was checked otherwise)."""
 
 from __future__ import annotations
 

@@ -37,6 +37,10 @@ HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"}
 )
 
+# Waits for the end of its standard input, which comes however this process ends, and then ends the
+# group of processes named. A gateway left behind would hold the GPU that the next replica needs.
+UNDERTAKER = 'read _; kill -s KILL -- "-$0"'
+
 
 class Arguments(BaseModel):
     """Of `serve run`. Unknown ones are refused."""
@@ -78,6 +82,13 @@ class Gateway:
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(self._arguments.line(port), start_new_session=True)
+        self._undertaker = subprocess.Popen(
+            ["sh", "-c", UNDERTAKER, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # there may be nothing left to end
+            start_new_session=True,
+        )
         self._stopping = False
         try:
             self._wait_ready()

@@ -1,6 +1,6 @@
 """Stands for `aerie serve`: the routes that a replica needs, a slow stream, its own process id.
 
-python stand_in.py serve --host H --port P [...]
+python stand_in.py serve --host H --port P [...] [--served-model-name NAME]
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ PIECES = 20
 PAUSE_S = 0.02
 
 
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1]
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -23,15 +27,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        model = {"model": option("--served-model-name")}
         if not body.get("stream"):
             query = {"path": self.path, "key": self.headers.get("Authorization")}
-            return self._send(200, {"pid": os.getpid(), "echo": body, **query})
+            return self._send(200, {**model, "echo": body, **query})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for number in range(PIECES):
-            self._chunk(f"data: {number}\n\n".encode())
+        for _ in range(PIECES):
+            self._chunk(f"data: {json.dumps(model)}\n\n".encode())
             time.sleep(PAUSE_S)
         self._chunk(b"data: [DONE]\n\n")
         return self._chunk(b"")
@@ -53,5 +58,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[sys.argv.index("--port") + 1])
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", int(option("--port"))), Handler).serve_forever()

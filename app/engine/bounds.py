@@ -25,6 +25,16 @@ _TOKEN_LISTS = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids"
 # Where a constraint holds another one as text.
 _JSON_TEXTS = ("json", "structural_tag")
 _PATTERNS = ("pattern", "regex")
+# Parameters of rendering and tokenising that vLLM would take from `chat_template_kwargs`, past the
+# checks of the fields that they come from, and past every bound (`max_length` pads).
+_RENDERING = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "documents", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        "tokenizer_kwargs",
+    }
+)
 # What URL parsers skip at the beginning, and what they take for a URL behind it.
 _IGNORED = "".join(map(chr, range(33)))
 _URL = re.compile(
@@ -33,14 +43,22 @@ _URL = re.compile(
 
 
 def check_template(payload: Mapping[str, Any]) -> None:
-    """A template is a program. The served model's own is the only one that runs here."""
+    """A template is a program. The served model's own is the only one that runs here, and what is
+    handed to it besides the request's fields are its own variables only."""
     given = payload.get("chat_template_kwargs")
+    given = given if isinstance(given, dict) else {}
     for name, value in (
         ("chat_template", payload.get("chat_template")),
-        ("chat_template_kwargs", given.get("chat_template") if isinstance(given, dict) else None),
+        ("chat_template_kwargs", given.get("chat_template")),
     ):
         if value is not None:
             raise invalid(name, f"A chat template in '{name}' is not taken from requests.")
+    for name in given:
+        if name in _RENDERING:
+            where = "chat_template_kwargs"
+            raise invalid(
+                f"{where}.{name}", f"'{name}' is not a variable of the template: not in '{where}'."
+            )
 
 
 def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:

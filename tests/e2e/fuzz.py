@@ -258,6 +258,8 @@ CORPUS: list[tuple[str, Any, dict[str, str]]] = [
             _chat(USER, tools=[TOOL] * 300), _chat(USER, tools={}), _chat(USER, tool_choice="required"),
             _chat(USER, chat_template="{{ messages.__class__ }}"), _chat(USER, logprobs=True, top_logprobs=21),
             _chat(USER, top_logprobs=3), _chat(USER, chat_template_kwargs={"messages": []}),
+            _chat(USER, chat_template_kwargs={"padding": "max_length", "max_length": 10**9}),
+            _chat(USER, chat_template_kwargs={"tools": [TOOL] * 300}), _chat(USER, chat_template_kwargs=[]),
             _chat(USER, continue_final_message=True, add_generation_prompt=True), _chat(USER, model=""),
             _chat(USER, model="x" * 10**5), _chat(USER, model=None), _chat(USER, model=["a"]),
             _chat(USER, documents=[{}]), _chat(USER, add_special_tokens="x"), _chat(USER, echo=True),

@@ -44,6 +44,7 @@ def tool(parameters: JSON) -> JSON:
     [
         ({"chat_template": TEMPLATE}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": TEMPLATE}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"max_length": 10**9}}, "chat_template_kwargs"),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
         ({"bad_words": ["a"] * 2000}, "bad_words"),
         ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),

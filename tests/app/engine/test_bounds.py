@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from app.engine import bounds
 from app.errors import ApiError
@@ -125,6 +127,30 @@ def test_templates_are_not_taken_from_requests() -> None:
         assert caught.value.param in payload
     bounds.check_template({"chat_template": None, "chat_template_kwargs": {"enable": True}})
     bounds.check_template({"chat_template_kwargs": "x"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"messages": []},
+        {"tools": [{}] * 9999},
+        {"padding": "max_length", "max_length": 10**9},
+        {"tokenizer_kwargs": {"padding": True}},
+        {"tokenize": None},
+    ],
+)
+def test_only_variables_of_the_template_are_handed_to_it(given: dict[str, Any]) -> None:
+    """The renderer would take these for arguments of its own, and nobody has checked them."""
+    with pytest.raises(ApiError) as caught:
+        bounds.check_template({"chat_template_kwargs": given})
+    assert caught.value.param == f"chat_template_kwargs.{next(iter(given))}"
+
+
+def test_every_parameter_of_the_renderer_is_known() -> None:
+    """A new one of the tokenizers' library would be a new way past the checks."""
+    signature = inspect.signature(PreTrainedTokenizerBase.apply_chat_template)
+    named = {p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
+    assert named - {"self", "chat_template"} <= bounds._RENDERING
 
 
 def image(url: Any) -> list[Any]:

@@ -23,6 +23,7 @@ HYSTERESIS = 0.005  # another K must promise this much more
 REPAID_IN = 512  # steps in which what switching drafts on costs must be made up for
 CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
+_RECENT = 256  # steps from which the share of prompts in all tokens is taken
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good
 _NEAR_STEPS = 3  # of a probe while drafting: the first still verifies the drafts before it
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
@@ -58,6 +59,8 @@ class Controller:
         self._acceptance = Acceptance(k_max)
         self._probing = Probing(rng)
         self._prefill, self._catch_up = Price(), Price()
+        self._entering = Price()  # of prompts into the drafter
+        self._prompts = self._outputs = 0.0  # recent tokens
         self._estimate: _Estimate | None = None
         self._k = 0  # chosen for its own sake, not by a probe
         self._gap = 0.0  # tokens per request that the drafter has not seen
@@ -130,6 +133,8 @@ class Controller:
         self._steps += 1
         self._probing.earn(step.seconds, step.tokens)
         self._acceptance.observe(step.drafted, step.accepted)
+        self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
+        self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
             self._learn(step)
         self._totals.add(step, self.without_drafts(step))
@@ -144,7 +149,7 @@ class Controller:
             return
         # A probe is charged neither with prompts nor with bad luck: its tokens are the expected.
         made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
-        seconds = step.seconds - self._prefill.seconds * load.prefill_tokens
+        seconds = step.seconds - self._reading(load.prefill_tokens, step.k)
         probe = self._probing.charge(step.k, seconds, made * load.requests)
         if probe is not None:
             self._probing.settle(probe, self._appraise(Load(probe.requests)).rates[probe.k])
@@ -156,7 +161,7 @@ class Controller:
         if not drafting or load.requests == 0 or not self._costs.measured:
             return step.seconds
         plain = self._costs.row(load.requests, load.context_tokens)[0]
-        return plain * step.tokens / load.requests + self._prefill.seconds * load.prefill_tokens
+        return plain * step.tokens / load.requests + self._reading(load.prefill_tokens, 0)
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
@@ -208,13 +213,21 @@ class Controller:
             if self._costs.measured:
                 k = min(self._k_max, round(load.draft_tokens / requests))
                 expected = self._costs.row(requests, load.context_tokens)[k]
-                self._prefill.observe(load.prefill_tokens, step.seconds - expected)
+                # The drafter had about the same share of it as of the whole step.
+                share, more = step.draft_seconds / step.seconds, step.seconds - expected
+                self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
+                if step.k:
+                    self._entering.observe(load.prefill_tokens, share * more)
         elif abs(load.draft_tokens - asked) <= STEADY * asked:
             self._costs.observe(requests, step.k, load.context_tokens, step.seconds)
         elif load.draft_tokens == 0 and requests * self._gap >= _TELLING and self._costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = self._costs.row(requests, load.context_tokens)[step.k]
             self._catch_up.observe(requests * self._gap, step.seconds - steady)
+
+    def _reading(self, prompts: int, k: int) -> float:
+        """Seconds for so many prompt tokens, of the drafter as well unless `k` is 0."""
+        return prompts * (self._prefill.seconds + (k > 0) * self._entering.seconds)
 
     def _estimated(self, load: Load) -> _Estimate:
         estimate = self._estimate
@@ -236,12 +249,16 @@ class Controller:
             seconds = [max(cost, seconds[0] + price * k) for k, cost in enumerate(seconds)]
         tokens = self._acceptance.tokens()
         rates = [requests * made / cost for made, cost in zip(tokens, seconds, strict=True)]
-        values = rates
+        # A drafter that drafts reads the prompts too, an output token's share with each.
+        share = self._prompts / self._outputs if self._outputs else 0.0
+        entering = share * self._entering.seconds
+        values = [rates[0], *(1.0 / (1.0 / rate + entering) for rate in rates[1:])]
         if self._objective == LATENCY:
             # At a given batch fewer seconds per token are more tokens per second, unless prompts
             # are read beside it: those the target counts, though no K can avoid them.
-            prompts = self._prefill.seconds * load.prefill_tokens
-            tpot = [(s + prompts) / made for s, made in zip(seconds, tokens, strict=True)]
+            reading = [self._reading(load.prefill_tokens, k) for k in range(len(seconds))]
+            steps = map(sum, zip(seconds, reading, strict=True))
+            tpot = [s / made for s, made in zip(steps, tokens, strict=True)]
             held = [rate if t <= self._tpot_s else 0.0 for rate, t in zip(rates, tpot, strict=True)]
             values = held if any(held) else [1.0 / t for t in tpot]
         return _Estimate(requests, seconds, rates, values, self._steps)

@@ -173,6 +173,24 @@ def test_beside_prompts_a_busy_device_drafts_less() -> None:
     assert busy < alone
 
 
+def test_a_drafter_that_has_many_prompts_to_read_must_gain_more() -> None:
+    """At 6 requests drafts gain a tenth, less than reading the prompts costs the drafter."""
+    assert best(CPU, 6, PROSE, K_MAX) > 0
+    for share, drafting in ((0.0, True), (0.3, False)):
+        policy = controller()
+        run = engine(policy, [(math.inf, 6)], output=10**9)
+        run.run(steps=300)
+        for number in range(400):
+            k = policy.choose(Load(6, draft_tokens=18))
+            prompt = 20 if number % 2 else 0  # of a step that makes twelve tokens
+            spent = CPU.steady(6, 3) + 1e-3 * prompt
+            load = Load(6, prefill_tokens=prompt, draft_tokens=18)
+            policy.observe(
+                Step(load, k, spent, 12, (6,) * 3, (4, 2, 0), draft_seconds=share * spent)
+            )
+        assert (policy.snapshot()["k"] > 0) == drafting, share
+
+
 def test_latency_holds_its_target_if_any_k_does_and_else_comes_closest() -> None:
     """At a given batch the highest throughput has the lowest latency, unless prompts mix in."""
     policy = controller(objective=LATENCY, tpot_s=1.0)

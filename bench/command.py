@@ -15,6 +15,7 @@ COMMANDS = {
     "interop": ("bench.interop", "the same server under `vllm bench serve` and under ours"),
     "prompts": ("bench.workloads.command", "a workload as JSON lines"),
     "ceiling": ("bench.ceiling", "what the client itself can take"),
+    "step": ("bench.step", "where the time of a step goes"),
     "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
 }
 

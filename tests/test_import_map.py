@@ -68,6 +68,7 @@ MAP: dict[str, set[str]] = {
         "bench.kernels",
         "bench.run",
         "bench.speedup",
+        "bench.step",
         "bench.sweep",
         "bench.trace",
         "bench.workloads",
@@ -77,6 +78,7 @@ MAP: dict[str, set[str]] = {
     "bench.overload": set(),
     "bench.preload": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS,
+    "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.sweep"},
     "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
@@ -109,6 +111,7 @@ LAZY_HOOKS = {
 GUARDED = {
     "vllm": {
         *("app.engine", "bench.context", "bench.kernels", "bench.preload", "bench.proposer"),
+        "bench.step",
         "drafters.vllm",
     },
     "torch": {

@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
@@ -33,7 +34,8 @@ _NAMES = {
 
 def provider(exporter: SpanExporter) -> TracerProvider:
     """Where spans are made; its `shutdown` sends what is left, and may block for seconds."""
-    made = TracerProvider(resource=Resource.create({SERVICE_NAME: _service(os.environ)}))
+    os.environ.setdefault(OTEL_SERVICE_NAME, "aerie")  # vLLM, in three processes, reads it as well
+    made = TracerProvider(resource=Resource.create())
     made.add_span_processor(BatchSpanProcessor(exporter))
     return made
 
@@ -107,7 +109,3 @@ def _method(scope: Scope) -> str:
     """A method that is not one of HTTP's own is text of the client's."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     return scope["method"] if scope["method"] in known else "_OTHER"
-
-
-def _service(environ: Mapping[str, str]) -> str:
-    return environ.get("OTEL_SERVICE_NAME", "aerie")

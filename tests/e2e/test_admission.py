@@ -1,8 +1,9 @@
-"""Keys, quotas, the gate and the deadlines in front of a real engine."""
+"""Keys, quotas, the gate, the deadlines and spans in front of a real engine."""
 
 from __future__ import annotations
 
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from .collector import Collector, receiving
 from .gateway import MODEL, Gateway, environment
 from .wire import JSON, assert_error, metric, read_events, wait_for_metric
 
@@ -57,8 +59,14 @@ def operator(keys: Keys) -> str:
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def guarded(
-    keys: Keys, operator: str, tmp_path_factory: pytest.TempPathFactory
+    keys: Keys, operator: str, collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     """Room for two sequences in a batch, two more in the engine's queue, two at the gate."""
     gateway = Gateway.launch(
@@ -67,7 +75,9 @@ def guarded(
             *("--keys-file", str(keys.path), "--keys-poll-s", "0.2"),
             *("--max-num-seqs", "2", "--max-running", "4", "--max-waiting", "2"),
             *("--queue-timeout-s", str(QUEUE_TIMEOUT_S)),
+            *("--otlp-traces-endpoint", collector.endpoint),
         ],
+        {"OTEL_BSP_SCHEDULE_DELAY": "100"},  # milliseconds between exports; 5,000 by default
     )
     try:
         gateway.wait_bound()
@@ -307,6 +317,44 @@ def test_a_clients_timeout_ends_the_generation(http: httpx.Client, streaming: bo
     else:
         assert_error(response, 504, code="request_timeout")
     wait_for_metric(http, ACTIVE, 0, FREE_WITHIN_S)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_engines_spans_lie_below_the_gateways(
+    http: httpx.Client, collector: Collector, operator: str, streaming: bool
+) -> None:
+    """One trace: the client's, the gateway's span in it, and one of vLLM for each sequence."""
+    trace, client = secrets.token_hex(16), secrets.token_hex(8)
+    response = http.post(
+        "/v1/completions",
+        json=body(8, n=2, temperature=1, stream=streaming),
+        headers={"traceparent": f"00-{trace}-{client}-01"},
+    )
+    assert response.status_code == 200
+    spans = collector.wait(trace, 3)
+    [ours] = [span for span in spans if span.parent == client]
+    assert ours.name == "POST /v1/completions"
+    assert ours.attributes["gen_ai.usage.output_tokens"] == 16
+    assert ours.attributes["aerie.tenant"] == "operator"
+    engines = [span for span in spans if span is not ours]
+    assert [(span.name, span.parent) for span in engines] == 2 * [("llm_request", ours.id)]
+    assert {span.service for span in spans} == {"aerie"}
+    for span in engines:
+        assert span.attributes["gen_ai.usage.completion_tokens"] == 8
+        assert span.attributes["gen_ai.latency.time_in_model_decode"] > 0
+    for span in collector.spans:  # of everything so far
+        assert b"read_config" not in span.wire
+        assert operator.encode() not in span.wire
+
+
+def test_a_trace_that_is_not_sampled_has_no_spans(http: httpx.Client, collector: Collector) -> None:
+    """The client's word goes for the engine, too."""
+    quiet, loud = secrets.token_hex(16), secrets.token_hex(16)
+    for trace, flag in ((quiet, "00"), (loud, "01")):
+        headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-{flag}"}
+        assert http.post("/v1/completions", json=body(1), headers=headers).status_code == 200
+    collector.wait(loud, 2)  # sent after, or with, what the other would have had
+    assert quiet not in {span.trace for span in collector.spans}
 
 
 def test_no_key_is_in_the_log(guarded: Gateway, operator: str, http: httpx.Client) -> None:

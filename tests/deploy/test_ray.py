@@ -2,8 +2,8 @@
 of Ray that holds one.
 
 Ray wants an environment of its own (`pip install 'ray[serve]' httpx pytest`), in which this file
-runs alone, with a stand-in for the gateway (a minute) or with real ones (two engines with the
-embedded model: five minutes on two cores):
+runs alone, with a stand-in for the gateway (three minutes on a busy core) or with real ones (two
+engines with the embedded model: eight minutes on two busy cores, VLLM_CPU_OMP_THREADS_BIND=1):
 
     python -m pytest -c /dev/null --rootdir . tests/deploy/test_ray.py -s -m "not e2e"
     python -m pytest -c /dev/null --rootdir . tests/deploy/test_ray.py -s -m e2e

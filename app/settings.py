@@ -110,7 +110,7 @@ class AdmissionSettings(Section):
         None,
         ge=0,
         description="Most requests that wait for a place; further ones get a 429 (default: as "
-        "many as the engine has places, and a quarter of that in an overload that lasts longer "
+        "many as the engine has places, and an eighth of that in an overload that lasts longer "
         "than an answer takes).",
     )
     max_kv_usage: float = Field(

@@ -81,10 +81,12 @@ class Client:
 
     async def ask(self) -> None:
         """One request."""
+        # Answers of one length would end together, and whoever waits would wait for all of them.
+        tokens = self._random.randint(self._tokens // 2, self._tokens * 3 // 2)
         body = json.dumps(
             {
                 "model": MODEL, "prompt": f"# {self._random.randrange(10**6)}\ndef step(value):\n",
-                "max_tokens": self._tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+                "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
                 "stream_options": {"include_usage": True},
             }
         ).encode()  # fmt: skip
@@ -248,7 +250,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="of overload")
     parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of each other phase")
     parser.add_argument("--times", type=float, default=4.0, help="the capacity's rate")
-    parser.add_argument("--tokens", type=int, default=64, help="per answer")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="per answer, on average: half as many to half more"
+    )
     parser.add_argument("--batch", type=int, default=32, help="the engine's max_num_seqs")
     parser.add_argument("--port", type=int, default=0, help="of a gateway that runs already")
     parser.add_argument("--seed", type=int, default=1)

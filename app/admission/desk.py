@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Places beyond one batch: who comes next is in the engine before a sequence has ended.
 AHEAD = 1 / 8
-# Of the places' number, how many may wait in an overload that lasts: enough to fill what gets free.
-OVERLOADED = 1 / 4
+# Of the places' number, how many may wait in an overload that lasts: with those who are ahead,
+# enough to fill what gets free.
+OVERLOADED = 1 / 8
 ANONYMOUS = "anonymous"
 
 

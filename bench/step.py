@@ -70,8 +70,9 @@ def main(argv: Sequence[str]) -> int:
         prog="aerie bench step", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--k", type=options.counts, default=(7,), metavar="K,K", help="[7]")
-    parser.add_argument("--concurrency", type=options.counts, default=(1, 8), metavar="C,C")
+    parser.add_argument("--k", type=_ks, default=(0, 7), metavar="K,K", help="[0,7]")
+    parser.add_argument("--concurrency", type=options.counts, default=(1, 8), metavar="C,C",
+                        help="[1,8]")  # fmt: skip
     parser.add_argument("--requests", type=positive, default=6, help="of a user, served [6]")
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -91,6 +92,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"aerie bench: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    ks = tuple(int(part) for part in text.split(","))
+    if min(ks) < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative: {text}")
+    return ks
 
 
 def parts_table(cells: Sequence[dict[str, Any]]) -> list[list[str]]:

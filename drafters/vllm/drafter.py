@@ -66,6 +66,8 @@ class ParallelDrafter(EagleProposer):
         """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
         with half.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
+        head = self.model.lm_head
+        self.lm_head = half.twin(head) if self.half else head
         # What loading left behind frees oneDNN handles, which fails if it happens while the model
         # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()
@@ -305,7 +307,7 @@ class ParallelDrafter(EagleProposer):
     def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
         vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
-        ids = self.model.logits_processor(self.model.lm_head, hidden).argmax(-1)
+        ids = self.model.logits_processor(self.lm_head, hidden).argmax(-1)
         offsets = self.model.draft_id_to_target_id
         return ids if offsets is None else ids + offsets[ids]
 

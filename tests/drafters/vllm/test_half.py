@@ -1,0 +1,41 @@
+"""A bfloat16 twin of a float32 layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+if not vllm_platforms.current_platform.is_cpu():
+    pytest.skip("layers are prepared in vLLM's CPU build only", allow_module_level=True)
+
+from drafters.vllm import half  # noqa: E402
+
+
+@pytest.fixture
+def layer() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Linear(64, 96, bias=False)
+
+
+def test_a_twin_multiplies_alike_in_bfloat16_and_leaves_the_layer_alone(layer: Any) -> None:
+    weight, before = layer.weight, layer.weight.detach().clone()
+    twin = half.twin(layer)
+    x = torch.randn(5, 64)
+    y = twin.cpu_linear(x, twin.weight, None)
+    assert y.dtype == torch.float32
+    assert torch.allclose(y, x @ before.T, atol=0.05)
+    assert not torch.equal(y, x @ before.T)  # it did round
+    assert layer.weight is weight and torch.equal(weight, before)
+    assert weight.dtype == torch.float32 and not hasattr(layer, "cpu_linear")
+
+
+def test_a_layer_of_another_type_keeps_it(layer: Any) -> None:
+    layer.to(torch.bfloat16)
+    twin = half.twin(layer)
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    found = twin.cpu_linear(x, twin.weight, None)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), (x @ layer.weight.T).float(), atol=0.05)

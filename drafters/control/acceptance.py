@@ -7,6 +7,7 @@ from itertools import accumulate
 
 PRIOR = 0.7  # of the first position: between the published heads' worst workload and their best
 PRIOR_TRIALS = 16.0  # how many trials it takes to outweigh what was expected of a position
+LONGEST = 0.95  # share of runs that may go on by one more token behind the last position
 MEMORY = 1000.0  # trials of the first position that are remembered: 1.5% standard error
 
 
@@ -18,6 +19,13 @@ class Acceptance:
     drafted of late falls back to what the one before it shows: published heads accept about
     the same share at each position behind the first. All positions forget at the pace of the
     first one's trials; while nothing is drafted nothing is forgotten.
+
+    Easy text comes in runs. Many drafts a step take a run in one step, few in several, so that the
+    steps of a small K lie in easy text more often than those of a large one: shares of all
+    steps at one K say nothing of another. So only steps that begin a run count, those after a
+    rejection, whose places in the text are the same at every K; a run of L tokens and its end then
+    take 1 + floor(L / (K + 1)) steps. Where acceptance has no memory that is the sum over
+    positions again. On the embedded model the sum is 10% too low for K = 3 after K = 11.
     """
 
     def __init__(self, k_max: int) -> None:
@@ -25,7 +33,8 @@ class Acceptance:
         self._trials = [0.0] * k_max
 
     def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """One step's verification; both as in `Step`, and of any length."""
+        """One step's verification; both as in `Step`, of fresh requests if that is known, and of
+        any length."""
         if not drafted or not drafted[0]:
             return
         keep = max(0.0, 1.0 - drafted[0] / MEMORY)
@@ -51,10 +60,25 @@ class Acceptance:
             rates.append(min(1.0, expected))
         return rates
 
+    def survival(self) -> list[float]:
+        """Share of runs that reach each position: [k_max]."""
+        return list(accumulate(self.conditional(), lambda reached, rate: reached * rate))
+
     def tokens(self) -> list[float]:
         """Expected tokens of a step, its own one included, after K drafts: [k_max + 1]."""
-        survival = accumulate(self.conditional(), lambda reached, rate: reached * rate)
-        return list(accumulate(survival, initial=1.0))
+        survival = self.survival()
+        size = len(survival)
+        if not size:
+            return [1.0]
+        known, last = sum(survival), survival[-1]
+        on = min(LONGEST, known / (1.0 + known - last))  # behind the last position, as before it
+        run = 1.0 + known + last * on / (1.0 - on)  # tokens, with the one that ends it
+        tokens = []
+        for period in range(1, size + 2):  # tokens of a step all of whose drafts are accepted
+            behind = period - size % period  # from the last position to the next end of a step
+            more = last * on**behind / (1.0 - on**period)
+            tokens.append(run / (1.0 + sum(survival[period - 1 :: period]) + more))
+        return tokens
 
     @property
     def trials(self) -> list[float]:

@@ -132,7 +132,10 @@ class Controller:
         load = step.load
         self._steps += 1
         self._probing.earn(step.seconds, step.tokens)
-        self._acceptance.observe(step.drafted, step.accepted)
+        if step.fresh_drafted is None or step.fresh_accepted is None:
+            self._acceptance.observe(step.drafted, step.accepted)
+        else:
+            self._acceptance.observe(step.fresh_drafted, step.fresh_accepted)
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
@@ -183,13 +186,14 @@ class Controller:
             "decode_seconds": self._probing.decode_seconds,
             "totals": self._totals.snapshot(),
         }
-        conditional, tokens = self._acceptance.conditional(), self._acceptance.tokens()
+        conditional, survival = self._acceptance.conditional(), self._acceptance.survival()
+        tokens = self._acceptance.tokens()
         for i, trials in enumerate(self._acceptance.trials):
             state["acceptance"].append(
                 {
                     "position": i + 1,
                     "conditional": conditional[i],
-                    "cumulative": tokens[i + 1] - tokens[i],
+                    "cumulative": survival[i],
                     "trials": trials,
                 }
             )

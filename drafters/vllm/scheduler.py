@@ -50,8 +50,9 @@ class DraftingScheduler(Scheduler):
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = 0.0
-        self._drafted = [0] * k_max
-        self._accepted = [0] * k_max
+        self._drafted, self._accepted = [0] * k_max, [0] * k_max
+        self._fresh_drafted, self._fresh_accepted = [0] * k_max, [0] * k_max
+        self._running_on: set[str] = set()  # requests all of whose last drafts were accepted
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
@@ -86,10 +87,18 @@ class DraftingScheduler(Scheduler):
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output): counts them by position."""
-        for position in range(counts["num_draft_tokens"]):
-            self._drafted[position] += 1
-        for position in range(counts["num_accepted_tokens"]):
-            self._accepted[position] += 1
+        drafts, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
+        name = counts["request_id"]
+        counted = [(self._drafted, drafts), (self._accepted, accepted)]
+        if name not in self._running_on:
+            counted += [(self._fresh_drafted, drafts), (self._fresh_accepted, accepted)]
+        for counters, positions in counted:
+            for position in range(positions):
+                counters[position] += 1
+        if accepted == drafts:
+            self._running_on.add(name)
+        else:
+            self._running_on.discard(name)
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -108,11 +117,19 @@ class DraftingScheduler(Scheduler):
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
                 drafted=tuple(self._drafted),
                 accepted=tuple(self._accepted),
+                fresh_drafted=tuple(self._fresh_drafted),
+                fresh_accepted=tuple(self._fresh_accepted),
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
             )
             self._ended = ended
-            self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
+            none = [0] * len(self._drafted)
+            self._drafted[:] = self._accepted[:] = none
+            self._fresh_drafted[:] = self._fresh_accepted[:] = none
+            if scheduler_output.num_spec_tokens_to_schedule == 0:
+                self._running_on.clear()
+            else:
+                self._running_on &= self.requests.keys()
             self.recent.append(step)
             self.policy.observe(step)
         return outputs

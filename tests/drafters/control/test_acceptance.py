@@ -51,6 +51,53 @@ def test_requests_with_fewer_drafts_in_the_same_step_do_not_bias_it() -> None:
     assert model.conditional() == pytest.approx(TRUE, abs=0.06)
 
 
+def steps_through(runs: list[int], k: int) -> list[tuple[int, bool]]:
+    """Accepted drafts of each step through text whose runs the drafter gets right, and whether
+    the step begins a run."""
+    steps = []
+    for run in runs:
+        left, fresh = run, True
+        while left >= k:
+            steps.append((k, fresh))
+            left, fresh = left - k - 1, False  # the target's own token behind them is of the run
+            if left < 0:
+                break
+        else:
+            steps.append((left, fresh))
+    return steps
+
+
+@pytest.mark.parametrize(("drafting", "error"), [(3, 0.08), (7, 0.08), (11, 0.02)])
+def test_what_one_k_shows_holds_for_another_though_easy_text_comes_in_runs(
+    drafting: int, error: float
+) -> None:
+    rng = random.Random(3)
+    # Hard places, where nothing is accepted for long, and easy stretches.
+    runs = [rng.choice((0, 0, 0, 1, 1, 2, 5, 9, 10, 11, 14)) for _ in range(20_000)]
+    model, of_all = Acceptance(11), Acceptance(11)
+    for accepted, fresh in steps_through(runs, drafting):
+        trial = [1] * drafting + [0] * (11 - drafting)
+        hits = [1] * accepted + [0] * (11 - accepted)
+        of_all.observe(trial, hits)
+        if fresh:
+            model.observe(trial, hits)
+    for k in (1, 3):
+        steps = steps_through(runs, k)
+        truth = 1.0 + sum(accepted for accepted, _ in steps) / len(steps)
+        naive = 1.0 + sum(of_all.survival()[:k])
+        assert model.tokens()[k] == pytest.approx(truth, rel=error), k
+        if drafting > 3 == k:  # the sum over positions of all steps: too low after a larger K
+            assert naive < 0.95 * truth
+
+
+def test_without_memory_the_sum_over_positions_is_what_a_step_makes() -> None:
+    model = Acceptance(5)
+    for _ in range(400):
+        model.observe((1000,) * 5, (800, 640, 512, 410, 328))
+    expected = list(accumulate((0.8**i for i in range(1, 6)), initial=1.0))
+    assert model.tokens() == pytest.approx(expected, rel=0.01)
+
+
 def test_nothing_known_is_the_prior_at_every_position() -> None:
     model = Acceptance(3)
     assert model.conditional() == [PRIOR] * 3

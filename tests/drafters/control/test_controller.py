@@ -37,12 +37,15 @@ def share(totals: Totals, requests: int, survival: list[float]) -> float:
 def test_at_a_steady_load_it_is_as_good_as_the_best_fixed_k(
     requests: int, survival: list[float], calibrated: bool
 ) -> None:
-    run = engine(
-        controller(calibrated), [(math.inf, requests)], survival=survival, output=10**9, seed=3
-    )
-    run.run(steps=300 if calibrated else 1800)  # without one it has to find out first
-    run.totals = Totals()
-    assert share(run.run(steps=1000), requests, survival) >= 0.98
+    shares = []
+    for seed in (2, 3, 4):  # without a calibration few trials decide at first, and may be unlucky
+        policy = controller(calibrated)
+        shape = [(math.inf, requests)]
+        run = engine(policy, shape, survival=survival, output=10**9, seed=seed)
+        run.run(steps=300 if calibrated else 1800)  # without one it has to find out first
+        run.totals = Totals()
+        shares.append(share(run.run(steps=1000), requests, survival))
+    assert sorted(shares)[1] >= 0.98
 
 
 def test_the_best_k_differs_so_that_the_test_above_means_something() -> None:

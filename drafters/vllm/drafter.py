@@ -67,7 +67,7 @@ class ParallelDrafter(EagleProposer):
         with half.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
         head = self.model.lm_head
-        self.lm_head = half.twin(head) if self.half else head
+        self.lm_head = half.twin(head) if self.half and half.is_wide(head) else head
         # What loading left behind frees oneDNN handles, which fails if it happens while the model
         # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()

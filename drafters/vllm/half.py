@@ -21,6 +21,14 @@ def pays() -> bool:
     return current_platform.is_cpu() and torch.cpu._is_avx512_bf16_supported()
 
 
+def is_wide(layer: Any) -> bool:
+    """Whether a layer's weight is a float32 matrix that is there. A quantised layer has none."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.is_meta:
+        return False
+    return weight.ndim == 2 and weight.dtype == torch.float32
+
+
 @contextmanager
 def half_precision() -> Iterator[None]:
     """Linear layers that are loaded within are bfloat16 inside, their inputs and outputs not.
@@ -31,11 +39,10 @@ def half_precision() -> Iterator[None]:
     prepare = utils.dispatch_cpu_unquantized_gemm
 
     def prepare_half(layer: Any, remove_weight: bool) -> None:
-        wide = layer.weight
-        if wide.dtype != torch.float32 or wide.ndim != 2 or wide.is_meta or not remove_weight:
+        if not remove_weight or not is_wide(layer):
             prepare(layer, remove_weight)  # embeddings share their weight with what looks it up
             return
-        layer.weight = torch.nn.Parameter(wide.to(torch.bfloat16), requires_grad=False)
+        layer.weight = torch.nn.Parameter(layer.weight.to(torch.bfloat16), requires_grad=False)
         prepare(layer, remove_weight)
         multiply = layer.cpu_linear
 

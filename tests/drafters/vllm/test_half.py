@@ -39,3 +39,10 @@ def test_a_layer_of_another_type_keeps_it(layer: Any) -> None:
     found = twin.cpu_linear(x, twin.weight, None)
     assert found.dtype == torch.bfloat16
     assert torch.allclose(found.float(), (x @ layer.weight.T).float(), atol=0.05)
+
+
+def test_only_a_float32_matrix_is_worth_a_twin(layer: Any) -> None:
+    assert half.is_wide(layer)
+    assert not half.is_wide(torch.nn.LayerNorm(8))  # a vector
+    assert not half.is_wide(torch.nn.ReLU())  # no weight, as a quantised layer
+    assert not half.is_wide(layer.to(torch.bfloat16))

@@ -280,7 +280,8 @@ class Controller:
 
     def _catching_up(self, requests: int) -> float:
         """Seconds that the drafter's first pass takes longer if it is switched on now."""
-        price = self._catch_up.seconds or self._prefill.seconds  # unknown: at most the target's
+        # Unknown: as for prompts, or at most the target's.
+        price = self._catch_up.seconds or self._entering.seconds or self._prefill.seconds
         return price * requests * self._gap
 
     def _start_probe(self, load: Load, estimate: _Estimate) -> Probe | None:

@@ -9,6 +9,7 @@ SHARE = 0.005  # of all tokens may be lost to probes
 SAVED = 4096.0  # tokens: the most that is saved up
 ADVANCE = 256.0  # tokens that may be lost before any are earned
 LONGEST_S = 0.25  # what one probe may be predicted to lose
+OF_STAY = 0.01  # and as a share of the time since K last changed: short stays are not for trials
 FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind, doubled if in vain
 SURPRISE = 0.05  # a probe that moves what its K promises by this much was not in vain
 JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
@@ -40,7 +41,8 @@ class Probing:
     then, plus `ADVANCE`, plus the last probe's excess over what was predicted of it. A probe
     begins only if its predicted loss has been earned; what it really lost is then charged. The
     budget is in tokens because seconds are not alike: one earned with a single request would
-    be spent on fifty.
+    be spent on fifty. Not all of it at once, either: what a probe may lose also grows with
+    the time that K has stood, or each burst of a few seconds would pay for one.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -50,6 +52,7 @@ class Probing:
         self.probes = dict.fromkeys(KINDS, 0)
         self.active: Probe | None = None
         self.decode_seconds = 0.0
+        self._changed = 0.0  # decode seconds at the last change of K
         self.lost_seconds = 0.0
         self.lost_tokens = 0.0
         self._balance = ADVANCE
@@ -70,7 +73,8 @@ class Probing:
 
     def begin(self, probe: Probe, predicted_loss: float) -> bool:
         """Start it if its predicted loss, in seconds, is short and has been earned."""
-        if predicted_loss > LONGEST_S or predicted_loss * probe.rate > self._balance:
+        allowed = min(LONGEST_S, OF_STAY * (self.decode_seconds - self._changed))
+        if predicted_loss > allowed or predicted_loss * probe.rate > self._balance:
             return False
         self.active = probe
         self.probes[probe.kind] += 1
@@ -104,6 +108,7 @@ class Probing:
 
     def renew(self) -> None:
         """K changed: what was learned at the old one is no reason to wait."""
+        self._changed = self.decode_seconds
         for kind in KINDS:
             self._interval[kind] = FIRST_S
             self._due[kind] = min(self._due[kind], self.decode_seconds + FIRST_S)

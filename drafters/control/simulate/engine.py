@@ -108,19 +108,20 @@ class Engine:
         k = self.policy.choose(load)
         before = [request.context for request in decoding]
         drafted, accepted, made = self._verify(decoding)
-        unseen = 0
         for request, context in zip(decoding, before, strict=True):
+            if k == 0:
+                request.unseen += request.context - context
+            request.drafted = k
+        unseen = 0
+        for request in self._running:
+            request.unseen = min(CATCH_UP_LIMIT, request.unseen)
             if k:
                 unseen += request.unseen
                 request.unseen = 0
-            else:
-                skipped = request.unseen + request.context - context
-                request.unseen = min(CATCH_UP_LIMIT, skipped)
-            request.drafted = k
         hardware = self.hardware
         verified = load.requests + load.draft_tokens + prompts
-        exact = hardware.target(load.requests, verified, load.context_tokens)
-        exact += hardware.draft(load.requests, k, unseen)
+        drafting = hardware.draft(load.requests, k, unseen)
+        exact = drafting + hardware.target(load.requests, verified, load.context_tokens)
         seconds = exact * math.exp(self._rng.gauss(0.0, self._noise))
         if self._rng.random() < self._pauses:
             seconds *= PAUSE
@@ -136,7 +137,8 @@ class Engine:
             if request.output == 0:
                 totals.waited_s += totals.elapsed_s - request.arrived
         self._running = [request for request in self._running if request.output > 0]
-        step = Step(load, k, seconds, made, drafted, accepted)
+        share = drafting / exact
+        step = Step(load, k, seconds, made, drafted, accepted, draft_seconds=share * seconds)
         self._unobserved.append(step)
         if len(self._unobserved) > self._lag:
             self.policy.observe(self._unobserved.popleft())
@@ -157,6 +159,7 @@ class Engine:
         tokens = min(request.prompt, budget)
         request.prompt -= tokens
         request.context += tokens
+        request.unseen += tokens
         return tokens
 
     def _verify(self, decoding: list[Request]) -> tuple[tuple[int, ...], tuple[int, ...], int]:

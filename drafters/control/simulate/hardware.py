@@ -29,7 +29,7 @@ class Hardware:
 
     def draft(self, requests: int, k: int, unseen: int = 0) -> float:
         """K drafts for each request, after reading `unseen` tokens that were skipped."""
-        if k == 0 or requests == 0:
+        if k == 0 or requests + unseen == 0:
             return 0.0
         if self.parallel:
             return self.drafter + self.drafter_token * (requests * k + unseen)

@@ -15,6 +15,7 @@ from drafters.control.probing import (
     JITTER,
     LAST_S,
     LONGEST_S,
+    OF_STAY,
     PLAIN,
     SHARE,
     Probe,
@@ -36,7 +37,18 @@ def test_what_was_not_earned_is_not_spent() -> None:
 
 def test_a_long_stall_is_never_worth_it() -> None:
     probing = Probing(random.Random(0))
+    probing.earn(1000.0, 0)
     assert not probing.begin(probe(rate=1.0), 1.01 * LONGEST_S)
+    assert probing.begin(probe(rate=1.0), 0.99 * LONGEST_S)
+
+
+def test_a_short_stay_at_one_k_pays_for_no_dear_probe() -> None:
+    probing = Probing(random.Random(0))
+    probing.earn(1000.0, 999_999)
+    probing.renew()
+    probing.earn(2.0, 999)
+    assert not probing.begin(probe(), 2.1 * OF_STAY)
+    assert probing.begin(probe(), 1.9 * OF_STAY)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(0.0, 3.0)), max_size=60))

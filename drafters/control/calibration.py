@@ -44,18 +44,26 @@ class Calibration:
     ) -> Self:
         """Measure cell by cell, the most telling first, until all are done or time is up.
 
-        A cell is started only if the slowest one so far would still fit into the budget, and
-        the first always is.
+        A cell is left out if by the time that others took it would not fit into what is left of
+        the budget, or with drafts would take a quarter of all of it: a machine that is busy
+        with so many tokens for so long will not draft them. The first cell never is.
         """
-        start, slowest = clock(), 0.0
+        start = clock()
         cells: list[Cell] = []
+        took: list[tuple[int, float]] = []  # tokens of a step, seconds of the cell
         for requests, k in plan(k_max, max_requests):
-            began = clock()
-            if cells and began + slowest > start + budget_s:
-                break
+            began, tokens = clock(), requests * (1 + k)
+            left = start + budget_s - began
+            if k == 0:
+                likely = max((seconds for _, seconds in took), default=0.0)
+            else:  # no longer than one with more tokens, and than in proportion to one with fewer
+                likely = min(seconds * max(1.0, tokens / n) for n, seconds in took)
+                left = min(left, budget_s / 4.0)
+            if cells and likely > left:
+                continue
             seconds = measure(requests, k)
             cells.append(Cell(requests, k, 0.0, median(seconds), min(_MOST, len(seconds))))
-            slowest = max(slowest, clock() - began)
+            took.append((tokens, clock() - began))
         return cls(fingerprint, tuple(cells))
 
     def save(self, path: Path) -> None:

@@ -25,6 +25,7 @@ CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's wo
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good
+_NEW = 2  # at a K that was just tried: one step verifies the drafts before it, one its own
 _NEAR_STEPS = 3  # of a probe while drafting: the first still verifies the drafts before it
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
 _DEEPER_BY = 2
@@ -238,11 +239,16 @@ class Controller:
         if (
             estimate is None
             or estimate.requests != load.requests
-            or self._steps - estimate.steps >= _FRESH
+            or self._steps - estimate.steps >= self._lasts(load)
             or load.prefill_tokens
         ):
             estimate = self._estimate = self._appraise(load)
         return estimate
+
+    def _lasts(self, load: Load) -> int:
+        """Steps that an estimate is good for: few while the present K is hardly known."""
+        known = self._costs.weight(load.requests, self._k) >= _FRESH
+        return _FRESH if known else _NEW
 
     def _appraise(self, load: Load) -> _Estimate:
         requests, seconds = load.requests, self._costs.row(load.requests, load.context_tokens)

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from drafters.control.cost import TRUST, Cell, CostModel
+from drafters.control.cost import Cell, CostModel
 
 STEADY = 0.25  # a step belongs to a cell if its verified drafts are within this of requests * K
 LIMIT = 0.4  # of a surprise, as a logarithm: a step that takes 20 times as long counts as 1.5
 MEMORY = 50.0  # steps that a cell remembers
 SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted cost
 NEAR = 0.05  # a cell tells as much of the next K as 1 / 21 of its steps at that K would
+MATURE = 8.0  # steps from which on a surprise tells of the machine, and not of the cell
 DRIFT_GAIN, DRIFT_LEAK = 0.1, 0.001  # of a common slowdown: seen in 10 steps, handed on in 1,000
 _LAST_BUCKET = 24  # 4,096 requests; more share it
 _FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
@@ -64,13 +65,15 @@ class CostTable:
 
     def row(self, requests: int, context: float) -> list[float]:
         """Seconds at each K: [k_max + 1]."""
-        cells = [cell for cell in self._rows[bucket_of(requests)] if cell is not None]
+        plain, *drafting = self._rows[bucket_of(requests)]
         row = self._model.row(requests, context, self._k_max)
         common = math.exp(self._drift)
+        drafted = [cell for cell in drafting if cell is not None]
         for k in range(len(row)):
             # The correction at a K nobody measured lies between those of the nearest measured.
+            # Plain steps have no drafter and verify nothing: no K tells of them, nor they of it.
             weight, total = SHRINK, 0.0
-            for cell in cells:
+            for cell in drafted if k else (plain,) if plain else ():
                 near = cell.weight * self._nearness[abs(k - cell.k)]
                 weight += near
                 total += near * cell.correction
@@ -90,7 +93,8 @@ class CostTable:
             # The cell's seconds at a batch and a context that are not quite its own.
             here = self._model.seconds(requests, k, context) * math.exp(cell.correction)
             surprise = _limited(math.log(seconds / here) - self._drift)
-            self._drift += DRIFT_GAIN * surprise * cell.weight / (cell.weight + TRUST)
+            if cell.weight >= MATURE:
+                self._drift += DRIFT_GAIN * surprise
             self._drift *= 1.0 - DRIFT_LEAK
             gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
             cell.weight = min(cell.weight + 1.0, MEMORY)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from drafters.control.calibration import Calibration
 from drafters.control.policy import Policy
@@ -21,12 +23,36 @@ CPU = Hardware(
 CODE, PROSE = geometric(0.8, 0.8), geometric(0.55, 0.55)
 
 
-def calibration(hardware: Hardware, k_max: int, max_requests: int = 64) -> Calibration:
-    """A short one, without noise."""
+@dataclass(frozen=True, slots=True)
+class TwoCores(Hardware):
+    """Steps of the embedded model as measured on two cores: no sum of the controller's terms."""
+
+    TARGET = ((1, 11), (4, 12.5), (8, 15), (16, 19), (32, 31), (64, 47), (128, 88), (256, 190),
+              (768, 440), (4096, 2300))  # fmt: skip  # tokens, ms
+
+    def target(self, requests: int, tokens: int, context: int = 0) -> float:
+        if tokens == 0:
+            return 0.0
+        place = bisect_left(self.TARGET, (tokens,), 1, len(self.TARGET) - 1)
+        (few, fast), (many, slow) = self.TARGET[place - 1 : place + 1]
+        return 1e-3 * (fast + (slow - fast) * (tokens - few) / (many - few))
+
+    def draft(self, requests: int, k: int, unseen: int = 0) -> float:
+        return 1e-3 * (2.5 + 0.3 * requests + 0.12 * requests * k + 0.06 * unseen) if k else 0.0
+
+
+TWO_CORES = TwoCores(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+MIXED = (0.66, 0.47, 0.35, 0.26, 0.2, 0.15, 0.11, 0.085, 0.065, 0.05, 0.04)
+
+
+def calibration(
+    hardware: Hardware, k_max: int, max_requests: int = 64, steps: int = 5
+) -> Calibration:
+    """Without noise. Each cell takes `steps` steps, five of which are measured."""
     spent = [0.0]
 
     def measure(requests: int, k: int) -> Sequence[float]:
-        spent[0] += 5 * hardware.steady(requests, k)
+        spent[0] += steps * hardware.steady(requests, k)
         return [hardware.steady(requests, k)] * 5
 
     return Calibration.run(
@@ -40,6 +66,7 @@ def engine(
     *,
     hardware: Hardware = CPU,
     survival: Sequence[float] = PROSE,
+    prompt: int = 16,
     output: int = 100,
     pauses: float = 0.0,
     noise: float = 0.03,
@@ -48,7 +75,7 @@ def engine(
 ) -> Engine:
     """Clients that ask for `output` tokens each."""
     return Engine(
-        hardware, policy, Clients(shape, lambda: Request(survival, 16, output)),
+        hardware, policy, Clients(shape, lambda: Request(survival, prompt, output)),
         random.Random(seed), noise=noise, pauses=pauses, asynchronous=asynchronous,
     )  # fmt: skip
 

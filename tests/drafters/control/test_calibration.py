@@ -54,8 +54,24 @@ def test_it_ends_within_its_budget_and_takes_the_median() -> None:
     machine = Machine(0.5)  # 1.5 s a cell
     found = run(machine)
     assert machine.now - 100.0 <= 10.0
-    assert machine.measured == list(plan(7, 64))[:6]
+    cheap = [cell for cell in plan(7, 64) if cell != (64, 7)]
+    assert machine.measured == cheap[:6]
     assert {cell.seconds for cell in found.cells} == {0.5}
+
+
+def test_a_corner_that_nobody_will_use_does_not_eat_the_budget() -> None:
+    """As on two cores: 64 requests with 7 drafts take half a second a step."""
+
+    class InProportion(Machine):
+        def measure(self, requests: int, k: int) -> list[float]:
+            self.seconds = 0.02 + 0.001 * requests * (1 + k)
+            return super().measure(requests, k)
+
+    machine = InProportion(0.0)
+    run(machine, budget_s=5.0)
+    assert (64, 7) not in machine.measured
+    assert {(64, 0), (16, 7), (64, 1), (1, 3)} <= set(machine.measured)
+    assert machine.now - 100.0 <= 5.0
 
 
 def test_a_cell_slower_than_the_budget_is_the_only_one() -> None:

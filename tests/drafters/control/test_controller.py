@@ -12,10 +12,20 @@ from typing import Any
 import pytest
 
 from drafters.control.controller import LATENCY, OBJECTIVES, Controller
-from drafters.control.policy import Load, Step
+from drafters.control.fixed import Fixed
+from drafters.control.policy import Load, Policy, Step
 from drafters.control.simulate.engine import Totals
 from drafters.control.simulate.hardware import Hardware
-from tests.drafters.control.engines import CODE, CPU, PROSE, best, calibration, engine
+from tests.drafters.control.engines import (
+    CODE,
+    CPU,
+    MIXED,
+    PROSE,
+    TWO_CORES,
+    best,
+    calibration,
+    engine,
+)
 
 K_MAX = 7
 
@@ -94,6 +104,25 @@ def test_at_zero_it_notices_that_drafts_have_become_good() -> None:
     run.trace = engine(policy, [(math.inf, 6)], survival=CODE, output=200).trace
     run.run(steps=20_000, until=run.totals.elapsed_s + 90.0)
     assert policy.snapshot()["k"] >= 3
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4, 8, 16, 32, 64])
+def test_the_first_seconds_at_a_load_are_near_the_best(requests: int) -> None:
+    """After a calibration that knows neither this batch nor the costs' shape, prompts included."""
+    ratios = []
+    for seed in range(3):
+        policies: list[Policy] = [Fixed(k, 11) for k in (0, 1, 2, 3, 5, 7)]
+        known = calibration(TWO_CORES, 11, steps=15)
+        policies.append(Controller(11, rng=random.Random(seed), calibration=known))
+        rates = []
+        for policy in policies:
+            totals = engine(
+                policy, [(math.inf, requests)], hardware=TWO_CORES, survival=MIXED, prompt=85,
+                output=128, noise=0.08, asynchronous=False, seed=seed,
+            ).run(until=12.0)  # fmt: skip
+            rates.append(totals.tokens / totals.elapsed_s)
+        ratios.append(rates[-1] / max(rates[:-1]))
+    assert sum(ratios) / len(ratios) > 0.95, ratios
 
 
 def test_noise_does_not_make_it_switch() -> None:

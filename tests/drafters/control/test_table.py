@@ -77,6 +77,17 @@ def test_a_machine_that_slows_down_is_not_held_against_one_k() -> None:
     assert after[0] / before[0] == pytest.approx(1.5, rel=0.2)
 
 
+def test_drafts_that_cost_more_than_thought_tell_nothing_of_plain_steps() -> None:
+    """Or a burst tries one K after another, and never the one that was known to be good."""
+    table = CostTable(7)
+    table.load(calibration(CPU, 7).cells)
+    before = table.row(32, 0)[0]
+    for k in range(1, 8):
+        for _ in range(6):
+            table.observe(32, k, 0, 2.5 * CPU.steady(32, k))
+    assert table.row(32, 0)[0] == pytest.approx(before, rel=0.05)
+
+
 def test_a_lasting_change_is_learned() -> None:
     table = CostTable(7)
     for _ in range(500):

@@ -10,6 +10,7 @@ import torch
 from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
+from drafters.vllm import greedy
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise
@@ -88,6 +89,10 @@ class DraftingRunner(Base):
             spec_decode_metadata = None
         if spec_decode_metadata is None:
             Noise.of(self)
+        elif not self.rejection_sampler.synthetic_mode and greedy.suffices(
+            self.input_batch.sampling_metadata
+        ):
+            return greedy.verify(logits, spec_decode_metadata)
         else:
             noise = Noise.of(self, spec_decode_metadata.num_draft_tokens)
             self.input_batch.sampling_metadata.noise = noise

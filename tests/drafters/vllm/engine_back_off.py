@@ -132,7 +132,8 @@ def main() -> None:
     run.hold(job["k"])
     new = begin(FEW)
     watched = [*old, *stayed, *new]
-    while min(run.lengths[name] - back_at.get(name, 0) for name in watched) < AFTER:
+    # One that is at its end has had more than that: it was drafted for best.
+    while min(run.lengths.get(n, LONGEST) - back_at.get(n, 0) for n in watched) < AFTER:
         run.step()
     spans = {
         "before": {name: (0, left_at[name]) for name in old},

@@ -2,7 +2,7 @@
 
 The rejection sampler copies the logits three times before it takes their argmax: to float32, which
 keeps their order, to part drafts from bonus tokens, and for log probabilities
-(vllm/v1/sample/rejection_sampler.py, forward). On two CPU cores that is a twentieth of a step.
+(vllm/v1/sample/rejection_sampler.py, forward).
 """
 
 from __future__ import annotations

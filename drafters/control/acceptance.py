@@ -1,43 +1,70 @@
-"""How far drafts are accepted, position by position, whatever K was when they were made."""
+"""How far drafts are accepted, whatever K was when they were made."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 PRIOR = 0.7  # of the first position: between the published heads' worst workload and their best
 PRIOR_TRIALS = 16.0  # how many trials it takes to outweigh what was expected of a position
-LONGEST = 0.95  # share of runs that may go on by one more token behind the last position
 MEMORY = 1000.0  # trials of the first position that are remembered: 1.5% standard error
 
 
 class Acceptance:
-    """Conditional acceptance: position i, given that it was drafted and all before it accepted.
+    """Acceptance by position, and the tokens that a step makes at each K.
 
-    Only drafts that were verified count as trials, so a K that varies does not bias the rates
-    (a share of all steps would fall whenever fewer are drafted). A position that was seldom
-    drafted of late falls back to what the one before it shows: published heads accept about
-    the same share at each position behind the first. All positions forget at the pace of the
-    first one's trials; while nothing is drafted nothing is forgotten.
+    By position: conditional, given that it was drafted and all before it accepted. Only drafts
+    that were verified count as trials, so a K that varies does not bias the rates (a share of
+    all steps would fall whenever fewer are drafted). A position that was seldom drafted of late
+    falls back to what the one before it shows: published heads accept about the same share at
+    each position behind the first. All positions forget at the pace of the first one's trials;
+    while nothing is drafted nothing is forgotten.
 
-    Easy text comes in runs. Many drafts a step take a run in one step, few in several, so that the
-    steps of a small K lie in easy text more often than those of a large one: shares of all
-    steps at one K say nothing of another. So only steps that begin a run count, those after a
-    rejection, whose places in the text are the same at every K; a run of L tokens and its end then
-    take 1 + floor(L / (K + 1)) steps. Where acceptance has no memory that is the sum over
-    positions again. On the embedded model the sum is 10% too low for K = 3 after K = 11.
+    Tokens of a step do not follow from that, because easy text comes in runs. Many drafts a step
+    take a run in one step, few in several, so that steps at a small K lie in easy text more often
+    than those at a large one. What a run tells of another K is in how many steps it takes there:
+    a step with `made` tokens after `run` others from one rejection on would at K have been
+    ceil((run + made) / (K + 1)) - ceil(run / (K + 1)) steps. At the K that made them that is one
+    each, so tokens over steps are what was measured; elsewhere on the embedded model within 5%
+    (docs/decisions/0007), where the sum over positions is off by 10 to 25%. The token behind the
+    last draft hides whether the run went on through it. It did not as often as a draft is rejected;
+    the step then began one, and `run` is 0.
     """
 
     def __init__(self, k_max: int) -> None:
         self._hits = [0.0] * k_max
         self._trials = [0.0] * k_max
+        # As if there had been runs that nothing but the prior ends.
+        self._prior_tokens = PRIOR_TRIALS / (1.0 - PRIOR)
+        self._prior_steps = [PRIOR_TRIALS / (1.0 - PRIOR ** (k + 1)) for k in range(k_max + 1)]
+        self._tokens = 0.0
+        self._steps = [0.0] * (k_max + 1)  # that they would have taken at each K
 
-    def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """One step's verification; both as in `Step`, of fresh requests if that is known, and of
-        any length."""
+    def observe(
+        self, drafted: Sequence[int], accepted: Sequence[int], runs: Sequence[tuple[int, int]]
+    ) -> None:
+        """One step's verification, all three as in `Step`; the first two of any length."""
         if not drafted or not drafted[0]:
             return
         keep = max(0.0, 1.0 - drafted[0] / MEMORY)
+        self._observe_positions(drafted, accepted, keep)
+        hits = PRIOR * PRIOR_TRIALS + sum(self._hits)
+        ends = 1.0 - hits / (PRIOR_TRIALS + sum(self._trials))
+        tokens, steps = keep * self._tokens, [keep * count for count in self._steps]
+        size = len(steps)
+        for (run, made), count in Counter(runs).items():
+            tokens += count * made
+            through, alone = _steps_of(run, made, size), _steps_of(0, made, size)
+            on, anew = ((1.0 - ends) * count, ends * count)
+            for k in range(size):
+                steps[k] += on * through[k] + anew * alone[k]
+        self._tokens, self._steps = tokens, steps
+
+    def _observe_positions(
+        self, drafted: Sequence[int], accepted: Sequence[int], keep: float
+    ) -> None:
         hits, trials = self._hits, self._trials
         # Requests that got as far as this position. Where fewer were drafted for than at the
         # position before (a request near its limit), the others stand for them.
@@ -61,26 +88,26 @@ class Acceptance:
         return rates
 
     def survival(self) -> list[float]:
-        """Share of runs that reach each position: [k_max]."""
+        """Share of steps whose drafts are accepted up to each position: [k_max]."""
         return list(accumulate(self.conditional(), lambda reached, rate: reached * rate))
 
     def tokens(self) -> list[float]:
         """Expected tokens of a step, its own one included, after K drafts: [k_max + 1]."""
-        survival = self.survival()
-        size = len(survival)
-        if not size:
-            return [1.0]
-        known, last = sum(survival), survival[-1]
-        on = min(LONGEST, known / (1.0 + known - last))  # behind the last position, as before it
-        run = 1.0 + known + last * on / (1.0 - on)  # tokens, with the one that ends it
-        tokens = []
-        for period in range(1, size + 2):  # tokens of a step all of whose drafts are accepted
-            behind = period - size % period  # from the last position to the next end of a step
-            more = last * on**behind / (1.0 - on**period)
-            tokens.append(run / (1.0 + sum(survival[period - 1 :: period]) + more))
-        return tokens
+        made = self._prior_tokens + self._tokens
+        found, most = [], 1.0
+        for k, (steps, prior) in enumerate(zip(self._steps, self._prior_steps, strict=True)):
+            # Runs whose beginning is forgotten may seem to take fewer steps than they can.
+            most = min(k + 1.0, max(most, made / (steps + prior)))
+            found.append(most)
+        return found
 
     @property
     def trials(self) -> list[float]:
         """Remembered trials of each position: the weight behind its rate."""
         return list(self._trials)
+
+
+@lru_cache(maxsize=4096)
+def _steps_of(run: int, made: int, size: int) -> tuple[int, ...]:
+    """Steps that `made` tokens take at each K, `run` tokens into a run: [size]."""
+    return tuple(-(-(run + made) // period) + -run // period for period in range(1, size + 1))

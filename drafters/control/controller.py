@@ -133,10 +133,7 @@ class Controller:
         load = step.load
         self._steps += 1
         self._probing.earn(step.seconds, step.tokens)
-        if step.fresh_drafted is None or step.fresh_accepted is None:
-            self._acceptance.observe(step.drafted, step.accepted)
-        else:
-            self._acceptance.observe(step.fresh_drafted, step.fresh_accepted)
+        self._acceptance.observe(step.drafted, step.accepted, step.runs)
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:

@@ -27,9 +27,9 @@ class Step:
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
-    # The same of those requests alone that had no draft accepted to its end just before; None: all.
-    fresh_drafted: tuple[int, ...] | None = None
-    fresh_accepted: tuple[int, ...] | None = None
+    # Of each request that had drafts: tokens since the step after its last rejection, this step's
+    # not among them, and this step's.
+    runs: tuple[tuple[int, int], ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
 

@@ -51,8 +51,8 @@ class DraftingScheduler(Scheduler):
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = 0.0
         self._drafted, self._accepted = [0] * k_max, [0] * k_max
-        self._fresh_drafted, self._fresh_accepted = [0] * k_max, [0] * k_max
-        self._running_on: set[str] = set()  # requests all of whose last drafts were accepted
+        self._verified: list[tuple[int, int]] = []  # Step.runs
+        self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
@@ -88,17 +88,13 @@ class DraftingScheduler(Scheduler):
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output): counts them by position."""
         drafts, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
-        name = counts["request_id"]
-        counted = [(self._drafted, drafts), (self._accepted, accepted)]
-        if name not in self._running_on:
-            counted += [(self._fresh_drafted, drafts), (self._fresh_accepted, accepted)]
-        for counters, positions in counted:
+        for counters, positions in ((self._drafted, drafts), (self._accepted, accepted)):
             for position in range(positions):
                 counters[position] += 1
+        run, made = self._runs.pop(counts["request_id"], 0), accepted + 1
+        self._verified.append((run, made))
         if accepted == drafts:
-            self._running_on.add(name)
-        else:
-            self._running_on.discard(name)
+            self._runs[counts["request_id"]] = run + made
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -117,19 +113,17 @@ class DraftingScheduler(Scheduler):
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
                 drafted=tuple(self._drafted),
                 accepted=tuple(self._accepted),
-                fresh_drafted=tuple(self._fresh_drafted),
-                fresh_accepted=tuple(self._fresh_accepted),
+                runs=tuple(self._verified),
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
             )
             self._ended = ended
-            none = [0] * len(self._drafted)
-            self._drafted[:] = self._accepted[:] = none
-            self._fresh_drafted[:] = self._fresh_accepted[:] = none
+            self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
+            self._verified.clear()
             if scheduler_output.num_spec_tokens_to_schedule == 0:
-                self._running_on.clear()
-            else:
-                self._running_on &= self.requests.keys()
+                self._runs.clear()
+            for name in self._runs.keys() - self.requests.keys():
+                del self._runs[name]
             self.recent.append(step)
             self.policy.observe(step)
         return outputs

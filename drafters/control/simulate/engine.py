@@ -29,6 +29,7 @@ class Request:
     output: int  # tokens still to be made
     context: int = 0
     drafted: int = 0  # waiting to be verified
+    run: int = 0  # tokens since the step after its last rejection
     unseen: int = 0  # tokens that the drafter has skipped
     arrived: float = 0.0
 
@@ -107,7 +108,7 @@ class Engine:
         )
         k = self.policy.choose(load)
         before = [request.context for request in decoding]
-        drafted, accepted, made = self._verify(decoding)
+        drafted, accepted, runs, made = self._verify(decoding)
         for request, context in zip(decoding, before, strict=True):
             if k == 0:
                 request.unseen += request.context - context
@@ -138,7 +139,7 @@ class Engine:
                 totals.waited_s += totals.elapsed_s - request.arrived
         self._running = [request for request in self._running if request.output > 0]
         share = drafting / exact
-        step = Step(load, k, seconds, made, drafted, accepted, draft_seconds=share * seconds)
+        step = Step(load, k, seconds, made, drafted, accepted, runs, draft_seconds=share * seconds)
         self._unobserved.append(step)
         if len(self._unobserved) > self._lag:
             self.policy.observe(self._unobserved.popleft())
@@ -162,9 +163,12 @@ class Engine:
         request.unseen += tokens
         return tokens
 
-    def _verify(self, decoding: list[Request]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Drafts verified and accepted at each position, and tokens made."""
+    def _verify(
+        self, decoding: list[Request]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...], int]:
+        """Drafts verified and accepted at each position, runs, and tokens made."""
         draw, made = self._rng.random, 0
+        runs: list[tuple[int, int]] = []
         offers = [0] * (self.policy.k_max + 1)
         ends = [0] * (self.policy.k_max + 1)
         for request in decoding:
@@ -176,13 +180,15 @@ class Engine:
                 offers[drafted] += 1
                 ends[hits] += 1
                 self.totals.expected_tokens += sum(request.survival[:drafted])
+                runs.append((request.run, hits + 1))
+            request.run = request.run + hits + 1 if 0 < hits == drafted else 0
             tokens = min(hits + 1, request.output)
             made += tokens
             request.output -= tokens
             request.context += tokens
         self.totals.expected_tokens += len(decoding)
         # Requests whose drafts reach a position: sums from the far end.
-        return _at_least(offers), _at_least(ends), made
+        return _at_least(offers), _at_least(ends), tuple(runs), made
 
 
 def _at_least(counts: list[int]) -> tuple[int, ...]:

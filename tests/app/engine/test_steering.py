@@ -38,7 +38,8 @@ class Core:
         counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
         right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
         made = requests * (1 + min(k, accepted))
-        self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right)))
+        runs = ((0, 1 + min(k, accepted)),) * requests if k else ()
+        self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right), runs))
         self.recent.append(
             {
                 "k": k, "seconds": took,

@@ -208,6 +208,7 @@ def test_beside_prompts_a_busy_device_drafts_less() -> None:
 def test_a_drafter_that_has_many_prompts_to_read_must_gain_more() -> None:
     """At 6 requests drafts gain a tenth, less than reading the prompts costs the drafter."""
     assert best(CPU, 6, PROSE, K_MAX) > 0
+    runs = tuple((0, made) for made in (1, 1, 2, 2, 3, 3))
     for share, drafting in ((0.0, True), (0.3, False)):
         policy = controller()
         run = engine(policy, [(math.inf, 6)], output=10**9)
@@ -218,7 +219,7 @@ def test_a_drafter_that_has_many_prompts_to_read_must_gain_more() -> None:
             spent = CPU.steady(6, 3) + 1e-3 * prompt
             load = Load(6, prefill_tokens=prompt, draft_tokens=18)
             policy.observe(
-                Step(load, k, spent, 12, (6,) * 3, (4, 2, 0), draft_seconds=share * spent)
+                Step(load, k, spent, 12, (6,) * 3, (4, 2, 0), runs, draft_seconds=share * spent)
             )
         assert (policy.snapshot()["k"] > 0) == drafting, share
 

@@ -48,6 +48,7 @@ class RandomK:
         self.random = random
         self.chosen: Counter[int] = Counter()
         self.accepted = 0
+        self.run_on = {0}
         self.idle = 0
 
     def choose(self, load: Load) -> int:
@@ -61,6 +62,10 @@ class RandomK:
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
+        assert all(run in self.run_on for run, _ in step.runs)  # each goes on from an earlier step
+        assert len(step.runs) == step.drafted[0]
+        assert sum(made - 1 for _, made in step.runs) == sum(step.accepted)
+        self.run_on |= {run + made for run, made in step.runs}
         self.accepted += sum(step.accepted)
 
 
@@ -162,6 +167,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     drafter = core.model_executor.driver_worker.worker.model_runner.parallel
     # What finished in the last step would be told with the next one; nothing else may be left.
     assert set(drafter.contexts._slots) <= core.scheduler.finished_req_ids
+    assert not core.scheduler._runs
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
         "passes": drafter.passes,

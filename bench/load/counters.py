@@ -20,6 +20,7 @@ _WANTED = {
     "aerie_steps_total": "k",
     "aerie_drafts_verified_total": "position",
     "aerie_drafts_accepted_total": "position",
+    "aerie_step_seconds_total": "phase",
     "aerie_decode_seconds_total": "",
     "aerie_decode_seconds_without_drafts_total": "",
     "aerie_k_switches_total": "",
@@ -64,7 +65,8 @@ def speculation(grown: Counters) -> dict[str, Any]:
 
     `acceptance_length` is tokens per drafted step, 1 + accepted / drafts. `acceptance` by position
     is over drafts verified there where the server says so (aerie_*), else over all drafts (vLLM).
-    `k_mean` is over all steps, those without drafts included, where they are known.
+    `k_mean` is over all steps, those without drafts included, where they are known. `control` is
+    what probes lost and the policy took, over the seconds of all steps that made tokens.
     """
     found: dict[str, Any] = {}
     drafts, drafted = grown.get(f"{_VLLM}drafts_total"), grown.get(f"{_VLLM}draft_tokens_total")
@@ -87,6 +89,8 @@ def speculation(grown: Counters) -> dict[str, Any]:
         plain = grown.get("aerie_decode_seconds_without_drafts_total")
         found["decode_seconds"] = round(decode, 4)
         found["gauge"] = round(plain / decode, 4)
-    if probes := grown.get("aerie_probe_seconds_total"):
+        probes = grown.get("aerie_probe_seconds_total")
+        deciding = grown.values.get(("aerie_step_seconds_total", "control"), 0.0)
         found["probe_seconds"] = round(probes, 4)
+        found["control"] = round((probes + deciding) / decode, 5)
     return found

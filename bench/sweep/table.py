@@ -106,6 +106,7 @@ class Table:
             "length": ("acceptance_length",),
             "k": ("k_mean",),
             "gauge": ("gauge",),
+            "control": ("control",),
         }
         means = {name: _mean(cells, path) for name, path in names.items()}
         figures = {name: mean for name, mean in means.items() if mean is not None}
@@ -144,6 +145,7 @@ class Table:
             ("ttft_ms", "Time to first token, median, ms", ".1f"),
             ("length", "Acceptance length (tokens per drafted step)", ".2f"),
             ("k", "Mean K over steps", ".2f"),
+            ("control", "Cost of control (probes and decisions, share of decode time)", ".2%"),
         ):
             if any(name in row.figures for row in self.rows.values()):
                 lines += ["", f"{title}:"]

@@ -119,7 +119,8 @@ def _phases() -> Any:
     return lines(
         "Where steps spend their time",
         "Share of the steps' time by phase. target: the target model, which verifies drafts as it "
-        "makes tokens. draft: the head. other: scheduling, and all between engine and worker.",
+        "makes tokens. draft: the head. control: choosing K. other: scheduling, and all between "
+        "engine and worker.",
         [Query(f"{share}({rate('aerie_step_seconds_total')} > 0)", "{{phase}}")],
         unit="percentunit",
         most=1,

@@ -32,6 +32,7 @@ class Step:
     runs: tuple[tuple[int, int], ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
+    control_seconds: float = 0.0  # of `seconds`: in the policy, with what it is told
 
 
 class Policy(Protocol):

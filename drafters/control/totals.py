@@ -6,8 +6,9 @@ from typing import Any
 
 from drafters.control.policy import Step
 
-# Where a step's time goes: `other` is scheduling, and what lies between engine and worker.
-PHASES = ("target", "draft", "other")
+# Where a step's time goes: `control` is choosing K and learning from it, `other` is scheduling, and
+# what lies between engine and worker.
+PHASES = ("target", "draft", "control", "other")
 
 
 class Totals:
@@ -29,8 +30,8 @@ class Totals:
             self.drafted[i] += drafted
             self.accepted[i] += accepted
         self.tokens += step.tokens
-        known = {"target": step.target_seconds, "draft": step.draft_seconds}
-        for phase, seconds in {**known, "other": step.seconds - sum(known.values())}.items():
+        known = (step.target_seconds, step.draft_seconds, step.control_seconds)
+        for phase, seconds in zip(PHASES, (*known, step.seconds - sum(known)), strict=True):
             self.phases[phase] += max(0.0, seconds)
         if step.load.requests:
             self.decode_seconds += step.seconds

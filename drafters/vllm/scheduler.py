@@ -49,7 +49,7 @@ class DraftingScheduler(Scheduler):
         self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
-        self._ended = 0.0
+        self._ended = self._control = 0.0
         self._drafted, self._accepted = [0] * k_max, [0] * k_max
         self._verified: list[tuple[int, int]] = []  # Step.runs
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
@@ -64,8 +64,10 @@ class DraftingScheduler(Scheduler):
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
         if scheduler_output.total_num_scheduled_tokens:
+            begun = perf_counter()
             self._load = self._measure(scheduler_output)
             scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+            self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
 
     def _measure(self, scheduled: SchedulerOutput) -> Load:
@@ -116,6 +118,7 @@ class DraftingScheduler(Scheduler):
                 runs=tuple(self._verified),
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
+                control_seconds=self._control,
             )
             self._ended = ended
             self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
@@ -126,6 +129,7 @@ class DraftingScheduler(Scheduler):
                 del self._runs[name]
             self.recent.append(step)
             self.policy.observe(step)
+            self._control = perf_counter() - ended  # is part of the next step
         return outputs
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:

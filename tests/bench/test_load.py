@@ -135,10 +135,14 @@ aerie_drafts_accepted_total{position="1"} 8.0
 aerie_drafts_accepted_total{position="2"} 2.0
 aerie_decode_seconds_total 2.0
 aerie_decode_seconds_without_drafts_total 3.0
+aerie_step_seconds_total{phase="control"} 0.01
+aerie_step_seconds_total{phase="other"} 0.5
+aerie_probe_seconds_total 0.02
 aerie_k 3.0
 """
     found = speculation(Counters.read(page).since(Counters({})))
     assert found["k_mean"] == 0.75
     assert found["acceptance"] == [0.8, 0.4]  # of drafts verified there, not of all
     assert found["gauge"] == 1.5
+    assert found["control"] == 0.015  # probes and decisions, of two seconds
     assert found["steps"] == {"0": 30, "3": 10}

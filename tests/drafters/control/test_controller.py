@@ -153,10 +153,13 @@ def test_probes_and_their_cost_are_bounded() -> None:
 
 def test_a_steps_time_is_told_by_phase() -> None:
     policy = controller()
-    policy.observe(Step(Load(4), 0, 0.010, 4, (), (), target_seconds=0.006, draft_seconds=0.003))
+    told = {"target_seconds": 0.006, "draft_seconds": 0.002, "control_seconds": 0.001}
+    policy.observe(Step(Load(4), 0, 0.010, 4, (), (), **told))
     policy.observe(Step(Load(4), 0, 0.010, 4, (), ()))
     phases = policy.snapshot()["totals"]["phases"]
-    assert phases == pytest.approx({"target": 0.006, "draft": 0.003, "other": 0.011})
+    assert phases == pytest.approx(
+        {"target": 0.006, "draft": 0.002, "control": 0.001, "other": 0.011}
+    )
 
 
 def test_k_zero_costs_are_kept_fresh_while_drafting() -> None:

@@ -15,7 +15,8 @@ from drafters.control.calibration import Calibration
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
-from drafters.vllm.extras import Extras
+from drafters.control.spread import Spread
+from drafters.vllm.extras import Extras, share_drafts
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
@@ -50,9 +51,10 @@ class DraftingScheduler(Scheduler):
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = self._control = 0.0
-        self._drafted, self._accepted = [0] * k_max, [0] * k_max
-        self._verified: list[tuple[int, int]] = []  # Step.runs
+        self._decoding: list[str] = []  # requests of the step: they will have drafts
+        self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
+        self._spread = Spread(k_max)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
@@ -66,18 +68,24 @@ class DraftingScheduler(Scheduler):
         if scheduler_output.total_num_scheduled_tokens:
             begun = perf_counter()
             self._load = self._measure(scheduler_output)
-            scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+            k = self.policy.choose(self._load)
+            scheduler_output.num_spec_tokens_to_schedule = k
+            if k and self.policy.by_request and len(self._decoding) > 1:
+                share_drafts(scheduler_output, self._spread.share(k, self._decoding))
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
 
     def _measure(self, scheduled: SchedulerOutput) -> Load:
         """What the step is made of, before vLLM counts its tokens as computed."""
-        requests = context = 0
+        context = 0
+        self._decoding.clear()
         for name, tokens in scheduled.num_scheduled_tokens.items():
             request = self.requests[name]
             end = request.num_computed_tokens + tokens
             context += end
-            requests += end >= request.num_tokens
+            if end >= request.num_tokens:
+                self._decoding.append(name)
+        requests = len(self._decoding)
         drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         return Load(
             requests=requests,
@@ -88,15 +96,10 @@ class DraftingScheduler(Scheduler):
         )
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
-        """Called for each request that had drafts (update_from_output): counts them by position."""
-        drafts, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
-        for counters, positions in ((self._drafted, drafts), (self._accepted, accepted)):
-            for position in range(positions):
-                counters[position] += 1
-        run, made = self._runs.pop(counts["request_id"], 0), accepted + 1
-        self._verified.append((run, made))
-        if accepted == drafts:
-            self._runs[counts["request_id"]] = run + made
+        """Called for each request that had drafts (update_from_output)."""
+        self._verified.append(
+            (counts["request_id"], counts["num_draft_tokens"], counts["num_accepted_tokens"])
+        )
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -107,30 +110,46 @@ class DraftingScheduler(Scheduler):
         begun = self._begun.pop(id(scheduler_output), None)
         if begun is not None:
             ended = perf_counter()
+            drafted, accepted, runs = self._verification()
             step = Step(
                 load=begun[1],
                 k=scheduler_output.num_spec_tokens_to_schedule,
                 # Asynchronous steps begin while the one before runs.
                 seconds=ended - max(begun[0], self._ended),
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
-                drafted=tuple(self._drafted),
-                accepted=tuple(self._accepted),
-                runs=tuple(self._verified),
+                drafted=drafted,
+                accepted=accepted,
+                runs=runs,
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
                 control_seconds=self._control,
             )
             self._ended = ended
-            self._drafted[:] = self._accepted[:] = [0] * len(self._drafted)
-            self._verified.clear()
             if scheduler_output.num_spec_tokens_to_schedule == 0:
                 self._runs.clear()
             for name in self._runs.keys() - self.requests.keys():
                 del self._runs[name]
+            self._spread.keep(self.requests.keys())
             self.recent.append(step)
             self.policy.observe(step)
             self._control = perf_counter() - ended  # is part of the next step
         return outputs
+
+    def _verification(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """`drafted`, `accepted` and `runs` of a Step; each request's own is remembered."""
+        drafted, accepted = [0] * self.num_spec_tokens, [0] * self.num_spec_tokens
+        runs = []
+        for name, drafts, right in self._verified:
+            for counters, positions in ((drafted, drafts), (accepted, right)):
+                for position in range(positions):
+                    counters[position] += 1
+            run, made = self._runs.pop(name, 0), right + 1
+            runs.append((run, made))
+            if right == drafts:
+                self._runs[name] = run + made
+            self._spread.observe(name, drafts, right)
+        self._verified.clear()
+        return tuple(drafted), tuple(accepted), tuple(runs)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The gateway's way in, over the engine core's utility calls: `state`, `steer` with

@@ -32,14 +32,14 @@ class Step:
     runs: tuple[tuple[int, int], ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
-    control_seconds: float = 0.0  # of `seconds`: in the policy, with what it is told
+    control_seconds: float = 0.0  # of `seconds`: choosing K, and counting what came of it
 
 
 class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
-    Calls come in step order. Under asynchronous scheduling `observe` of a step comes after
-    `choose` of the next one; steps that made nothing need not be observed.
+    Calls come in step order. `observe` of a step comes after `choose` of the next one, while that
+    runs; steps that made nothing need not be observed.
     """
 
     @property

@@ -6,8 +6,8 @@ from typing import Any
 
 from drafters.control.policy import Step
 
-# Where a step's time goes: `control` is choosing K and learning from it, `other` is scheduling, and
-# what lies between engine and worker.
+# Where a step's time goes: `control` is choosing K and counting what came of it, `other` is
+# scheduling, and what lies between engine and worker.
 PHASES = ("target", "draft", "control", "other")
 
 

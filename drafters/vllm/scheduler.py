@@ -49,6 +49,7 @@ class DraftingScheduler(Scheduler):
         # The largest K, until the gateway has seen it draft and steers.
         self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
+        self._unobserved: deque[Step] = deque()
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = self._control = 0.0
         self._decoding: list[str] = []  # requests of the step: they will have drafts
@@ -131,9 +132,19 @@ class DraftingScheduler(Scheduler):
                 del self._runs[name]
             self._spread.keep(self.requests.keys())
             self.recent.append(step)
-            self.policy.observe(step)
+            self._unobserved.append(step)
             self._control = perf_counter() - ended  # is part of the next step
         return outputs
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """Called at every step while the workers run it (v1/engine/core.py, step): what the policy
+        learns from the step before costs no time then."""
+        self._observe()
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def _observe(self) -> None:
+        while self._unobserved:
+            self.policy.observe(self._unobserved.popleft())
 
     def _verification(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
         """`drafted`, `accepted` and `runs` of a Step; each request's own is remembered."""
@@ -157,6 +168,7 @@ class DraftingScheduler(Scheduler):
         wrong with the arguments comes back as {"error": text}."""
         policy = self.policy
         assert isinstance(policy, Controller)
+        self._observe()
         try:
             if command == "steer":
                 policy.steer(**arguments)

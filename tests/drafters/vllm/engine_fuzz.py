@@ -169,7 +169,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     drafter = core.model_executor.driver_worker.worker.model_runner.parallel
     # What finished in the last step would be told with the next one; nothing else may be left.
     assert set(drafter.contexts._slots) <= core.scheduler.finished_req_ids
-    assert not core.scheduler._runs
+    assert not core.scheduler._runs and len(core.scheduler._unobserved) <= 1
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
         "passes": drafter.passes,

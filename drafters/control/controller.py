@@ -81,8 +81,9 @@ class Controller:
 
     @property
     def by_request(self) -> bool:
-        """Whether requests may have more and fewer drafts than K; never where K is fixed."""
-        return self._by_request and self._objective in (THROUGHPUT, LATENCY)
+        """Whether requests may have more and fewer drafts than K: not where K is fixed, nor where
+        each one's time per token counts."""
+        return self._by_request and self._objective == THROUGHPUT
 
     def begin_with(self, calibration: Calibration) -> None:
         """Take measured costs for granted until steps say otherwise."""

@@ -154,8 +154,9 @@ def test_probes_and_their_cost_are_bounded() -> None:
 def test_requests_may_have_their_own_drafts_while_k_adapts_and_nobody_says_no() -> None:
     policy = controller()
     assert policy.by_request
-    policy.steer(objective="fixed", k=2)
-    assert not policy.by_request
+    for other in ({"objective": "fixed", "k": 2}, {"objective": "latency", "tpot_s": 0.02}):
+        policy.steer(**other)
+        assert not policy.by_request
     policy.steer(objective="throughput", by_request=False)
     assert not policy.by_request and policy.snapshot()["by_request"] is False
     policy.steer(by_request=True)

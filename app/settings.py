@@ -229,8 +229,8 @@ class SpeculationSettings(Section):
     )
     k_by_request: bool = Field(
         True,
-        description="Under `--objective throughput` give requests whose drafts are accepted more of "
-        "a step's drafts, and others fewer; else every request has K.",
+        description="Under `--objective throughput` give requests whose drafts are accepted more "
+        "of a step's drafts, and others fewer; else every request has K.",
     )
     tpot_s: float | None = Field(
         None, gt=0, description="Seconds per output token that `--objective latency` holds."

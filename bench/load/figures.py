@@ -44,6 +44,31 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def steady(outcomes: Sequence[Outcome], users: int) -> dict[str, float]:
+    """Tokens per second of a closed loop without its start and its tail: from when all `users` had
+    their first token to when the first of them had nothing more to ask. Empty if that never was,
+    or a request failed.
+
+    In a tail the batch is not full, and how long it is depends on the method: requests of one
+    length end together if nothing is drafted, and one by one if drafts are accepted. Tokens are
+    counted when they come; those of a request are taken to be spread evenly over its chunks.
+    """
+    if len(outcomes) < users or any(item.failure or not item.chunks for item in outcomes):
+        return {}
+    begin = max(item.first for item in sorted(outcomes, key=lambda item: item.sent)[:users])
+    end = sorted(item.last for item in outcomes)[len(outcomes) - users]
+    if end <= begin:
+        return {}
+    tokens = sum(
+        item.tokens * sum(begin < chunk <= end for chunk in item.chunks) / len(item.chunks)
+        for item in outcomes
+    )
+    return {
+        "steady_seconds": round(end - begin, 4),
+        "steady_tokens_per_second": round(tokens / (end - begin), 2),
+    }
+
+
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     """Mean and quantiles in milliseconds; empty for nothing."""
     if not seconds:

@@ -12,7 +12,7 @@ from bench.load.arrivals import closed_loop, open_loop
 from bench.load.client import Client, Job, Record
 from bench.load.counters import PATH, Counters, speculation
 from bench.load.events import outcome
-from bench.load.figures import figures
+from bench.load.figures import figures, steady
 
 # The gateway adds the policy's counters to its page once a second.
 PAGE_LAG_S = 1.2
@@ -44,7 +44,10 @@ async def measure(
     else:
         records = await open_loop(send, times or ())
     cpu, wall = _cpu() - cpu, time.perf_counter() - wall
-    found = figures([outcome(record) for record in records])
+    outcomes = [outcome(record) for record in records]
+    found = figures(outcomes)
+    if limits is not None and len(set(limits)) == 1:
+        found |= steady(outcomes, limits[0])
     found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process took
     if before is not None:
         await asyncio.sleep(lag_s)

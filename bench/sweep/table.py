@@ -60,14 +60,17 @@ class Table:
         self.rows: dict[tuple[Method, int], Row] = {}
         for concurrency in self.concurrencies:
             self._add(concurrency)
-        self.best = [b for c in self.concurrencies if (b := self._best(c)) is not None]
+        self.best = self._bests("tokens_per_second")
+        self.steady = self._bests("steady_tokens_per_second")
 
-    def speeds(self, method: Method, concurrency: int) -> dict[int, float]:
+    def speeds(
+        self, method: Method, concurrency: int, figure: str = "tokens_per_second"
+    ) -> dict[int, float]:
         """Round -> tokens per second."""
         return {
-            number: cell["tokens_per_second"]
+            number: cell[figure]
             for (name, c, number), cell in self._cells.items()
-            if name == method.name and c == concurrency
+            if name == method.name and c == concurrency and figure in cell
         }
 
     def baseline(self, kinds: Sequence[str], concurrency: int) -> Method | None:
@@ -118,17 +121,21 @@ class Table:
         total = speed(speeds, rounds)
         return Row(method, concurrency, total, spread, len(rounds), figures, acceptance)
 
-    def _best(self, concurrency: int) -> Best | None:
-        rows = {m: r for (m, c), r in self.rows.items() if c == concurrency}
-        fixed = [m for m in rows if m.kind in ("off", "k")]
-        adaptive = next((m for m in rows if m.kind == "adaptive"), None)
+    def _bests(self, figure: str) -> list[Best]:
+        found = (self._best(concurrency, figure) for concurrency in self.concurrencies)
+        return [best for best in found if best is not None]
+
+    def _best(self, concurrency: int, figure: str) -> Best | None:
+        there = [m for (m, c) in self.rows if c == concurrency]
+        fixed = [m for m in there if m.kind in ("off", "k")]
+        adaptive = next((m for m in there if m.kind == "adaptive"), None)
         if adaptive is None or not fixed:
             return None
-        speeds = {m: self.speeds(m, concurrency) for m in [*fixed, adaptive]}
+        speeds = {m: self.speeds(m, concurrency, figure) for m in [*fixed, adaptive]}
         if not set.intersection(*(set(of) for of in speeds.values())):
             return None
         share, spread = over_best(speeds[adaptive], [speeds[m] for m in fixed])
-        best = max(fixed, key=lambda m: rows[m].speed)
+        best = max(fixed, key=lambda m: speed(speeds[m], sorted(speeds[m])))
         return Best(concurrency, best, share, spread)
 
     def text(self) -> str:
@@ -154,10 +161,14 @@ class Table:
                         lambda r, n=name, f=form: format(r.figures[n], f) if n in r.figures else ""  # type: ignore[misc]
                     )
                 )
-        if self.best:
-            lines += ["", "Adaptive over the best fixed K (none included, chosen after the fact):"]
+        title = "Adaptive over the best fixed K (none included, chosen after the fact)"
+        without = f"{title}, while every user is served (neither start nor tail)"
+        for heading, best in ((title, self.best), (without, self.steady)):
+            if not best:
+                continue
+            lines += ["", f"{heading}:"]
             rows = [["c", "best fixed", "adaptive / best", "95% interval"]]
-            for item in self.best:
+            for item in best:
                 ends = item.interval or ()
                 spread = " to ".join(f"{end:.3f}" for end in ends)
                 rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread])

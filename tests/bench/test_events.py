@@ -9,7 +9,7 @@ import pytest
 
 from bench.load.client import Record
 from bench.load.events import Outcome, events, outcome
-from bench.load.figures import figures, quantile
+from bench.load.figures import figures, quantile, steady
 
 
 def event(**fields: Any) -> bytes:
@@ -89,6 +89,20 @@ def test_figures_of_a_run() -> None:
     assert found["ttft_ms"]["p50"] == 750.0
     assert found["e2e_ms"]["p50"] == 3500.0
     assert (found["requests"], found["failed"], found["chunks"]) == (2, 0, 4)
+
+
+def test_steady_figures_leave_out_start_and_tail() -> None:
+    first = Outcome(0.0, 1.0, 3.0, (1.0, 2.0, 3.0), 10, 6)
+    second = Outcome(0.0, 1.5, 5.0, (1.5, 4.0, 5.0), 10, 9)
+    third = Outcome(3.0, 3.5, 9.0, (3.5, 6.0, 9.0), 10, 30)
+    # Two users: both have a token at 1.5; from 5.0 on only the third request runs.
+    found = steady([first, second, third], users=2)
+    assert found["steady_seconds"] == 3.5
+    assert found["steady_tokens_per_second"] == pytest.approx((4 + 6 + 10) / 3.5, abs=0.01)
+    assert steady([first, second], users=1)["steady_seconds"] == 4.0  # from its first token on
+    assert steady([first], users=2) == {}
+    assert steady([first, made(0.0, 0.0, 0.0, 0, "HTTP 500: x")], users=1) == {}
+    assert steady([made(0.0, 1.0, 2.0, 4), made(0.0, 3.0, 4.0, 4)], users=2) == {}  # never both
 
 
 def test_failed_requests_count_as_failed_and_for_nothing_else() -> None:

@@ -155,6 +155,19 @@ def test_the_table_divides_within_rounds() -> None:
     assert "1.98 ±0.00" in text
 
 
+def test_adaptive_is_compared_without_start_and_tail_too() -> None:
+    whole = cells({"off": [100.0], "k:3": [90.0], "adaptive": [95.0]})
+    for (name, *_), cell in whole.items():
+        steady = {"off": 110.0, "k:3": 130.0, "adaptive": 131.3}[name]
+        cell["steady_tokens_per_second"] = steady
+    table = Table(parse("off,k:3,adaptive"), whole)
+    assert [(b.best.name, b.ratio) for b in table.best] == [("off", pytest.approx(0.95))]
+    assert [(b.best.name, b.ratio) for b in table.steady] == [("k:3", pytest.approx(1.01))]
+    assert "every user is served" in table.text()
+    del whole["adaptive", 1, 0]["steady_tokens_per_second"]
+    assert Table(parse("off,k:3,adaptive"), whole).steady == []
+
+
 def test_an_unfinished_sweep_has_a_table() -> None:
     found = Table(parse("none,k:3,adaptive"), cells({"none": [100.0], "k:3": [150.0]}))
     assert "1.50" in found.text()

@@ -227,11 +227,6 @@ class SpeculationSettings(Section):
         description="What K is chosen for at every step: most tokens per second, most tokens per "
         "second while `tpot_s` holds, always `k`, or no drafts at all.",
     )
-    k_by_request: bool = Field(
-        True,
-        description="Under `--objective throughput` give requests whose drafts are accepted more "
-        "of a step's drafts, and others fewer; else every request has K.",
-    )
     tpot_s: float | None = Field(
         None, gt=0, description="Seconds per output token that `--objective latency` holds."
     )

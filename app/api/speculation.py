@@ -24,7 +24,6 @@ class Changes(BaseModel):
     objective: str = ""
     k: int = 0
     tpot_s: float = 0.0
-    by_request: bool = True
 
 
 @router.get(PATH)
@@ -38,7 +37,7 @@ async def state(request: Request) -> dict[str, Any]:
 
 @router.patch(PATH, dependencies=[Depends(admin_only)])
 async def steer(request: Request) -> dict[str, Any]:
-    """Change `objective`, its `k` or `tpot_s`, or `by_request`; answers with the new state."""
+    """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
     engine: Engine = request.app.state.engine
     changes = (await read_body(request)).payload
     strict.check_fields(changes, Changes, "speculation")

@@ -74,8 +74,6 @@ class Steering:
         self._calibration = await self._calibrate(min(max_requests, LARGEST_BATCH))
         await self._begin_with_costs()
         wanted: dict[str, Any] = {"objective": self._settings.objective}
-        if not self._settings.k_by_request:
-            wanted["by_request"] = False
         if self._settings.objective == "fixed":
             wanted["k"] = self._settings.k
         if self._settings.objective == "latency":
@@ -96,7 +94,7 @@ class Steering:
             text = str(answer["error"])
             raise ApiError(400, f"'{text.split()[0]}': {text}.", param=text.split()[0])
         asked = {**self._wanted, **changes}
-        kept = ("objective", "by_request", _NEEDS.get(asked["objective"]))
+        kept = ("objective", _NEEDS.get(asked["objective"]))
         self._wanted = {name: asked[name] for name in kept if name in asked}
         return self._with_speedup(answer)
 

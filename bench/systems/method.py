@@ -7,9 +7,8 @@
     off        this gateway, objective off: a head is loaded, nothing is drafted
     k:K        this gateway, objective fixed
     adaptive   this gateway, objective throughput
-    alike      the same with one K for all requests
 
-`off`, `k:K`, `adaptive` and `alike` share one gateway, started with the largest K; a PATCH of
+`off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
 /v1/speculation goes from one to the next.
 """
 
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "alike"]
+Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,k:11,adaptive"
 GATEWAY = "gateway"
 _WITH_K = ("eagle3", "vllm", "k")
@@ -49,13 +48,12 @@ class Method:
             "off": "K=0",
             "k": f"K={self.k}",
             "adaptive": "adaptive",
-            "alike": "adaptive, alike",
         }[self.kind]
 
     @property
     def server(self) -> str:
         """Name of the server it runs on: methods of one gateway share it."""
-        return GATEWAY if self.kind in ("off", "k", "adaptive", "alike") else self.name
+        return GATEWAY if self.kind in ("off", "k", "adaptive") else self.name
 
     @property
     def changes(self) -> dict[str, Any] | None:
@@ -64,8 +62,7 @@ class Method:
             return {"objective": "fixed", "k": self.k}
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
-            "adaptive": {"objective": "throughput", "by_request": True},
-            "alike": {"objective": "throughput", "by_request": False},
+            "adaptive": {"objective": "throughput"},
         }
         return changes.get(self.kind)
 
@@ -86,8 +83,8 @@ def _one(text: str) -> Method:
         if not re.fullmatch(r"[1-9][0-9]?", k):
             raise ValueError(f"{text!r}: give K, like {kind}:3")
         return Method(kind, int(k))  # type: ignore[arg-type]
-    if colon or kind not in ("none", "plain", "off", "adaptive", "alike"):
-        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, alike"
+    if colon or kind not in ("none", "plain", "off", "adaptive"):
+        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive"
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 

@@ -69,7 +69,6 @@ class Controller:
         self._totals = Totals(k_max)
         self._load = Load(0)
         self._objective, self._pinned, self._tpot_s = OFF, 0, math.inf
-        self._by_request = True
         self.steer(objective=objective, k=k, tpot_s=tpot_s)
         if calibration is not None:
             self.begin_with(calibration)
@@ -79,27 +78,15 @@ class Controller:
         """The most tokens that may be drafted."""
         return self._k_max
 
-    @property
-    def by_request(self) -> bool:
-        """Whether requests may have more and fewer drafts than K: not where K is fixed, nor where
-        each one's time per token counts."""
-        return self._by_request and self._objective == THROUGHPUT
-
     def begin_with(self, calibration: Calibration) -> None:
         """Take measured costs for granted until steps say otherwise."""
         self._costs.load(cell for cell in calibration.cells if cell.k <= self._k_max)
         self._estimate = None
 
     def steer(
-        self,
-        *,
-        objective: str | None = None,
-        k: int | None = None,
-        tpot_s: float | None = None,
-        by_request: bool | None = None,
+        self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
     ) -> None:
-        """Change the objective, its K or target, or whether K is for each request; ValueError
-        names the field at fault."""
+        """Change the objective, or its K or target; ValueError names the field at fault."""
         chosen = self._objective if objective is None else objective
         if chosen not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
@@ -117,8 +104,6 @@ class Controller:
             self._pinned = checked_k(k, self._k_max)
         if tpot_s is not None:
             self._tpot_s = tpot_s
-        if by_request is not None:
-            self._by_request = by_request
         self._objective = chosen
         self._estimate, self._probing.active = None, None
 
@@ -187,7 +172,6 @@ class Controller:
             "k": self._k,
             "k_max": self._k_max,
             "tpot_s": self._tpot_s if self._objective == LATENCY else None,
-            "by_request": self.by_request,
             "requests": load.requests,
             "waiting": load.waiting,
             "switches": self._switches,

@@ -18,11 +18,6 @@ class Fixed:
         return self._k_max
 
     @property
-    def by_request(self) -> bool:
-        """Never: K is for all."""
-        return False
-
-    @property
     def k(self) -> int:
         """Draft tokens per request; may be set between steps."""
         return self._k

@@ -47,11 +47,6 @@ class Policy(Protocol):
         """The most tokens that may be drafted."""
         ...
 
-    @property
-    def by_request(self) -> bool:
-        """Whether requests may have more and fewer drafts than K, as many together (Spread)."""
-        ...
-
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being laid out."""
         ...

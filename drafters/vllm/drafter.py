@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -123,13 +123,12 @@ class ParallelDrafter(EagleProposer):
     def draft(
         self,
         k: int,
-        shares: Mapping[str, int],  # draft tokens of requests that have others than `k`
         drafted: dict[str, list[int]],  # drafts that this step verified
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
         states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
         common: CommonAttentionMetadata,
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch, or its share; None at `k` = 0."""
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -154,8 +153,7 @@ class ParallelDrafter(EagleProposer):
             return None
 
         unread = self.runner.discard_request_mask.np[:count]
-        asked = np.fromiter((shares.get(name, k) for name in batch.req_ids), np.int64, count)
-        wanted = np.where(unread, 0, np.minimum(limits, asked))
+        wanted = np.where(unread, 0, np.minimum(limits, k))
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)

@@ -12,7 +12,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from drafters.config import DrafterConfig
 from drafters.vllm import greedy
 from drafters.vllm.drafter import ParallelDrafter
-from drafters.vllm.extras import Extras, shared_drafts
+from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise
 from drafters.vllm.pages import collapse
 
@@ -142,7 +142,6 @@ class DraftingRunner(Base):
             return drafts
         ours = self.parallel.draft(
             scheduler_output.num_spec_tokens_to_schedule,
-            shared_drafts(scheduler_output),
             scheduler_output.scheduled_spec_decode_tokens,
             sampled_token_ids,
             aux_hidden_states or [hidden_states],

@@ -15,8 +15,7 @@ from drafters.control.calibration import Calibration
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
-from drafters.control.spread import Spread
-from drafters.vllm.extras import Extras, share_drafts
+from drafters.vllm.extras import Extras
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
@@ -52,10 +51,8 @@ class DraftingScheduler(Scheduler):
         self._unobserved: deque[Step] = deque()
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = self._control = 0.0
-        self._decoding: list[str] = []  # requests of the step: they will have drafts
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
-        self._spread = Spread(k_max)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
@@ -69,24 +66,18 @@ class DraftingScheduler(Scheduler):
         if scheduler_output.total_num_scheduled_tokens:
             begun = perf_counter()
             self._load = self._measure(scheduler_output)
-            k = self.policy.choose(self._load)
-            scheduler_output.num_spec_tokens_to_schedule = k
-            if k and self.policy.by_request and len(self._decoding) > 1:
-                share_drafts(scheduler_output, self._spread.share(k, self._decoding))
+            scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
 
     def _measure(self, scheduled: SchedulerOutput) -> Load:
         """What the step is made of, before vLLM counts its tokens as computed."""
-        context = 0
-        self._decoding.clear()
+        requests = context = 0
         for name, tokens in scheduled.num_scheduled_tokens.items():
             request = self.requests[name]
             end = request.num_computed_tokens + tokens
             context += end
-            if end >= request.num_tokens:
-                self._decoding.append(name)
-        requests = len(self._decoding)
+            requests += end >= request.num_tokens
         drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         return Load(
             requests=requests,
@@ -130,7 +121,6 @@ class DraftingScheduler(Scheduler):
                 self._runs.clear()
             for name in self._runs.keys() - self.requests.keys():
                 del self._runs[name]
-            self._spread.keep(self.requests.keys())
             self.recent.append(step)
             self._unobserved.append(step)
             self._control = perf_counter() - ended  # is part of the next step
@@ -158,7 +148,6 @@ class DraftingScheduler(Scheduler):
             runs.append((run, made))
             if right == drafts:
                 self._runs[name] = run + made
-            self._spread.observe(name, drafts, right)
         self._verified.clear()
         return tuple(drafted), tuple(accepted), tuple(runs)
 

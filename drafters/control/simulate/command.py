@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from drafters.control.simulate.compare import (
-    CPU_K_MAX,
     STEPS,
     Moving,
     Steady,
@@ -18,9 +17,7 @@ from drafters.control.simulate.compare import (
     steady,
     traces,
 )
-from drafters.control.simulate.fit import Ratio, cpu, published, replay
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.mixed import gain
+from drafters.control.simulate.fit import Ratio, published, replay
 from drafters.control.simulate.plot import draw
 from drafters.markdown import columns
 
@@ -36,7 +33,6 @@ def main(argv: Sequence[str]) -> int:
     ]
     loads = [moving(name, arguments.seed, arguments.replicas) for name in traces()]
     print(_report(played.ratios, steadies, loads))
-    print(_mixed(played.places[0].hardware, arguments.seed))
     if arguments.plot is not None:
         arguments.plot.write_text(draw(played.ratios, loads), "utf-8")
         print(f"plot: {arguments.plot}")
@@ -81,20 +77,6 @@ def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence
     lines.append("oracle: over the best fixed K as well, with the true best K in every step.")
     lines.append("Poisson: tokens per second that its request was in the engine or its queue.")
     return "\n".join(lines)
-
-
-def _mixed(b200: Hardware, seed: int) -> str:
-    lines = [
-        "",
-        "Drafts by request, over the best K for all; half code (.85), half prose (.50):",
-    ]
-    rows = [["engine", "c", "acceptance known", "learned"]]
-    for name, hardware in (("CPU", cpu()[0]), ("B200", b200)):
-        for requests in (2, 4, 8, 16, 32, 64, 128):
-            g = gain(hardware, requests, CPU_K_MAX, seed)
-            figures = (f"{value:.3f}" for value in (g.known, g.learned))
-            rows.append([name, str(requests), *figures])
-    return "\n".join(lines + columns(rows))
 
 
 def _document(

@@ -75,11 +75,6 @@ class Oracle:
         """The most tokens that may be drafted."""
         return self._k_max
 
-    @property
-    def by_request(self) -> bool:
-        """Requests are alike."""
-        return False
-
     def choose(self, load: Load) -> int:
         """The K with the highest true rate at this batch."""
         return max(

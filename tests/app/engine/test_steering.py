@@ -100,7 +100,6 @@ def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
         ({"objective": "off"}, {"objective": "off"}),
         ({"objective": "fixed", "k": 3}, {"objective": "fixed", "k": 3}),
         ({"objective": "latency", "tpot_s": 0.02}, {"objective": "latency", "tpot_s": 0.02}),
-        ({"k_by_request": False}, {"objective": "throughput", "by_request": False}),
     ],
 )
 def test_the_objective_of_the_settings_is_set(

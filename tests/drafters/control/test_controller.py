@@ -151,18 +151,6 @@ def test_probes_and_their_cost_are_bounded() -> None:
     assert state["decode_seconds"] == pytest.approx(totals.busy_s, rel=0.01)
 
 
-def test_requests_may_have_their_own_drafts_while_k_adapts_and_nobody_says_no() -> None:
-    policy = controller()
-    assert policy.by_request
-    for other in ({"objective": "fixed", "k": 2}, {"objective": "latency", "tpot_s": 0.02}):
-        policy.steer(**other)
-        assert not policy.by_request
-    policy.steer(objective="throughput", by_request=False)
-    assert not policy.by_request and policy.snapshot()["by_request"] is False
-    policy.steer(by_request=True)
-    assert policy.by_request
-
-
 def test_a_steps_time_is_told_by_phase() -> None:
     policy = controller()
     told = {"target_seconds": 0.006, "draft_seconds": 0.002, "control_seconds": 0.001}

@@ -43,8 +43,6 @@ SHAPE = {
 class RandomK:
     """A policy that chooses blindly at every step; now and then nothing for a stretch."""
 
-    by_request = True
-
     def __init__(self, k_max: int, random: Random) -> None:
         self.k_max = k_max
         self.random = random

@@ -240,13 +240,8 @@ class Lives:
             self.scheduler.update_from_output(scheduled, ModelRunnerOutput([], {}))
             return
         sampled, states, common = self._run(scheduled)
-        shares = {
-            name: self.random.randint(0, K_MAX)
-            for name in scheduled.num_scheduled_tokens
-            if k and self.random.random() < 0.3
-        }
         drafts = self.drafter.draft(
-            k, shares, scheduled.scheduled_spec_decode_tokens, sampled, [states], common
+            k, scheduled.scheduled_spec_decode_tokens, sampled, [states], common
         )
         assert (drafts is None) == (k == 0)
         made = [
@@ -257,16 +252,16 @@ class Lives:
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
         self.scheduler.update_from_output(scheduled, output)
         if drafts is not None:
-            self._check_counts(drafts, k, shares)
+            self._check_counts(drafts, k)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         self.seen["steps"] += 1
 
-    def _check_counts(self, drafts: list[list[int]], k: int, shares: dict[str, int]) -> None:
+    def _check_counts(self, drafts: list[list[int]], k: int) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
             parameters = self.requests[name].sampling_params
             assert parameters is not None
             limit = (parameters.extra_args or {}).get(MAX_K, K_MAX)
-            assert len(row) <= min(shares.get(name, k), limit)
+            assert len(row) <= min(k, limit)
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's

@@ -14,7 +14,6 @@ from drafters.control.simulate import fit
 from drafters.control.simulate.compare import moving, steady, traces
 from drafters.control.simulate.curve import from_length, from_lengths, length
 from drafters.control.simulate.minimise import minimise
-from drafters.control.simulate.mixed import gain
 
 
 def test_curves_have_the_lengths_that_they_are_made_from() -> None:
@@ -66,18 +65,11 @@ def test_moving_load_gains_over_every_single_fixed_k(name: str) -> None:
     assert found.probe_share <= 0.01
 
 
-def test_a_k_for_each_request_gains_where_drafts_cost_and_requests_differ() -> None:
-    b200 = fit.replay().places[0].hardware
-    found = gain(b200, 64, 7, seed=1)
-    assert 1.05 < found.learned <= found.known + 0.02
-
-
 def test_the_cli_prints_tables_a_line_of_json_and_a_drawing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: traces()[name] for name in ["1-48-1, 48 requests a stage"]}
     monkeypatch.setattr("drafters.control.simulate.command.traces", lambda: few)
-    monkeypatch.setattr("drafters.control.simulate.mixed.REQUESTS", 20)
     file = tmp_path / "plot.svg"
     assert main(["simulate", "--steps", "40", "--plot", str(file), "--json"]) == 0
     *text, last = capsys.readouterr().out.splitlines()

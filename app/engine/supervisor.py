@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from app import metrics
+from app.engine import heap
 from app.engine.launch import launch, versions
 from app.engine.load import Load
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
@@ -266,6 +267,7 @@ class Engine:
                 self.steering = steering
         if self._remains is not None:
             self._remains.note()
+        heap.settle()
         self._adapter = adapter
         self._enter(Phase.READY)
         metrics.ENGINE_UP.set(1)

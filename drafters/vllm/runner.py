@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
@@ -51,10 +52,12 @@ class DraftingRunner(Base):
         self.drafter = self.parallel = ParallelDrafter(vllm_config, self.device, self, config)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        """Here the weights have found their last place."""
+        """Here the weights have found their last place, and the model is compiled."""
         if self.device.type == "cpu":
             collapse()
         super().initialize_kv_cache(*args, **kwargs)
+        if self.device.type == "cpu":
+            freeze_gc_heap()  # as vLLM's worker on a GPU does when it is warm
 
     def _update_states(self, scheduler_output: Any) -> Any:
         if self.parallel is not None:

@@ -1,0 +1,43 @@
+"""What the garbage collector still looks at once the engine is up."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from app.engine.heap import settle
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_a_full_collection_leaves_out_what_was_there_before() -> None:
+    old = Node()
+    before = gc.get_freeze_count()
+    settle()
+    assert gc.get_freeze_count() > before
+    assert not any(thing is old for thing in gc.get_objects())
+    young = Node()
+    assert any(thing is young for thing in gc.get_objects())
+
+
+def test_what_an_engine_leaves_behind_is_gone_with_the_next() -> None:
+    gone = Node()
+    ended = weakref.ref(gone)
+    settle()
+    del gone
+    gc.collect()
+    assert ended() is not None
+    settle()
+    assert ended() is None

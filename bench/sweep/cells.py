@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,13 @@ def rounds(
         random.Random(f"{seed}:{concurrency}:{number}").shuffle(order)
         for method in order:
             yield number, method
+
+
+def hopeless(speeds: Mapping[Method, float], drop_below: float) -> set[Method]:
+    """Methods with a K of their own that made less than this share of the fastest's tokens per
+    second."""
+    least = drop_below * max(speeds.values())
+    return {method for method, found in speeds.items() if method.k and found < least}
 
 
 async def run_cell(

@@ -87,6 +87,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         together=args.together if args.together is not None else not gpus(),
         settings=options.settings(args.set),
         model_free=args.model_free,
+        drop_below=args.drop_below,
     )
 
 
@@ -100,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
     add("--methods", default=DEFAULT, help=f"[{DEFAULT}]")
     add("--concurrency", default=CONCURRENCIES, metavar="C,C", help=f"[{CONCURRENCIES}]")
     add("--rounds", type=int, default=3, help="runs of each cell [3]")
+    add("--drop-below", type=float, default=0.0, metavar="SHARE",
+        help="a K below this share of the fastest in its first round has no more [0]")  # fmt: skip
     add("--seconds", type=float, default=10.0, metavar="S",
         help="of a cell, about; its requests are counted once, for all methods [10]")  # fmt: skip
     add("--requests", type=int, metavar="N", help="N requests per user instead")

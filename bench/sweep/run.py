@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.load.client import Client
-from bench.sweep.cells import Work, requests_for, rounds, run_cell, takes_ignore_eos
+from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
 from bench.systems.method import Method, parse, servers
@@ -32,6 +32,7 @@ class Plan:
     together: bool  # servers side by side, rounds over all of them; else one after the other
     settings: dict[str, Any]  # of the engines
     model_free: str = ""  # architecture without weights
+    drop_below: float = 0.0  # share of the fastest below which a K has the first round only
 
     def entry(self) -> dict[str, Any]:
         """As JSON."""
@@ -47,8 +48,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
     for group in groups:
         for concurrency in plan.concurrencies:
             order = list(rounds(group, plan.rounds, plan.seed, concurrency))
-            missing = [cell for cell in order if _key(cell, concurrency) not in journal.cells]
-            if not missing:
+            if not any(_missing(plan, journal, group, concurrency, cell) for cell in order):
                 continue
             for method in group:  # before the first cell: what starts takes time from what runs
                 await fleet.client(method)
@@ -57,10 +57,29 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
             if concurrency not in journal.budgets:
                 count = await _budget(plan, client, work, concurrency)
                 journal.budget(concurrency, count)
-            for number, method in missing:
-                await _cell(journal, fleet, work, concurrency, number, method, report)
+            for cell in order:
+                if _missing(plan, journal, group, concurrency, cell):
+                    await _cell(journal, fleet, work, concurrency, *cell, report)
         if not plan.together:
             await fleet.stop(group[0].server)
+
+
+def _missing(
+    plan: Plan,
+    journal: Journal,
+    group: Sequence[Method],
+    concurrency: int,
+    cell: tuple[int, Method],
+) -> bool:
+    """Whether a cell is still to be run."""
+    if _key(cell, concurrency) in journal.cells:
+        return False
+    keys = {method: _key((0, method), concurrency) for method in group}
+    first = {
+        m: journal.cells[k]["tokens_per_second"] for m, k in keys.items() if k in journal.cells
+    }
+    number, method = cell
+    return not number or method not in hopeless(first, plan.drop_below)
 
 
 async def _cell(

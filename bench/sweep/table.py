@@ -132,7 +132,10 @@ class Table:
         if adaptive is None or not fixed:
             return None
         speeds = {m: self.speeds(m, concurrency, figure) for m in [*fixed, adaptive]}
-        if not set.intersection(*(set(of) for of in speeds.values())):
+        # One that went no further than the first round fell too far behind (--drop-below).
+        fixed = [m for m in fixed if len(speeds[m]) > 1 or len(speeds[adaptive]) <= 2]
+        speeds = {m: speeds[m] for m in [*fixed, adaptive]}
+        if not fixed or not set.intersection(*(set(of) for of in speeds.values())):
             return None
         share, spread = over_best(speeds[adaptive], [speeds[m] for m in fixed])
         best = max(fixed, key=lambda m: speed(speeds[m], sorted(speeds[m])))

@@ -87,6 +87,36 @@ def test_rounds_differ_in_order_and_not_in_methods(tmp_path: Path) -> None:
     assert [number for *_, number in keys] == sorted(number for *_, number in keys)
 
 
+def test_a_k_that_falls_far_behind_has_one_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"none": 9.0, "off": 100.0, "k:3": 51.0, "k:7": 49.0, "adaptive": 40.0}
+
+    async def found(client: Any, work: Any, concurrency: int, requests: int, number: int) -> Any:
+        name = names.pop()
+        return {"tokens_per_second": speeds[name], "failed": 0, "seconds": 1.0, "client_cpu": 0.0}
+
+    names: list[str] = []
+    switch = Fleet.switch
+
+    async def noted(self: Fleet, method: Method) -> Any:
+        names[:] = [method.name]
+        return await switch(self, method)
+
+    monkeypatch.setattr("bench.sweep.run.run_cell", found)
+    monkeypatch.setattr(Fleet, "switch", noted)
+    asked = plan(rounds=3, concurrencies=(1,), drop_below=0.5)
+    journal = run(asked, tmp_path / "a.jsonl", Script(2, 2), Script(2, 2))
+    rounds = {name: sum(key[0] == name for key in journal.cells) for name in speeds}
+    assert rounds == {"none": 3, "off": 3, "k:3": 3, "k:7": 1, "adaptive": 3}
+    # It is in the table, and does not take the other rounds from the comparison.
+    table = Table(parse(METHODS), journal.cells)
+    assert table.rows[Method("k", 7), 1].rounds == 1
+    assert table.rows[Method("adaptive"), 1].rounds == 3
+    assert [(b.best.name, b.ratio) for b in table.best] == [("off", pytest.approx(0.4))]
+    assert table.best[0].interval is not None
+
+
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     whole = run(plan(), file, Script(4, 8), Script(4, 8))

@@ -25,8 +25,8 @@ import psutil
 from app.engine import cpu
 from app.errors import AerieError
 from bench import options
-from bench.load.counters import PATH
-from bench.load.run import measure
+from bench.load.counters import Counters
+from bench.load.run import counters, measure
 from bench.options import positive, tell
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
@@ -35,6 +35,7 @@ from bench.workloads.load import load_prompts
 from drafters.markdown import columns
 
 OUTPUT_TOKENS = 96
+PHASES = ("target", "draft", "control", "other")
 PROCESSES = {"EngineCore": "engine core", "Worker": "worker"}  # else the API's
 
 
@@ -178,8 +179,8 @@ def _prompts(count: int) -> list[list[int]]:
 
 async def served(ks: Sequence[int], users: Sequence[int], requests: int) -> list[list[str]]:
     """A gateway of its own under load; a row for each K and number of users."""
-    rows = [["K", "c", "target", "draft", "other of the engine", "between steps", "client's step",
-             "CPU: worker", "engine core", "API"]]  # fmt: skip
+    rows = [["K", "c", "target", "draft", "control", "other of the engine", "between steps",
+             "client's step", "CPU: worker", "engine core", "API"]]  # fmt: skip
     names = [f"k:{k}" if k else "off" for k in ks]
     methods = parse(",".join(names))
     logs = Path("runs/step-logs")
@@ -190,31 +191,26 @@ async def served(ks: Sequence[int], users: Sequence[int], requests: int) -> list
             work = Work(prompts, fleet.model, OUTPUT_TOKENS, True)
             for c in users:
                 await measure(client, work.jobs(0, c), limits=[c] * c)
-                steps, busy = await _page(client), _busy()
+                before, busy = await counters(client), _busy()
                 count = c * requests
                 found = await measure(client, work.jobs(c, count), limits=[c] * count)
-                after = {name: value - steps[name] for name, value in (await _page(client)).items()}
+                after = await counters(client)
+                assert before is not None and after is not None
+                number, each = by_phase(after.since(before))
                 spent = {name: value - busy[name] for name, value in _busy().items()}
-                number = after.pop("steps")
-                each = {name: 1e3 * value / number for name, value in after.items()}
                 whole = 1e3 * found["seconds"] / number
                 cpus = (1e3 * spent[name] / number for name in ("worker", "engine core", "API"))
-                columns_ = (each["target"], each["draft"], each["other"],
+                columns_ = (*(each[phase] for phase in PHASES),
                             whole - sum(each.values()), whole, *cpus)  # fmt: skip
                 rows.append([str(method.k), str(c), *(f"{value:.2f}" for value in columns_)])
     return rows
 
 
-async def _page(client: Any) -> dict[str, float]:
-    """Steps so far, and their seconds by phase."""
-    found: dict[str, float] = defaultdict(float)
-    for line in (await client.text(PATH)).splitlines():
-        if line.startswith("aerie_steps_total"):
-            found["steps"] += float(line.rsplit(" ", 1)[1])
-        elif line.startswith("aerie_step_seconds_total"):
-            phase = line.split('phase="', 1)[1].split('"', 1)[0]
-            found[phase] += float(line.rsplit(" ", 1)[1])
-    return dict(found)
+def by_phase(grown: Counters) -> tuple[float, dict[str, float]]:
+    """Steps, and milliseconds of one by phase."""
+    number = sum(grown.by("aerie_steps_total").values())
+    seconds = grown.labelled("aerie_step_seconds_total")
+    return number, {phase: 1e3 * value / number for phase, value in seconds.items()}
 
 
 def _busy() -> dict[str, float]:

@@ -215,8 +215,8 @@ def test_the_map_has_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("app/settings.py", "from app.main import create_app"),
-        ("app/settings.py", "from app import main"),
+        ("app/settings/tree.py", "from app.main import create_app"),
+        ("app/settings/tree.py", "from app import main"),
         ("app/engine/llm.py", "import app.api.health"),
         ("app/engine/llm.py", "from ..api import health"),
         ("app/engine/llm.py", "from app.admission import keys"),

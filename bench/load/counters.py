@@ -54,10 +54,13 @@ class Counters:
         """Of a metric without a label of its own; 0 if the server has it not."""
         return self.values.get((name, ""), 0.0)
 
+    def labelled(self, name: str) -> dict[str, float]:
+        """Of a metric by its label."""
+        return {label: v for (n, label), v in self.values.items() if n == name and label}
+
     def by(self, name: str) -> dict[int, float]:
         """Of a metric by number: position, or K."""
-        found = {int(label): v for (n, label), v in self.values.items() if n == name and label}
-        return dict(sorted(found.items()))
+        return dict(sorted((int(label), v) for label, v in self.labelled(name).items()))
 
 
 def speculation(grown: Counters) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found["decode_seconds"] = round(decode, 4)
         found["gauge"] = round(plain / decode, 4)
         probes = grown.get("aerie_probe_seconds_total")
-        deciding = grown.values.get(("aerie_step_seconds_total", "control"), 0.0)
+        deciding = grown.labelled("aerie_step_seconds_total").get("control", 0.0)
         found["probe_seconds"] = round(probes, 4)
         found["control"] = round((probes + deciding) / decode, 5)
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from bench.step import Parts, _page, parts_table
+from bench.load.counters import Counters
+from bench.step import Parts, by_phase, parts_table
 
 
 def test_a_part_has_its_own_time_without_that_of_those_it_calls() -> None:
@@ -60,20 +60,17 @@ def test_the_table_has_the_largest_part_first_and_shares_of_the_whole() -> None:
     assert rows[-1][1:] == ["10.00", "10.00"]
 
 
-def test_steps_and_phases_are_read_from_the_page() -> None:
-    page = "\n".join([
-        "# TYPE aerie_steps_total counter",
-        'aerie_steps_total{k="0"} 4.0',
-        'aerie_steps_total{k="7"} 6.0',
-        "aerie_steps_k_total 42.0",
-        'aerie_step_seconds_total{phase="target"} 0.5',
-        'aerie_step_seconds_total{phase="draft"} 0.25',
-    ])  # fmt: skip
+def test_steps_and_phases_are_what_the_counters_grew_by() -> None:
+    def page(zero: int, seven: int, target: float, draft: float) -> Counters:
+        return Counters.read("\n".join([
+            "# TYPE aerie_steps_total counter",
+            f'aerie_steps_total{{k="0"}} {zero}',
+            f'aerie_steps_total{{k="7"}} {seven}',
+            "aerie_steps_k_total 42.0",
+            f'aerie_step_seconds_total{{phase="target"}} {target}',
+            f'aerie_step_seconds_total{{phase="draft"}} {draft}',
+        ]))  # fmt: skip
 
-    class Client:
-        async def text(self, path: str) -> str:
-            assert path == "/metrics"
-            return page
-
-    found = asyncio.run(_page(Client()))
-    assert found == {"steps": 10.0, "target": 0.5, "draft": 0.25}
+    steps, each = by_phase(page(4, 6, 0.5, 0.25).since(page(1, 1, 0.1, 0.05)))
+    assert steps == 8
+    assert each == pytest.approx({"target": 50.0, "draft": 25.0})

@@ -1,0 +1,53 @@
+"""Every setting of the gateway: one frozen tree, one home per default.
+
+A setting has one name everywhere. `max_model_len` is `--max-model-len` on the
+command line, `AERIE_MAX_MODEL_LEN` in the environment and `max_model_len` in
+its section of a TOML file. Command line beats environment beats SageMaker's variables beat file
+beats preset beats the defaults below; an unknown or invalid key stops start-up by name.
+"""
+
+from __future__ import annotations
+
+from app.settings.sources import (
+    ENV_PREFIX,
+    PRESETS,
+    REPOSITORY,
+    load,
+    of_preset,
+    preset_names,
+    read_preset,
+)
+from app.settings.tree import (
+    AdmissionSettings,
+    EngineSettings,
+    LimitSettings,
+    ModelSettings,
+    Section,
+    ServerSettings,
+    Settings,
+    SpeculationSettings,
+    SupervisionSettings,
+    section_of,
+    sections,
+)
+
+__all__ = [
+    "ENV_PREFIX",
+    "PRESETS",
+    "REPOSITORY",
+    "AdmissionSettings",
+    "EngineSettings",
+    "LimitSettings",
+    "ModelSettings",
+    "Section",
+    "ServerSettings",
+    "Settings",
+    "SpeculationSettings",
+    "SupervisionSettings",
+    "load",
+    "of_preset",
+    "preset_names",
+    "read_preset",
+    "section_of",
+    "sections",
+]

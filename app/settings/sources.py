@@ -1,0 +1,169 @@
+"""Where values come from: command line, environment, platform, file, preset."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.errors import SettingsError
+from app.settings.tree import Settings, section_of, sections
+
+ENV_PREFIX = "AERIE_"
+PRESETS = Path(__file__).resolve().parents[1] / "presets"
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def load(
+    cli: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    config_file: str | None = None,
+    preset: str | None = None,
+    container: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Merge the sources into one validated tree.
+
+    `cli` maps setting names to given values only, `container` what a hosting platform's own
+    variables say (app/sagemaker.py): more than a file, less than ours. Raises SettingsError,
+    naming the key and where it came from, for anything unknown or invalid.
+    """
+    env = dict(_from_environ(environ))
+    config_file = config_file or env.pop("config", None)
+    preset = preset or env.pop("preset", None)
+    file_values = _from_toml(Path(config_file)) if config_file else {}
+    preset = preset or file_values.pop("preset", None)
+
+    layers = [
+        ("preset", {}),
+        (str(config_file), file_values),
+        ("SM_VLLM_ variables", dict(container or {})),
+        ("environment", env),
+        ("command line", dict(cli)),
+    ]
+    if preset is None and not any(values.get("model") for _, values in layers):
+        preset = "embedded"
+    if preset is not None:
+        layers[0] = (f"preset {preset}", read_preset(preset)[0])
+    return _check(_merge(layers))
+
+
+def of_preset(name: str) -> Settings:
+    """What a preset alone sets; its head may be missing."""
+    return _merge([(f"preset {name}", read_preset(name)[0])])
+
+
+def _merge(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Settings:
+    """(where from, setting -> value) in rising order of precedence -> the tree."""
+    merged: dict[str, dict[str, Any]] = {name: {} for name in sections()}
+    origin: dict[str, str] = {}
+    homes = section_of()
+    for source, values in layers:
+        for name, value in values.items():
+            merged[homes[name]][name] = value
+            origin[name] = source
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise _explain(error, origin) from None
+
+
+def _check(settings: Settings) -> Settings:
+    """Refuse a tree that asks for the impossible."""
+    if settings.admission.keys_file is not None and settings.admission.keys is not None:
+        raise SettingsError("keys", "give either this or keys_file, not both")
+    if settings.speculates and settings.speculation.drafter is None:
+        raise SettingsError(
+            "drafter",
+            f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
+            "or --k 0 to serve without speculation",
+        )
+    if settings.speculates and settings.speculation.objective == "latency":
+        if settings.speculation.tpot_s is None:
+            raise SettingsError("tpot_s", "the objective latency needs --tpot-s SECONDS")
+    elif settings.speculation.tpot_s is not None:
+        raise SettingsError("tpot_s", "only the objective latency has one")
+    return settings
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    homes, values = section_of(), {}
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX):
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name not in homes and name not in ("config", "preset"):
+            raise SettingsError(key, "unknown setting in the environment")
+        values[name] = text
+    return values
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    return _settings_in(_document(path), path)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError("config", f"{path}: {error}") from None
+
+
+def _settings_in(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for section, table in document.items():
+        if section == "preset" and isinstance(table, str):
+            values["preset"] = table
+            continue
+        if section not in sections() or not isinstance(table, dict):
+            raise SettingsError(section, f"unknown section in {path}")
+        for name, value in table.items():
+            if section_of().get(name) != section:
+                raise SettingsError(f"{section}.{name}", f"unknown setting in {path}")
+            values[name] = value
+    return values
+
+
+def preset_names() -> list[str]:
+    """The presets of this package."""
+    return sorted(file.stem for file in PRESETS.glob("*.toml"))
+
+
+def read_preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(setting -> value, its table `about`) of a preset of ours or of a TOML file.
+
+    A preset may build on another one: `preset = "NAME"` at its top. Raises SettingsError.
+    """
+    return _read_preset(name, ())
+
+
+def _read_preset(name: str, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if name in above:
+        raise SettingsError("preset", f"{name} builds on itself")
+    ours = name in preset_names()
+    if not ours and not name.endswith(".toml"):
+        known = ", ".join(preset_names())
+        raise SettingsError("preset", f"unknown preset {name}; known: {known}")
+    path = PRESETS / f"{name}.toml" if ours else Path(name)
+    document = _document(path)
+    about = document.pop("about", {})
+    values = _settings_in(document, path)
+    if ours:
+        for key in ("model", "drafter"):  # they may name this repository's models
+            if (folder := REPOSITORY / str(values.get(key))).is_dir():
+                values[key] = str(folder)
+    if (base := values.pop("preset", None)) is None:
+        return values, about
+    base_values, base_about = _read_preset(base, (*above, name))
+    return {**base_values, **values}, {**base_about, **about}
+
+
+def _explain(error: ValidationError, origin: Mapping[str, str]) -> SettingsError:
+    first = error.errors()[0]
+    section, name = str(first["loc"][0]), str(first["loc"][1])
+    return SettingsError(
+        f"{section}.{name}", f"{first['msg']} (from {origin.get(name, 'the defaults')})"
+    )

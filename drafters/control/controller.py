@@ -78,6 +78,10 @@ class Controller:
         """The most tokens that may be drafted."""
         return self._k_max
 
+    @property
+    def _adapts(self) -> bool:
+        return self._objective in (THROUGHPUT, LATENCY)
+
     def begin_with(self, calibration: Calibration) -> None:
         """Take measured costs for granted until steps say otherwise."""
         self._costs.load(cell for cell in calibration.cells if cell.k <= self._k_max)
@@ -110,7 +114,7 @@ class Controller:
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being laid out."""
         self._load = load
-        if self._objective in (FIXED, OFF):
+        if not self._adapts:
             self._k = self._pinned if self._objective == FIXED else 0
             return self._k
         if not self._costs.measured or load.requests == 0:
@@ -132,7 +136,8 @@ class Controller:
         """Learn from a step that has run."""
         load = step.load
         self._steps += 1
-        self._probing.earn(step.seconds, step.tokens)
+        # A fixed K saves nothing up for the time after it.
+        self._probing.earn(step.seconds, step.tokens if self._adapts else 0)
         self._acceptance.observe(step.drafted, step.accepted, step.runs)
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT

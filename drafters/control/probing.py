@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-SHARE = 0.005  # of all tokens may be lost to probes
+SHARE = 0.003  # of the tokens made while K adapts may be lost to probes
 SAVED = 4096.0  # tokens: the most that is saved up
 ADVANCE = 256.0  # tokens that may be lost before any are earned
 LONGEST_S = 0.25  # what one probe may be predicted to lose
@@ -37,8 +37,8 @@ class Probe:
 class Probing:
     """When to probe, and what it has cost.
 
-    The bound: at any time, the tokens lost to probes are at most `SHARE` of the tokens made until
-    then, plus `ADVANCE`, plus the last probe's excess over what was predicted of it. A probe
+    The bound: at any time, the tokens lost to probes are at most `SHARE` of the tokens made while K
+    adapted, plus `ADVANCE`, plus the last probe's excess over what was predicted of it. A probe
     begins only if its predicted loss has been earned; what it really lost is then charged. The
     budget is in tokens because seconds are not alike: one earned with a single request would
     be spent on fifty. Not all of it at once, either: what a probe may lose also grows with
@@ -63,7 +63,7 @@ class Probing:
         return dict(self._interval)
 
     def earn(self, seconds: float, tokens: int) -> None:
-        """A step was observed."""
+        """A step was observed; of its tokens those that probes may be paid from."""
         self.decode_seconds += seconds
         self._balance = min(SAVED, self._balance + SHARE * tokens)
 

@@ -14,6 +14,7 @@ import pytest
 from drafters.control.controller import LATENCY, OBJECTIVES, Controller
 from drafters.control.fixed import Fixed
 from drafters.control.policy import Load, Policy, Step
+from drafters.control.probing import ADVANCE
 from drafters.control.simulate.engine import Totals
 from drafters.control.simulate.hardware import Hardware
 from tests.drafters.control.engines import (
@@ -160,6 +161,16 @@ def test_a_steps_time_is_told_by_phase() -> None:
     assert phases == pytest.approx(
         {"target": 0.006, "draft": 0.002, "control": 0.001, "other": 0.011}
     )
+
+
+def test_a_fixed_k_saves_nothing_up_for_probes() -> None:
+    policy = controller()
+    policy.steer(objective="off")
+    engine(policy, [(math.inf, 4)], output=10**9).run(steps=4000)
+    assert policy._probing._balance == ADVANCE
+    policy.steer(objective="throughput")
+    engine(policy, [(math.inf, 4)], output=10**9).run(steps=10)
+    assert policy._probing._balance != ADVANCE
 
 
 def test_k_zero_costs_are_kept_fresh_while_drafting() -> None:

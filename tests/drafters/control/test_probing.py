@@ -30,7 +30,7 @@ def probe(steps: int = 2, rate: float = 1000.0) -> Probe:
 def test_what_was_not_earned_is_not_spent() -> None:
     probing = Probing(random.Random(0))
     assert not probing.begin(probe(rate=1e5), 0.05)  # 5,000 tokens
-    probing.earn(100.0, 999_999)
+    probing.earn(100.0, 9_999_999)
     assert not probing.begin(probe(rate=1e5), 0.05)  # the most that is saved up is 4,096
     assert probing.begin(probe(rate=1e5), 0.04)
 

@@ -126,19 +126,17 @@ class Table:
         return [best for best in found if best is not None]
 
     def _best(self, concurrency: int, figure: str) -> Best | None:
-        there = [m for (m, c) in self.rows if c == concurrency]
-        fixed = [m for m in there if m.kind in ("off", "k")]
+        there = {m: self.speeds(m, concurrency, figure) for (m, c) in self.rows if c == concurrency}
         adaptive = next((m for m in there if m.kind == "adaptive"), None)
-        if adaptive is None or not fixed:
+        if adaptive is None:
             return None
-        speeds = {m: self.speeds(m, concurrency, figure) for m in [*fixed, adaptive]}
         # One that went no further than the first round fell too far behind (--drop-below).
-        fixed = [m for m in fixed if len(speeds[m]) > 1 or len(speeds[adaptive]) <= 2]
-        speeds = {m: speeds[m] for m in [*fixed, adaptive]}
-        if not fixed or not set.intersection(*(set(of) for of in speeds.values())):
+        least = 2 if len(there[adaptive]) > 2 else 0
+        fixed = [m for m in there if m.kind in ("off", "k") and len(there[m]) >= least]
+        if not fixed or not set(there[adaptive]).intersection(*(there[m] for m in fixed)):
             return None
-        share, spread = over_best(speeds[adaptive], [speeds[m] for m in fixed])
-        best = max(fixed, key=lambda m: speed(speeds[m], sorted(speeds[m])))
+        share, spread = over_best(there[adaptive], [there[m] for m in fixed])
+        best = max(fixed, key=lambda m: speed(there[m], sorted(there[m])))
         return Best(concurrency, best, share, spread)
 
     def text(self) -> str:

@@ -166,7 +166,7 @@ class Controller:
         drafting = step.k > 0 or load.draft_tokens > 0
         if not drafting or load.requests == 0 or not self._costs.measured:
             return step.seconds
-        plain = self._costs.row(load.requests, load.context_tokens)[0]
+        plain = self._costs.seconds(load.requests, 0, load.context_tokens)
         return plain * step.tokens / load.requests + self._reading(load.prefill_tokens, 0)
 
     def snapshot(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Controller:
         if load.prefill_tokens:
             if self._costs.measured:
                 k = min(self._k_max, round(load.draft_tokens / requests))
-                expected = self._costs.row(requests, load.context_tokens)[k]
+                expected = self._costs.seconds(requests, k, load.context_tokens)
                 # The drafter had about the same share of it as of the whole step.
                 share, more = step.draft_seconds / step.seconds, step.seconds - expected
                 self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
@@ -229,7 +229,7 @@ class Controller:
             self._costs.observe(requests, step.k, load.context_tokens, step.seconds)
         elif load.draft_tokens == 0 and requests * self._gap >= _TELLING and self._costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
-            steady = self._costs.row(requests, load.context_tokens)[step.k]
+            steady = self._costs.seconds(requests, step.k, load.context_tokens)
             self._catch_up.observe(requests * self._gap, step.seconds - steady)
 
     def _reading(self, prompts: int, k: int) -> float:

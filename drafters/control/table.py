@@ -65,20 +65,26 @@ class CostTable:
 
     def row(self, requests: int, context: float) -> list[float]:
         """Seconds at each K: [k_max + 1]."""
-        plain, *drafting = self._rows[bucket_of(requests)]
+        cells = self._rows[bucket_of(requests)]
         row = self._model.row(requests, context, self._k_max)
-        common = math.exp(self._drift)
-        drafted = [cell for cell in drafting if cell is not None]
-        for k in range(len(row)):
-            # The correction at a K nobody measured lies between those of the nearest measured.
-            # Plain steps have no drafter and verify nothing: no K tells of them, nor they of it.
-            weight, total = SHRINK, 0.0
-            for cell in drafted if k else (plain,) if plain else ():
+        return [cost * math.exp(self._correction(cells, k)) for k, cost in enumerate(row)]
+
+    def seconds(self, requests: int, k: int, context: float) -> float:
+        """At one K."""
+        correction = self._correction(self._rows[bucket_of(requests)], k)
+        return self._model.seconds(requests, k, context) * math.exp(correction)
+
+    def _correction(self, cells: list[Cell | None], k: int) -> float:
+        """Log of what a step at K takes by these cells of its batch, over the fitted cost."""
+        # The correction at a K nobody measured lies between those of the nearest measured.
+        # Plain steps have no drafter and verify nothing: no K tells of them, nor they of it.
+        weight, total = SHRINK, 0.0
+        for cell in cells[1:] if k else cells[:1]:
+            if cell is not None:
                 near = cell.weight * self._nearness[abs(k - cell.k)]
                 weight += near
                 total += near * cell.correction
-            row[k] *= common * math.exp(total / weight)
-        return row
+        return self._drift + total / weight
 
     def observe(self, requests: int, k: int, context: float, seconds: float) -> None:
         """One steady step."""
@@ -86,7 +92,7 @@ class CostTable:
         cell = row[k]
         if cell is None:
             if self.measured:
-                expected = self.row(requests, context)[k]
+                expected = self.seconds(requests, k, context)
                 seconds = expected * math.exp(_limited(math.log(seconds / expected)))
             cell = row[k] = Cell(requests, k, context, seconds * math.exp(-self._drift))
         else:

@@ -28,6 +28,7 @@ CHART = REPOSITORY / "deploy" / "helm" / "aerie"
 HERE = Path(__file__).parent / "charts"
 CASES = ("default", "gpu", "hpa")
 HELM = os.environ.get("HELM") or shutil.which("helm")
+WRITE_GOLDEN = "AERIE_WRITE_GOLDEN" in os.environ
 KUBERNETES = "1.33"
 needs_helm = pytest.mark.skipif(HELM is None, reason="there is no helm (PATH, or $HELM)")
 
@@ -63,7 +64,7 @@ def pod(case: str) -> dict[str, Any]:
 def test_the_chart_renders_what_is_kept(case: str) -> None:
     text = render("--values", str(HERE / f"{case}.yaml"))
     golden = HERE / f"{case}.golden.yaml"
-    if os.environ.get("AERIE_WRITE_GOLDEN"):
+    if WRITE_GOLDEN:
         golden.write_text(text, "utf-8")
     assert text == golden.read_text("utf-8")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import anthropic
@@ -31,6 +31,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker("e2e")
     items.sort(key=lambda item: item.get_closest_marker("final") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure, what the gateway said."""
+    report = yield
+    gateway = getattr(item, "funcargs", {}).get("gateway")
+    if report.failed and isinstance(gateway, Gateway):
+        report.sections.append(("the gateway's log", gateway.tail()))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,6 @@ THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
 OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 
 HYSTERESIS = 0.005  # another K must promise this much more
-REPAID_IN = 512  # steps in which what switching drafts on costs must be made up for
 CATCH_UP_LIMIT = 512  # skipped tokens per request beyond which the drafter's work does not grow
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
@@ -65,6 +64,8 @@ class Controller:
         self._estimate: _Estimate | None = None
         self._k = 0  # chosen for its own sake, not by a probe
         self._gap = 0.0  # tokens per request that the drafter has not seen
+        self._missed = 0.0  # seconds that drafts would have saved since they began to promise more
+        self._gap_then = 0.0  # and the gap at that time: what waiting adds is no reason to wait
         self._steps = self._switches = 0
         self._totals = Totals(k_max)
         self._load = Load(0)
@@ -148,14 +149,15 @@ class Controller:
     def _learn(self, step: Step) -> None:
         load = step.load
         self._learn_cost(step)
-        self._gap = (
-            min(CATCH_UP_LIMIT, self._gap + step.tokens / load.requests) if step.k == 0 else 0.0
-        )
+        unseen = self._gap + (step.tokens + load.prefill_tokens) / load.requests
+        longest = min(CATCH_UP_LIMIT, load.context_tokens / load.requests + 1.0)
+        self._gap = min(longest, unseen) if step.k == 0 else 0.0
         if self._probing.active is None:
             return
         # A probe is charged neither with prompts nor with bad luck: its tokens are the expected.
         made = self._acceptance.tokens()[min(self._k_max, load.draft_tokens // load.requests)]
-        seconds = step.seconds - self._reading(load.prefill_tokens, step.k)
+        # What it costs more to have the drafter read prompts is the probe's.
+        seconds = step.seconds - self._reading(load.prefill_tokens, self._k)
         probe = self._probing.charge(step.k, seconds, made * load.requests)
         if probe is not None:
             self._probing.settle(probe, self._appraise(Load(probe.requests)).rates[probe.k])
@@ -278,19 +280,26 @@ class Controller:
     def _switch(self, load: Load, estimate: _Estimate) -> None:
         values = estimate.values
         best = max(range(len(values)), key=values.__getitem__)
-        needed = 1.0 + HYSTERESIS
+        if values[best] <= (1.0 + HYSTERESIS) * values[self._k]:
+            self._missed = 0.0
+            return
         if self._k == 0:
-            needed += self._catching_up(load.requests) / (REPAID_IN * estimate.seconds[0])
-        if values[best] > needed * values[self._k]:
-            self._k = best
-            self._switches += 1
-            self._probing.renew()
+            # How long the load stays nobody knows. Paying once as much has been missed costs at
+            # most twice what knowing it would, and nothing in a dip between two bursts.
+            if not self._missed:
+                self._gap_then = self._gap
+            self._missed += estimate.seconds[0] * (1.0 - values[0] / values[best])
+            if self._missed < self._catching_up(load, self._gap_then):
+                return
+        self._k, self._missed = best, 0.0
+        self._switches += 1
+        self._probing.renew()
 
-    def _catching_up(self, requests: int) -> float:
+    def _catching_up(self, load: Load, gap: float) -> float:
         """Seconds that the drafter's first pass takes longer if it is switched on now."""
         # Unknown: as for prompts, or at most the target's.
         price = self._catch_up.seconds or self._entering.seconds or self._prefill.seconds
-        return price * requests * self._gap
+        return price * load.requests * gap + self._entering.seconds * load.prefill_tokens
 
     def _start_probe(self, load: Load, estimate: _Estimate) -> Probe | None:
         rates, probing = estimate.rates, self._probing
@@ -310,7 +319,7 @@ class Controller:
                 continue
             lost = steps * estimate.seconds[k] * (1.0 - rates[k] / rates[self._k])
             if self._k == 0:
-                lost += self._catching_up(load.requests)
+                lost += self._catching_up(load, self._gap)
             probe = Probe(
                 kind, k, load.requests, rates[self._k], rates[k], steps, to_observe=steps + 2
             )

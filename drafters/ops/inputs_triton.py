@@ -5,7 +5,7 @@
 
 A token finds its request by bisection of where requests begin. Each hidden state is read and
 written once: 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in
-`spread`, and 20 bytes of integers. Not timed on a GPU yet, and not in the serving path.
+`spread`, and 20 bytes of integers. Served by drafters/vllm/v2; not timed on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -46,6 +46,8 @@ def enter_kernel(
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
     index = tl.load(rows + owner)
+    kept = index >= 0
+    index = tl.maximum(index, 0)
     slot = tl.load(rows + count + owner)
     start = tl.load(rows + 2 * count + owner)
     scheduled = tl.load(rows + 3 * count + owner)
@@ -53,24 +55,26 @@ def enter_kernel(
     offset = token - tl.load(rows + 6 * count + owner)
     position = start + offset
     if tl.program_id(1) == 0:
-        following = tl.load(tokens + index * longest + position + 1, mask=position + 1 < end)
+        following = tl.load(tokens + slot * longest + position + 1, mask=position + 1 < end)
         newest = tl.load(rows + 5 * count + owner)
         id = tl.where(position == end - 1, newest.to(tl.int32), following)
         tl.store(ids + token, tl.where(position >= end, mask_token, id))
-        tl.store(positions + token, position)
-        block = tl.load(tables + index * blocks + position // block_size).to(tl.int64)
-        tl.store(slots + token, block * block_size + position % block_size)
+        tl.store(positions + token, tl.minimum(position, longest - 1))
+        inside = kept & (position < longest)
+        block = tl.load(tables + index * blocks + position // block_size, mask=inside, other=0)
+        at = block.to(tl.int64) * block_size + position % block_size
+        tl.store(slots + token, tl.where(inside, at, -1))
     if position < end:
         entry = tl.load(rows + 7 * count + owner) + offset
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         held = position < scheduled
         # The side that is not read has no columns.
         old_columns, new_columns = tl.where(held, hidden, 0), tl.where(held, 0, hidden)
-        kept = (slot * window + position % window) * TAPS * hidden
+        before = (slot * window + position % window) * TAPS * hidden
         row = (tl.load(starts + index) + position - scheduled) * hidden
         for tap in tl.static_range(TAPS):
             state = state0 if tap == 0 else (state1 if tap == 1 else state2)
-            old = tl.load(store + kept + tap * hidden + column, mask=column < old_columns)
+            old = tl.load(store + before + tap * hidden + column, mask=column < old_columns)
             new = tl.load(state + row + column, mask=column < new_columns)
             target = gathered + (entry * TAPS + tap) * hidden + column
             tl.store(target, tl.where(held, old, new), mask=column < hidden)
@@ -112,7 +116,7 @@ def enter(
     ids: torch.Tensor,  # the rest is written: [tokens of the pass] int32,
     positions: torch.Tensor,  # int64,
     slots: torch.Tensor,  # int64
-    gathered: torch.Tensor,  # [entered, taps * hidden]
+    gathered: torch.Tensor,  # [entries, taps * hidden]
 ) -> None:
     """`reference.enter` into buffers that are exactly as long as the pass."""
     taps, hidden = len(states), states[0].shape[1]

@@ -11,16 +11,16 @@ import torch
 @dataclass(frozen=True)
 class Requests:
     """The requests of a pass, `[requests]` of int64 each: `drafters.vllm.layout.Rows` as tensors,
-    and where their tokens begin. Every request has tokens: `end > start`."""
+    and where their tokens begin. Every request has tokens."""
 
-    index: torch.Tensor  # row in the batch
-    slot: torch.Tensor  # row in the store
+    index: torch.Tensor  # row in the batch; -1: keys and values of this one are not kept
+    slot: torch.Tensor  # row in the store, and among the tokens
     start: torch.Tensor  # positions start..end-1 are entered in this pass
     scheduled: torch.Tensor  # hidden states from here on came with this step
     end: torch.Tensor  # then max(k - 1, 0) masked slots
     newest: torch.Tensor  # the token at `end`
     begin: torch.Tensor  # first token of the pass
-    entry: torch.Tensor  # as `begin`, masked slots not counted
+    entry: torch.Tensor  # where the hidden states of its entered tokens go, one after the other
 
 
 def requests(
@@ -32,7 +32,7 @@ def requests(
     k: torch.Tensor,
     newest: torch.Tensor,
 ) -> tuple[Requests, int, int]:
-    """`(requests, tokens of the pass, entered ones among them)`."""
+    """`(requests, tokens of the pass, entered ones among them)`, hidden states without gaps."""
     entered = end - start
     lengths = entered + (k - 1).clamp(min=0)
     begin, entry = lengths.cumsum(0) - lengths, entered.cumsum(0) - entered
@@ -40,51 +40,62 @@ def requests(
     return found, int(lengths.sum()), int(entered.sum())
 
 
-def owners(found: Requests, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each of `count` tokens: its request, its position, whether it is a masked slot."""
+def owners(
+    found: Requests, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each of `count` tokens: its request, its position, whether it is a masked slot; and of
+    those that are not, the rows of their hidden states."""
     token = torch.arange(count, device=found.begin.device)
     owner = torch.searchsorted(found.begin, token, right=True) - 1
-    position = found.start[owner] + token - found.begin[owner]
-    return owner, position, position >= found.end[owner]
+    offset = token - found.begin[owner]
+    position = found.start[owner] + offset
+    masked = position >= found.end[owner]
+    return owner, position, masked, (found.entry[owner] + offset)[~masked]
 
 
 def enter(
     found: Requests,
     count: int,
     *,
-    tokens: torch.Tensor,  # [batch, longest] int32, without `newest`
+    tokens: torch.Tensor,  # [slots, longest] int32, without `newest`
     tables: torch.Tensor,  # [batch, blocks] int32
     starts: torch.Tensor,  # [batch + 1] int32, first row of each request in the step
     states: Sequence[torch.Tensor],  # taps of [rows of the step, hidden]
     store: torch.Tensor,  # [slots * window, taps * hidden], a ring for each slot
+    entries: int,
     block_size: int,
     window: int,
     mask_token: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """ids int32 `[count]`, positions and KV cache slots int64 `[count]`, and the target's hidden
-    states of the entered tokens `[entered, taps * hidden]`."""
-    owner, position, masked = owners(found, count)
-    index = found.index[owner]
-    ids = tokens[index, (position + 1).clamp(max=tokens.shape[1] - 1)]
+    states of the entered tokens `[entries, taps * hidden]`, zero where none goes. Slots that are
+    not kept, and those behind the `longest` position, are -1; no position is behind it."""
+    owner, position, masked, rows = owners(found, count)
+    longest, index, slot = tokens.shape[1], found.index[owner], found.slot[owner]
+    ids = tokens[slot, (position + 1).clamp(max=longest - 1)]
     ids = torch.where(position == found.end[owner] - 1, found.newest[owner].int(), ids)
     ids = ids.masked_fill(masked, mask_token)
-    slots = tables[index, position // block_size].long() * block_size + position % block_size
-    owner, where, index = owner[~masked], position[~masked], index[~masked]
-    held = where < found.scheduled[owner]
-    row = (starts[index] + where - found.scheduled[owner]).masked_fill(held, 0)
-    kept = (found.slot[owner] * window + where % window).masked_fill(~held, 0)
+    inside, index = (index >= 0) & (position < longest), index.clamp(min=0)
+    block = (position // block_size).clamp(max=tables.shape[1] - 1)
+    slots = tables[index, block].long() * block_size + position % block_size
+    slots = slots.where(inside, -1)
+    held = position < found.scheduled[owner]
+    row = (starts[index] + position - found.scheduled[owner]).masked_fill(held | masked, 0)
+    kept = (slot * window + position % window).masked_fill(~held, 0)
     fresh = torch.cat([state[row] for state in states], dim=-1)
-    return ids, position, slots, torch.where(held[:, None], store[kept], fresh)
+    gathered = store.new_zeros((entries, store.shape[1]))
+    gathered[rows] = torch.where(held[:, None], store[kept], fresh)[~masked]
+    return ids, position.clamp(max=longest - 1), slots, gathered
 
 
 def spread(
     found: Requests, combined: torch.Tensor, shared: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """`[count, hidden]`: the rows of `combined` `[entered, hidden]` where tokens are entered,
+    """`[count, hidden]`: the rows of `combined` `[entries, hidden]` where tokens are entered,
     `shared` `[hidden]` in masked slots."""
-    _, _, masked = owners(found, count)
+    _, _, masked, rows = owners(found, count)
     out = shared.expand(count, -1).clone()
-    out[~masked] = combined
+    out[~masked] = combined[rows]
     return out
 
 

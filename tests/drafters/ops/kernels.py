@@ -41,7 +41,10 @@ def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any
         **{name: torch.from_numpy(given[name]) for name in ("tokens", "tables", "starts")},
         **{name: given[name] for name in ("block_size", "window", "mask_token")},
     }
-    expected = reference.enter(found, count, states=step, store=store, **arguments)
+    by_slot = torch.zeros((int(rows.slot.max()) + 1, given["tokens"].shape[1]), dtype=torch.int32)
+    by_slot[rows.slot] = arguments["tokens"][rows.index]
+    arguments["tokens"] = by_slot
+    expected = reference.enter(found, count, states=step, store=store, entries=entered, **arguments)
     out = (
         torch.full((count,), -7, dtype=torch.int32, device=DEVICE),
         torch.full((count,), -7, device=DEVICE),
@@ -105,6 +108,42 @@ def test_a_wide_state_is_copied_whole() -> None:
         }  # fmt: skip
         for one, other in zip(*both(rows, given, 3, inputs_triton.COLUMNS + 7)[:2], strict=True):
             assert torch.equal(one, other)
+
+
+def test_rows_with_gaps_and_requests_that_are_not_kept() -> None:
+    """Catches: what the V2 runner asks beyond a layout: hidden states with gaps where tokens are
+    masked, a request without a place in the KV cache, one that runs past the longest context."""
+    longest, taps, hidden, window = 12, 2, 5, 4
+    fields = {
+        "index": [0, -1, 2], "slot": [5, 0, 3], "start": [2, 4, 8], "scheduled": [4, 4, 9],
+        "end": [6, 7, 11], "newest": [70, 71, 72], "begin": [0, 7, 12], "entry": [0, 7, 12],
+    }  # fmt: skip
+    count = 18  # 7, 5 and 6 tokens: of 4, 3 and 3 entered ones the others are masked
+    found = reference.Requests(**{name: torch.tensor(fields[name]) for name in fields})
+    step = [states(9, hidden, tap) for tap in range(taps)]
+    given: dict[str, Any] = {
+        "tokens": torch.arange(6 * longest, dtype=torch.int32).view(6, longest),
+        "tables": torch.arange(3 * 3, dtype=torch.int32).view(3, 3) + 1,
+        "starts": torch.tensor([0, 2, 5, 9], dtype=torch.int32),
+        "states": step, "store": -states(6 * window, taps * hidden, 9) - 1,
+        "block_size": 4, "window": window, "mask_token": 3,
+    }  # fmt: skip
+    expected = reference.enter(found, count, entries=count, **given)
+    assert expected[1].max() == longest - 1
+    assert expected[2][7:12].eq(-1).all() and expected[2][-2:].eq(-1).all()
+    assert expected[3][4:7].eq(0).all() and expected[3][7:10].ne(0).all()
+    out = [torch.zeros_like(x, device=DEVICE) for x in expected]
+    moved = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    moved["states"] = [state.to(DEVICE) for state in step]
+    packed = inputs_triton.pack(found).to(DEVICE)
+    names = ("ids", "positions", "slots", "gathered")
+    inputs_triton.enter(packed, **dict(zip(names, out, strict=True)), **moved)
+    for name, one, other in zip(names, out, expected, strict=True):
+        assert torch.equal(one.cpu(), other), name
+    shared, combined = torch.full((hidden,), 0.5), expected[3][:, :hidden].contiguous()
+    spread = torch.empty((count, hidden), device=DEVICE)
+    inputs_triton.spread(packed, combined.to(DEVICE), shared.to(DEVICE), spread)
+    assert torch.equal(spread.cpu(), reference.spread(found, combined, shared, count))
 
 
 def head(hidden: Any, weight: Any, offsets: Any) -> tuple[torch.Tensor, torch.Tensor]:

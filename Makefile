@@ -48,12 +48,16 @@ check: $(INSTALLED) ## Lint, formatting, types and the import map
 	@$(BIN)/python -m pytest -q tests/test_import_map.py
 
 # A machine without a GPU has checked nothing, and says so before it installs anything.
-gpu-check: ## On a GPU: kernels against their references, and their times (bench/results)
+gpu-check: ## On a GPU: kernels, the V2 runner's drafts, and their times beside vLLM's (bench/results)
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
 	@$(MAKE) --no-print-directory install
 	@$(BIN)/python -m pytest -q tests/drafters/ops/kernels.py
 	@$(BIN)/python -m bench.kernels --device cuda \
 	  --out bench/results/kernels-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
+	@$(BIN)/python -m pytest -q tests/drafters/vllm/test_v2.py
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/aerie bench sweep --model-free qwen3-8b \
+	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
+	  --concurrency 1,8,32,128 --out bench/results/v2-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 
 format: $(INSTALLED) ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.engine.cpu import cpu_machine, environment
 from app.engine.load import Load
-from app.engine.options import VLLM_VERSION, engine_options
+from app.engine.options import VLLM_VERSION, engine_options, wants_v2
 from app.errors import StartupError
 from app.settings import Settings
 
@@ -46,7 +46,8 @@ def launch(
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: not compiled, slower")
     try:
-        arguments = AsyncEngineArgs(**engine_options(settings, machine))
+        options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        arguments = AsyncEngineArgs(**options)
         config = arguments.create_engine_config()
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error

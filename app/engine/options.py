@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.engine.cpu import CpuMachine
@@ -11,13 +12,17 @@ from drafters.config import DrafterConfig
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
 CPU_KV_SHARE = 0.25
+V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
 
 
-def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[str, Any]:
+def engine_options(
+    settings: Settings, cpu: CpuMachine | None = None, *, v2: bool = False
+) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
     `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
-    itself, and not start if less than that is free; nor without a C++ compiler.
+    itself, and not start if less than that is free; nor without a C++ compiler. `v2`: vLLM's V2
+    model runner was asked for (`wants_v2`).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -57,14 +62,20 @@ def engine_options(settings: Settings, cpu: CpuMachine | None = None) -> dict[st
         options["scheduling_policy"] = "priority"
     if settings.speculates:
         options |= {
-            "speculative_config": speculative_config(settings),
+            "speculative_config": speculative_config(settings, v2=v2),
             "additional_config": drafter_config(settings).entry(),
-            "scheduler_cls": "drafters.vllm.scheduler.DraftingScheduler",
-            "async_scheduling": False,  # a pass is laid out from what was accepted
+            # On V1 a pass is laid out on the host, from what was accepted.
+            "async_scheduling": v2,
+            "scheduler_cls": f"drafters.vllm.scheduler.{'Async' if v2 else ''}DraftingScheduler",
         }
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"
     return {**options, **engine.engine_args}
+
+
+def wants_v2(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM shall run P-EAGLE on its V2 model runner, which it never does unasked."""
+    return environ.get(V2) == "1"
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
@@ -75,11 +86,17 @@ def drafter_config(settings: Settings) -> DrafterConfig:
     )
 
 
-def speculative_config(settings: Settings) -> dict[str, Any]:
+def speculative_config(settings: Settings, *, v2: bool = False) -> dict[str, Any]:
     """vLLM's `speculative_config` for a P-EAGLE head: EAGLE-3 weights, all K slots in one pass."""
-    return {
+    k = settings.speculation.k
+    config: dict[str, Any] = {
         "method": "eagle3",
         "model": settings.speculation.drafter,
-        "num_speculative_tokens": settings.speculation.k,
+        "num_speculative_tokens": k,
         "parallel_drafting": True,
     }
+    if v2:
+        # vLLM records CUDA graphs for each K in its table from batch size to K
+        # (v1/worker/gpu/cudagraph_utils.py, _init_candidates). The scheduler reads no table.
+        config["num_speculative_tokens_per_batch_size"] = [(i + 1, i + 1, i) for i in range(k + 1)]
+    return config

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engine.cpu import cpu_machine, preload
-from app.engine.options import engine_options, speculative_config
+from app.engine.options import V2, engine_options, speculative_config, wants_v2
 from app.settings import load
 from bench.provenance import gpus, versions
 from bench.systems.method import GATEWAY, Method
@@ -63,7 +63,7 @@ class Shared:
         """Of a gateway that drafts up to K tokens, by name."""
         settings = {**ENGINE, **self.given, "k": k}
         if k and self.architecture is not None:
-            config = speculative_config(load(settings, os.environ))
+            config = speculative_config(load(settings, os.environ), v2=wants_v2(os.environ))
             config |= speculation(self.architecture, k, "p-eagle")
             arguments = {**self.given["engine_args"], "speculative_config": config}
             settings["engine_args"] = arguments
@@ -101,8 +101,10 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
     options["served_model_name"] = settings.served_model_name
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     flags = [_option(name, value) for name, value in options.items()]
-    # Our plugin stays out; the allocator is the one that the gateway's engine gets.
+    # Our plugin stays out, and vLLM chooses the model runner: V2 unless it is to run P-EAGLE.
     environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
+    environment.pop(V2, None)
+    # The allocator is the one that the gateway's engine gets.
     if on_cpu:
         environment["LD_PRELOAD"] = preload(os.environ)
     return [*line, "--port", str(port), *flags], environment

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import vllm
+from vllm import envs
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
@@ -39,13 +41,41 @@ def apply() -> None:
         SamplingParams._validate_spec_decode = accept_undrafted(
             SamplingParams._validate_spec_decode
         )
-        if current_platform.is_cpu():
+        if envs.VLLM_USE_V2_MODEL_RUNNER:
+            use_v2_model_runner()
+        elif current_platform.is_cpu():
             from vllm.v1.worker import cpu_worker
 
             rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
             cpu_worker.CPUModelRunner = drafting(cpu_worker.CPUModelRunner)
         else:
             gpu_model_runner.GPUModelRunner = drafting(gpu_model_runner.GPUModelRunner)
+
+
+def use_v2_model_runner() -> None:
+    """Where it was asked for. vLLM never chooses it for P-EAGLE, for which it has no speculator."""
+    from vllm.v1.worker.gpu import model_runner
+
+    from drafters.vllm.v2.runner import drafting
+
+    # Where workers look for it, and the CPU's is made of it (vllm/v1/worker/cpu/model_runner.py).
+    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner)
+    VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
+        VllmConfig._get_v2_model_runner_unsupported_features
+    )
+
+
+def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    """vLLM's list of what its V2 model runner lacks, without what ours has."""
+
+    @wraps(named)
+    def lacking(self: Any) -> list[str]:
+        rest = named(self)
+        if not is_parallel(self.speculative_config):
+            return rest
+        return [feature for feature in rest if not feature.startswith("parallel drafting")]
+
+    return lacking
 
 
 def expand_batch_to_tokens(

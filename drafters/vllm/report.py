@@ -18,16 +18,18 @@ class DrafterReport:
         included), `mask_hidden` (the learned state of the masked slots is loaded and not
         all zero; a head without it is no P-EAGLE head).
         """
-        proposer = getattr(self.model_runner, "drafter", None)
+        runner = self.model_runner  # V1 has a drafter, V2 a speculator
+        proposer = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
         head = getattr(proposer, "model", None)
         if proposer is None or head is None:
             return None
         mask_hidden = getattr(proposer, "parallel_drafting_hidden_state_tensor", None)
+        speculation = proposer.vllm_config.speculative_config
         return {
             "proposer": type(proposer).__name__,
             "head": type(head).__name__,
-            "parallel": bool(proposer.parallel_drafting),
-            "k": int(proposer.num_speculative_tokens),
+            "parallel": bool(speculation.parallel_drafting),
+            "k": int(speculation.num_speculative_tokens),
             "parameters": sum(parameter.numel() for parameter in head.parameters()),
             "mask_hidden": mask_hidden is not None and bool(mask_hidden.any()),
         }

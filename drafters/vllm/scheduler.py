@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict
 from random import Random
 from time import perf_counter
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -16,6 +18,7 @@ from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step
 from drafters.vllm.extras import Extras
+from drafters.vllm.limits import draft_limit
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
@@ -43,8 +46,11 @@ class DraftingScheduler(Scheduler):
         k_max = self.num_spec_tokens
         if k_max:
             self.dynamic_sd_lookup = _AnyK(k_max)
-        # Drafts come with a step's output, and need not be asked for (compat.py).
-        self.brings_drafts = is_parallel(self.vllm_config.speculative_config)
+        parallel = is_parallel(self.vllm_config.speculative_config)
+        # On V1 drafts come with a step's output, and need not be asked for (compat.py). On V2 they
+        # stay on the device; they are made for every request, and not verified over its limit.
+        self.brings_drafts = parallel and not self.use_v2_model_runner
+        self._limits = parallel and self.use_v2_model_runner
         # The largest K, until the gateway has seen it draft and steers.
         self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
@@ -69,6 +75,21 @@ class DraftingScheduler(Scheduler):
             scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
+        self._limit(scheduler_output.num_scheduled_tokens)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Where scheduling is synchronous, drafts are asked for after a step."""
+        super().update_draft_token_ids(draft_token_ids)
+        self._limit(draft_token_ids.req_ids)
+
+    def _limit(self, names: Iterable[str]) -> None:
+        if not self._limits:
+            return
+        for name in names:
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids:
+                limit = draft_limit(request.sampling_params, self.num_spec_tokens)
+                request.spec_token_ids = request.spec_token_ids[:limit]
 
     def _measure(self, scheduled: SchedulerOutput) -> Load:
         """What the step is made of, before vLLM counts its tokens as computed."""
@@ -172,3 +193,7 @@ class DraftingScheduler(Scheduler):
         except ValueError as error:
             return {"error": str(error)}
         return policy.snapshot()
+
+
+class AsyncDraftingScheduler(DraftingScheduler, AsyncScheduler):
+    """For the V2 runner, whose next step is laid out before the drafts of this one are known."""

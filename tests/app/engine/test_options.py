@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.cpu import CpuMachine
-from app.engine.options import engine_options
+from app.engine.options import engine_options, wants_v2
 from app.settings import load
 
 
@@ -18,8 +18,19 @@ def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
     options = engine_options(load({"catch_up_tokens": "99", "draft_context": "500"}, {}))
     ours = options["additional_config"]["aerie"]
     assert (ours["catch_up_tokens"], ours["context_tokens"]) == (99, 500)
-    assert options["scheduler_cls"].endswith("DraftingScheduler")
+    assert options["scheduler_cls"].endswith(".DraftingScheduler")
     assert options["async_scheduling"] is False
+
+
+def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:
+    options = engine_options(load({"k": "3"}, {}), v2=wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "1"}))
+    assert options["scheduler_cls"].endswith(".AsyncDraftingScheduler")
+    assert options["async_scheduling"] is True
+    table = options["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert sorted(k for _, _, k in table) == [0, 1, 2, 3]
+    assert not wants_v2({}) and not wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    plain = engine_options(load({"k": "3"}, {}))["speculative_config"]
+    assert "num_speculative_tokens_per_batch_size" not in plain
 
 
 def test_drafts_are_counted_for_each_request_only_if_somebody_is_told() -> None:

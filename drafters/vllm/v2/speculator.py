@@ -1,0 +1,394 @@
+"""P-EAGLE inside vLLM's V2 model runner: laid out on the device, one CUDA graph for each K."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
+from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+from vllm.v1.worker.gpu.states import RequestState
+
+from drafters.config import DrafterConfig
+from drafters.ops import inputs_triton
+from drafters.ops.reference import Requests
+
+Ints = npt.NDArray[np.int64]
+
+DEFERRED = 16  # steps without a draft whose hidden states are entered together
+FIELDS = len(Requests.__dataclass_fields__)
+
+
+class ParallelSpeculator(DraftModelSpeculator):
+    """The counterpart of `drafters.vllm.drafter.ParallelDrafter`; DFlash's is its nearest relative
+    in vLLM (v1/worker/gpu/spec_decode/dflash/speculator.py).
+
+    No step waits for the device, and how many drafts were accepted is known there alone. So a
+    request's part of a pass has a place for each of its tokens that the target read, and for K - 1
+    masked slots:
+
+        positions   start .. end-1   end .. end+K-2   the places that rejected drafts leave
+        token       the next one     the mask token   the mask token
+        draft from  the last one     all
+
+    Drafts come before what rejected ones leave, so that no draft attends to it. All positions lie
+    within the blocks that the scheduler reserved for the step. With every request's K drafts
+    verified and K more wanted that is 2 K tokens a request: one graph for each K and batch.
+
+    At K = 0 hidden states are kept for DEFERRED steps, and entered together.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        requests: RequestState,
+        config: DrafterConfig,
+    ) -> None:
+        super().__init__(vllm_config, device)
+        refuse(vllm_config, config)
+        self.requests = requests
+        self.k_max: int = self.num_speculative_steps
+        self.mask_token = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
+        # What vLLM's dummy runs leave room for (GPUModelRunner._dummy_run).
+        self.num_query_per_req, self.num_extra_query_per_req = self.k_max, self.k_max - 1
+        # What is deferred for a full batch fits in a pass by itself.
+        self.window = max(1, min(DEFERRED, self.max_num_tokens // self.max_num_reqs))
+        self.passes = 0
+        self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # by slot: newest states kept
+        self.hidden_states = torch.zeros(
+            self.max_num_tokens, self.hidden_size, dtype=self.dtype, device=device
+        )
+        self._rows = torch.zeros(FIELDS * self.max_num_reqs, dtype=torch.int64, device=device)
+        self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
+        self._graphs: dict[int, DFlashCudaGraphManager] = {}
+
+    # Loading
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """As vLLM's; images reach the head through the target's hidden states alone."""
+        super().load_model(target_model)
+        self.supports_mm_inputs = False
+
+    def load_draft_model(
+        self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
+    ) -> torch.nn.Module:
+        """As vLLM's for EAGLE-3. What a pass reads is made here, before the KV cache has a size."""
+        model = load_eagle_model(target_model, self.vllm_config)
+        # By the name that V1 proposers have for it (report.py).
+        self.parallel_drafting_hidden_state_tensor = (
+            model.combine_hidden_states(model.mask_hidden.view(-1)).to(self.dtype).contiguous()
+        )
+        width = model.model.fc_input_size
+        self._store = torch.zeros(
+            (self.max_num_reqs * self.window, width), dtype=self.dtype, device=self.device
+        )
+        self._gathered = self._store.new_zeros((self.max_num_tokens, width))
+        return model
+
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        """Find the one group that the head's layers are in (compat.head_in_one_group)."""
+        super().set_attn(*args, **kwargs)
+        (self.group,) = (index for index, groups in enumerate(self.attn_groups) if groups)
+        for group in self.attn_groups[self.group]:
+            threshold = group.get_metadata_builder().reorder_batch_threshold
+            if threshold is not None and threshold < 2 * self.k_max:
+                raise NotImplementedError(
+                    f"{group.backend.get_name()} takes queries of at most {threshold} tokens for a "
+                    f"decode, P-EAGLE asks {2 * self.k_max}: set attention_backend"
+                )
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """One manager for each K: vLLM's know one query length, or those of a table by batch."""
+        supported = self.attn_cg_support.min_cg_support.value
+        full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
+        if not full or supported < AttentionCGSupport.UNIFORM_BATCH.value:
+            return
+        config = copy.copy(self.vllm_config)
+        config.speculative_config = copy.copy(config.speculative_config)
+        config.speculative_config.num_speculative_tokens_per_batch_size = None
+        for k in range(1, self.k_max + 1):
+            self._graphs[k] = DFlashCudaGraphManager(
+                config, self.device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
+            )
+
+    def capture(self) -> None:
+        """The largest K first: what it needs of memory is enough for the others."""
+        self._rows.zero_()
+        self._drafts.zero_()
+        for k, manager in sorted(self._graphs.items(), reverse=True):
+            manager.capture(
+                partial(self._generate, k),
+                self.input_buffers,
+                self.block_tables,
+                self.attn_groups,
+                self.kv_cache_config,
+                self.max_model_len,
+                causal=True,
+                prepare_forward=self._refresh,
+                progress_bar_desc=f"Capturing P-EAGLE, K = {k}",
+            )
+
+    def _refresh(self, count: int, metadata: dict[str, Any] | None) -> None:
+        """Recorded before the pass, where the attention's metadata can be made on the device."""
+        if metadata is not None and self.supports_decode_metadata_update:
+            self._update_draft_decode_metadata(metadata, count)
+
+    # Serving
+
+    def begin(self, slot: int) -> None:
+        """A slot of the runner's RequestState has a new request."""
+        self._held[slot] = 0
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        """`[requests, k_max]`, of which the first `num_speculative_tokens` columns are drafts.
+        A request's row means nothing while its prompt is not read to its end."""
+        k = self.k_max if num_speculative_tokens is None else num_speculative_tokens
+        count, states = input_batch.num_reqs, aux_hidden_states or [last_hidden_states]
+        drafts = self.draft_tokens[:count]
+        if skip_attn_for_dummy_run:  # memory is measured, there is no KV cache yet
+            tokens = input_batch.num_tokens + count * max(0, k - 1)
+            self._generate(k, count, min(tokens, self.max_num_tokens), None, None, None)
+            return drafts
+        if dummy_run:
+            self._pass(input_batch, states, num_rejected, k, dummy=True)
+            return drafts
+        slots = input_batch.idx_mapping_np
+        lengths = input_batch.num_scheduled_tokens
+        held = int(self._held[slots].max())
+        if k == 0 and held + 1 < self.window and lengths.max() == 1:
+            self._keep(input_batch, states)
+            return drafts
+        if held and self._tokens(input_batch, k) > self.max_num_tokens:
+            self._pass(input_batch, states, num_rejected, 0, fresh=False)
+            self._held[slots] = 0
+        self._pass(input_batch, states, num_rejected, k)
+        self._held[slots] = 0
+        return drafts
+
+    def _tokens(self, batch: InputBatch, k: int) -> int:
+        """Of a pass."""
+        held, lengths = self._held[batch.idx_mapping_np], batch.num_scheduled_tokens
+        return int(held.sum() + lengths.sum()) + batch.num_reqs * max(0, k - 1)
+
+    def _keep(self, batch: InputBatch, states: Sequence[torch.Tensor]) -> None:
+        """A token of each request, and no drafts: what the host knows of positions is right."""
+        count = batch.num_reqs
+        rows = batch.idx_mapping[:count] * self.window + batch.positions[:count] % self.window
+        self._store.index_copy_(0, rows, torch.cat([s[:count] for s in states], dim=-1))
+        self._held[batch.idx_mapping_np] += 1
+
+    def _pass(
+        self,
+        batch: InputBatch,
+        states: Sequence[torch.Tensor],
+        rejected: torch.Tensor,
+        k: int,
+        *,
+        fresh: bool = True,
+        dummy: bool = False,
+    ) -> None:
+        """Enter what is kept, with what this step read unless `fresh` is False, and draft `k`."""
+        count = batch.num_reqs
+        held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
+        widths = held + max(0, k - 1)
+        if fresh:
+            widths = widths + batch.num_scheduled_tokens
+        total = int(widths.sum())
+        width = int(widths[0]) if (widths == widths[0]).all() else None
+        manager = self._graphs.get(k)
+        if manager is not None and width == 2 * k and not held.any():
+            graph = manager.dispatch(count, total, width, 0)
+        else:
+            graph = BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)
+        padded = graph.num_reqs or count
+
+        queries = np.zeros(count + 1, np.int32)
+        np.cumsum(widths, out=queries[1:])
+        self._lay_out(batch, states, rejected, k, held, queries, padded, fresh, dummy)
+        upper = batch.seq_lens_cpu_upper_bound
+        self.draft_max_seq_len = min(self.max_model_len, int(upper[:count].max()) + max(0, k - 1))
+        full = graph.cg_mode == CUDAGraphMode.FULL
+        metadata = None
+        if not (full and self.supports_decode_metadata_update):
+            metadata = self._build_attn_metadata(
+                num_reqs=count,
+                batch_desc=graph,
+                query_start_loc_np=queries,
+                seq_lens_cpu_upper_bound=upper,
+                step=max(0, k - 1),
+            )
+        if full:
+            assert manager is not None
+            manager.run_fullgraph(graph)
+        else:
+            slots = build_slot_mappings_by_layer(
+                self.block_tables.slot_mappings[:, :total], self.kv_cache_config
+            )
+            self._generate(k, count, total, metadata, slots, None)
+        self.passes += 1
+
+    def _lay_out(
+        self,
+        batch: InputBatch,
+        states: Sequence[torch.Tensor],
+        rejected: torch.Tensor,
+        k: int,
+        held: Ints,
+        queries: npt.NDArray[np.int32],  # [requests + 1], first token of each request
+        padded: int,  # requests, of a graph
+        fresh: bool,
+        dummy: bool,
+    ) -> None:
+        """Fill the buffers of the pass."""
+        count, total, buffers = batch.num_reqs, int(queries[-1]), self.input_buffers
+        begin = self._device(queries)
+        starts = batch.query_start_loc[: count + 1]
+        scheduled = batch.positions[starts[:-1].long()]
+        end = scheduled + (starts.diff() - rejected[:count] if fresh else 0)
+        start = scheduled - self._device(held) if held.any() else scheduled
+        slot = batch.idx_mapping[:count].long()
+        tokens = self.requests.all_token_ids.gpu
+        newest = tokens[slot, end.clamp(max=tokens.shape[1] - 1)].long()
+        length = start + begin.diff()
+        # Of a request that would run past the longest context, nothing is kept: it ends here.
+        inside = length <= self.max_model_len
+        if dummy:
+            inside = torch.zeros_like(inside)
+        index = torch.arange(count, device=self.device).where(inside, -1)
+        fields = self._rows[: FIELDS * padded].view(FIELDS, padded)
+        fields[:, count:] = 0
+        # Requests that a graph is padded with begin behind all tokens.
+        fields[6, count:] = total
+        first = begin[:-1].long()
+        fields[:, :count] = torch.stack([index, slot, start, scheduled, end, newest, first, first])
+        slots = self.block_tables.slot_mappings[self.group]
+        inputs_triton.enter(
+            fields[:, :count].contiguous(),
+            tokens=tokens,
+            tables=self.block_tables.input_block_tables[self.group],
+            starts=starts,
+            states=states,
+            store=self._store,
+            block_size=self.block_tables.block_sizes[self.group],
+            window=self.window,
+            mask_token=self.mask_token,
+            ids=buffers.input_ids[:total],
+            positions=buffers.positions[:total],
+            slots=slots[:total],
+            gathered=self._gathered[:total],
+        )
+        slots[total:] = PAD_SLOT_ID
+        buffers.query_start_loc[: count + 1] = begin
+        buffers.query_start_loc[count + 1 :] = total
+        buffers.seq_lens[:count] = length.where(inside, begin.diff())
+        buffers.seq_lens[count:] = 0
+        if k:
+            last = first + end - start - 1
+            drafts = self._drafts[: padded * k].view(padded, k)
+            drafts[:count] = last[:, None] + torch.arange(k, device=self.device)
+            drafts[count:] = 0
+
+    def _generate(
+        self,
+        k: int,
+        count: int,
+        tokens: int,
+        metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        across: torch.Tensor | None,  # ranks, of which there is one
+        mode: CUDAGraphMode = CUDAGraphMode.NONE,
+    ) -> None:
+        """The pass itself, from buffers to buffers: what a graph records."""
+        combined = self.model.combine_hidden_states(self._gathered[:tokens])
+        rows = self._rows[: FIELDS * count].view(FIELDS, count)
+        shared = self.parallel_drafting_hidden_state_tensor
+        inputs_triton.spread(rows, combined, shared, self.hidden_states[:tokens])
+        with set_forward_context(
+            metadata,
+            self.vllm_config,
+            num_tokens=tokens,
+            num_tokens_across_dp=across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=slot_mappings,
+            batch_descriptor=BatchDescriptor(num_tokens=tokens),
+        ):
+            last, _ = self.model(
+                input_ids=self.input_buffers.input_ids[:tokens],
+                positions=self.input_buffers.positions[:tokens],
+                hidden_states=self.hidden_states[:tokens],
+                inputs_embeds=None,
+            )
+        if k:
+            likeliest = self._likeliest(last[self._drafts[: count * k]])
+            self.draft_tokens[:count, :k] = likeliest.view(count, k)
+
+    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As ParallelDrafter's."""
+        ids = self.model.logits_processor(self.model.lm_head, hidden).argmax(-1)
+        offsets = self.model.draft_id_to_target_id
+        return ids if offsets is None else ids + offsets[ids]
+
+    def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        """Without waiting: a copy from memory that may be paged out would."""
+        pinned = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            pinned = pinned.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
+
+
+def refuse(vllm_config: VllmConfig, config: DrafterConfig) -> None:
+    """NotImplementedError for what the V1 runner's drafter does and this one does not."""
+    speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    assert speculation is not None
+    missing = {
+        "draft_context": config.context_tokens > 0,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "context parallelism": max(
+            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+        ) > 1,
+        "M-RoPE": vllm_config.model_config.uses_mrope,
+        "KV cache transfer": vllm_config.kv_transfer_config is not None,
+        "probabilistic drafts": speculation.draft_sample_method != "greedy",
+    }  # fmt: skip
+    named = [name for name, asked in missing.items() if asked]
+    if named:
+        raise NotImplementedError(
+            f"P-EAGLE on the V2 model runner has no {', '.join(named)}: "
+            "leave VLLM_USE_V2_MODEL_RUNNER unset"
+        )

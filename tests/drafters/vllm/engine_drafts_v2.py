@@ -1,0 +1,126 @@
+"""What our speculator drafts on vLLM's V2 model runner: a script like engine_drafts.py.
+
+V2 needs Triton, and on a CPU a build of it that nobody publishes: Triton's interpreter takes its
+place, so that every kernel of the runner is Python here. On a GPU all is as it is served, CUDA
+graphs included.
+"""
+
+# ruff: noqa: E402
+# What decides how Triton and vLLM load comes first.
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+ON_CPU = not torch.cuda.is_available()
+if ON_CPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.backends
+
+    driver = SimpleNamespace(is_active=lambda: True)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+
+from engine_drafts import Restless
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from drafters.vllm.scheduler import AsyncDraftingScheduler, DraftingScheduler
+from drafters.vllm.v2.runner import DraftingRunner
+from drafters.vllm.v2.speculator import ParallelSpeculator
+
+Step = dict[str, Any]
+
+_propose = ParallelSpeculator.propose
+
+
+class RestlessScheduler(DraftingScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.policy = Restless(self.num_spec_tokens)
+
+
+class RestlessAsyncScheduler(RestlessScheduler, AsyncDraftingScheduler):
+    pass
+
+
+def watch(steps: list[Step]) -> None:
+    """Every drafting step from now on is appended to `steps`, once for each request. Chance accepts
+    drafts instead of the target: those of a random head are never right."""
+    random = Random(0)
+
+    def sample(self: Any, hidden: Any, batch: Any, grammar: Any) -> Any:
+        output, made, rejected = super(DraftingRunner, self).sample(hidden, batch, grammar)
+        drafted = batch.num_draft_tokens_per_req
+        for row in range(batch.num_reqs if drafted is not None else 0):
+            offered = int(drafted[row])
+            if not offered:
+                continue
+            begin = int(batch.query_start_loc_np[row]) + 1
+            accepted = random.randint(0, offered)
+            tokens = output.sampled_token_ids[row]
+            tokens[:accepted] = batch.input_ids[begin : begin + accepted]
+            tokens[accepted] = random.randrange(200)
+            made[row], rejected[row] = accepted + 1, offered - accepted
+        return output, made, rejected
+
+    def watched(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        drafts = _propose(self, batch, *args, **kwargs)
+        k, made = kwargs.get("num_speculative_tokens", self.k_max), args[4]
+        if kwargs.get("dummy_run") or not k:
+            return drafts
+        for row, slot in enumerate(batch.idx_mapping_np):
+            length = int(self.requests.total_len.gpu[slot])
+            text = self.requests.all_token_ids.gpu[slot, :length].tolist()
+            if int(made[row]) and length + k < self.max_model_len:
+                steps.append({"text": text, "draft": drafts[row, :k].tolist(), "first": 0})
+        return drafts
+
+    DraftingRunner.sample = sample
+    ParallelSpeculator.propose = watched
+
+
+def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
+    """Start an engine, generate, take it down again."""
+    overlapped = arguments.pop("async_scheduling")
+    engine = LLM(
+        **arguments,
+        async_scheduling=overlapped,
+        scheduler_cls=RestlessAsyncScheduler if overlapped else RestlessScheduler,
+        dtype="float32",
+        enforce_eager=ON_CPU,
+        max_model_len=128,
+        max_num_seqs=2,
+        max_num_batched_tokens=256,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
+    steps: list[Step] = []
+    watch(steps)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
+    )
+    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
+    del engine
+    cleanup_dist_env_and_memory()
+    return steps
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    result = {name: engine_steps(job, arguments) for name, arguments in job["engines"].items()}
+    Path(sys.argv[2]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -33,12 +33,14 @@ from engine_drafts import Restless
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from drafters.config import MAX_K
 from drafters.vllm.scheduler import AsyncDraftingScheduler, DraftingScheduler
 from drafters.vllm.v2.runner import DraftingRunner
 from drafters.vllm.v2.speculator import ParallelSpeculator
 
 Step = dict[str, Any]
 
+LIMIT = 2
 _propose = ParallelSpeculator.propose
 
 
@@ -52,9 +54,10 @@ class RestlessAsyncScheduler(RestlessScheduler, AsyncDraftingScheduler):
     pass
 
 
-def watch(steps: list[Step]) -> None:
+def watch(steps: list[Step], limited: range) -> None:
     """Every drafting step from now on is appended to `steps`, once for each request. Chance accepts
-    drafts instead of the target: those of a random head are never right."""
+    drafts instead of the target: those of a random head are never right. Requests whose number is
+    in `limited` allow LIMIT drafts."""
     random = Random(0)
 
     def sample(self: Any, hidden: Any, batch: Any, grammar: Any) -> Any:
@@ -64,6 +67,8 @@ def watch(steps: list[Step]) -> None:
             offered = int(drafted[row])
             if not offered:
                 continue
+            if int(batch.req_ids[row].split("-")[0]) in limited:
+                assert offered <= LIMIT, "more was verified than the request allows"
             begin = int(batch.query_start_loc_np[row]) + 1
             accepted = random.randint(0, offered)
             tokens = output.sampled_token_ids[row]
@@ -105,11 +110,16 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         skip_tokenizer_init=True,
     )
     steps: list[Step] = []
-    watch(steps)
-    sampling = SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
-    )
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    limited = range(1, len(prompts), 3)
+    watch(steps, limited)
+    sampling = [
+        SamplingParams(
+            temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False,
+            extra_args={MAX_K: LIMIT} if number in limited else None,
+        )
+        for number in range(len(prompts))
+    ]  # fmt: skip
     engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
     del engine
     cleanup_dist_env_and_memory()

@@ -149,3 +149,16 @@ def test_the_head_s_layers_share_one_group(
     assert holding(groups) == 1
     assert sorted(len(group.layer_names) for group in groups) == sorted(ours)
     assert sorted(name for group in groups for name in group.layer_names) == sorted(specs)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "method", "left"), [(True, "eagle3", 1), (True, "draft_model", 2)]
+)
+def test_the_v2_runner_is_refused_only_for_what_it_lacks(
+    parallel: bool, method: str, left: int
+) -> None:
+    """vLLM names parallel drafting of any kind; of P-EAGLE's it has ours."""
+    named = ["parallel drafting for EAGLE speculative decoding", "something else"]
+    speculation = SimpleNamespace(parallel_drafting=parallel, use_eagle=lambda: method == "eagle3")
+    config = SimpleNamespace(speculative_config=speculation)
+    assert len(compat.with_parallel_drafting(lambda _: list(named))(config)) == left

@@ -22,6 +22,7 @@ import triton.language as tl
 from drafters.ops.reference import Requests
 
 COLUMNS = 1024  # of a hidden state, for each program
+STEPS = 13  # of the bisection: 8,192 requests. One number, or each size of a batch is compiled anew
 MOST_TAPS = 3
 _FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 
@@ -37,7 +38,7 @@ def _owner(rows, count, token, STEPS: tl.constexpr):
     return owner
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def enter_kernel(
     rows, count, tokens, longest, tables, blocks, starts, state0, state1, state2, hidden,
     store, ids, positions, slots, gathered, block_size, window, mask_token,
@@ -80,7 +81,7 @@ def enter_kernel(
             tl.store(target, tl.where(held, old, new), mask=column < hidden)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def spread_kernel(
     rows, count, combined, shared, out, hidden, STEPS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -136,7 +137,7 @@ def enter(
         rows, count, tokens, tokens.shape[1], tables, tables.shape[1], starts,
         states[0], states[min(1, taps - 1)], states[min(2, taps - 1)], hidden, store,
         ids, positions, slots, gathered, block_size, window, mask_token,
-        TAPS=taps, STEPS=count.bit_length(), COLUMNS=columns,
+        TAPS=taps, STEPS=STEPS, COLUMNS=columns,
     )  # fmt: skip
 
 
@@ -150,10 +151,11 @@ def spread(
     assert combined.is_contiguous() and shared.is_contiguous() and out.is_contiguous()
     columns = min(COLUMNS, triton.next_power_of_2(hidden))
     spread_kernel[(len(out), triton.cdiv(hidden, columns))](
-        rows, count, combined, shared, out, hidden, STEPS=count.bit_length(), COLUMNS=columns
+        rows, count, combined, shared, out, hidden, STEPS=STEPS, COLUMNS=columns
     )
 
 
 def _check(rows: torch.Tensor) -> int:
     assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.shape[0] == len(_FIELDS)
+    assert rows.shape[1] < 1 << STEPS
     return rows.shape[1]

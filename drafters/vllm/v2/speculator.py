@@ -69,7 +69,6 @@ class ParallelSpeculator(DraftModelSpeculator):
         self.num_query_per_req, self.num_extra_query_per_req = self.k_max, self.k_max - 1
         # What is deferred for a full batch fits in a pass by itself.
         self.window = max(1, min(DEFERRED, self.max_num_tokens // self.max_num_reqs))
-        self.passes = 0
         self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # by slot: newest states kept
         self.hidden_states = torch.zeros(
             self.max_num_tokens, self.hidden_size, dtype=self.dtype, device=device
@@ -261,7 +260,6 @@ class ParallelSpeculator(DraftModelSpeculator):
                 self.block_tables.slot_mappings[:, :total], self.kv_cache_config
             )
             self._generate(k, count, total, metadata, slots, None)
-        self.passes += 1
 
     def _lay_out(
         self,

@@ -56,10 +56,10 @@ def use_v2_model_runner() -> None:
     """Where it was asked for. vLLM never chooses it for P-EAGLE, for which it has no speculator."""
     from vllm.v1.worker.gpu import model_runner
 
-    from drafters.vllm.v2.runner import drafting
+    from drafters.vllm.v2.runner import DraftingRunner
 
     # Where workers look for it, and the CPU's is made of it (vllm/v1/worker/cpu/model_runner.py).
-    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner)
+    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, DraftingRunner)
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features
     )

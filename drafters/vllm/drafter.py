@@ -20,6 +20,7 @@ from drafters.config import DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
 from drafters.vllm.contexts import Contexts
+from drafters.vllm.greedy import likeliest
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
 
@@ -305,11 +306,7 @@ class ParallelDrafter(EagleProposer):
         )
 
     def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
-        vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
-        ids = self.model.logits_processor(self.lm_head, hidden).argmax(-1)
-        offsets = self.model.draft_id_to_target_id
-        return ids if offsets is None else ids + offsets[ids]
+        return likeliest(self.model, self.lm_head, hidden)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

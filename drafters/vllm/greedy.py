@@ -1,4 +1,5 @@
-"""Drafts verified by one argmax, where all of a batch is greedy and nothing touches its logits.
+"""Drafts chosen by an argmax, and verified by one where all of a batch is greedy and nothing
+touches its logits.
 
 The rejection sampler copies the logits three times before it takes their argmax: to float32, which
 keeps their order, to part drafts from bonus tokens, and for log probabilities
@@ -57,3 +58,11 @@ def verify(
 def _asked(processor: Any) -> bool:
     name = _ASKED.get(type(processor))
     return name is None or bool(getattr(processor, name))
+
+
+def likeliest(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
+    vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
+    ids: torch.Tensor = head.logits_processor(lm_head, hidden).argmax(-1)
+    offsets = head.draft_id_to_target_id
+    return ids if offsets is None else ids + offsets[ids]

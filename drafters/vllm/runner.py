@@ -163,6 +163,6 @@ def is_parallel(speculation: Any) -> bool:
     return speculation is not None and speculation.parallel_drafting and speculation.use_eagle()
 
 
-def drafting(runner: type) -> type:
-    """The class `runner` with DraftingRunner mixed in."""
-    return type(runner.__name__, (DraftingRunner, runner), {})
+def drafting(runner: type, mixin: type = DraftingRunner) -> type:
+    """The class `runner` with a DraftingRunner mixed in."""
+    return type(runner.__name__, (mixin, runner), {})

@@ -33,8 +33,3 @@ class DraftingRunner(Base):
         if self.parallel is not None:
             for new in scheduler_output.scheduled_new_reqs:
                 self.parallel.begin(self.req_states.req_id_to_index[new.req_id])
-
-
-def drafting(runner: type) -> type:
-    """The class `runner` with DraftingRunner mixed in."""
-    return type(runner.__name__, (DraftingRunner, runner), {})

@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from drafters.config import DrafterConfig
 from drafters.ops import inputs_triton
 from drafters.ops.reference import Requests
+from drafters.vllm.greedy import likeliest
 
 Ints = npt.NDArray[np.int64]
 
@@ -353,14 +354,8 @@ class ParallelSpeculator(DraftModelSpeculator):
                 inputs_embeds=None,
             )
         if k:
-            likeliest = self._likeliest(last[self._drafts[: count * k]])
-            self.draft_tokens[:count, :k] = likeliest.view(count, k)
-
-    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As ParallelDrafter's."""
-        ids = self.model.logits_processor(self.model.lm_head, hidden).argmax(-1)
-        offsets = self.model.draft_id_to_target_id
-        return ids if offsets is None else ids + offsets[ids]
+            chosen = likeliest(self.model, self.model.lm_head, last[self._drafts[: count * k]])
+            self.draft_tokens[:count, :k] = chosen.view(count, k)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         """Without waiting: a copy from memory that may be paged out would."""

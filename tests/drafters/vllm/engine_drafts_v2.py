@@ -29,12 +29,12 @@ if ON_CPU:
     driver = SimpleNamespace(is_active=lambda: True)
     triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
 
-from engine_drafts import Restless
+from engine_drafts import RestlessScheduler
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from drafters.config import MAX_K
-from drafters.vllm.scheduler import AsyncDraftingScheduler, DraftingScheduler
+from drafters.vllm.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2.runner import DraftingRunner
 from drafters.vllm.v2.speculator import ParallelSpeculator
 
@@ -42,12 +42,6 @@ Step = dict[str, Any]
 
 LIMIT = 2
 _propose = ParallelSpeculator.propose
-
-
-class RestlessScheduler(DraftingScheduler):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.policy = Restless(self.num_spec_tokens)
 
 
 class RestlessAsyncScheduler(RestlessScheduler, AsyncDraftingScheduler):

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KEY = "aerie"  # our entry in vLLM's `additional_config`
+DEFERRED = 16  # steps without a draft whose hidden states the drafter takes in together
 MAX_K = "aerie_max_k"  # a request's most draft tokens in a step, in SamplingParams.extra_args
+
+
+def every_k(k_max: int) -> list[tuple[int, int, int]]:
+    """A table from batch size to K (`num_speculative_tokens_per_batch_size`) that names each K:
+    vLLM records CUDA graphs for those (v1/worker/gpu/cudagraph_utils.py, _init_candidates). The
+    scheduler reads no table."""
+    return [(k + 1, k + 1, k) for k in range(k_max + 1)]
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,11 @@ class DrafterConfig:
             raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
         if self.context_tokens < 0:
             raise ValueError(f"context_tokens is {self.context_tokens}, it must not be negative")
+
+    def window(self, max_num_tokens: int) -> int:
+        """Tokens of a request that are kept, where a pass has at most `max_num_tokens`: half of
+        one, so that a request that is behind always finds room in the next."""
+        return min(self.catch_up_tokens, max_num_tokens // 2)
 
     def entry(self) -> dict[str, Any]:
         """For `additional_config`."""

@@ -82,7 +82,7 @@ MAP: dict[str, set[str]] = {
     "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
-    "drafters.control": {"drafters.markdown"},
+    "drafters.control": {"drafters.config", "drafters.markdown"},
     "drafters.markdown": set(),
     "drafters.ops": set(),
     "drafters.streams": set(),

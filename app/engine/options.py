@@ -7,7 +7,7 @@ from typing import Any
 
 from app.engine.cpu import CpuMachine
 from app.settings import Settings
-from drafters.config import DrafterConfig
+from drafters.config import DrafterConfig, every_k
 
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
@@ -96,7 +96,5 @@ def speculative_config(settings: Settings, *, v2: bool = False) -> dict[str, Any
         "parallel_drafting": True,
     }
     if v2:
-        # vLLM records CUDA graphs for each K in its table from batch size to K
-        # (v1/worker/gpu/cudagraph_utils.py, _init_candidates). The scheduler reads no table.
-        config["num_speculative_tokens_per_batch_size"] = [(i + 1, i + 1, i) for i in range(k + 1)]
+        config["num_speculative_tokens_per_batch_size"] = every_k(k)
     return config

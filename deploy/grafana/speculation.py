@@ -186,7 +186,7 @@ def _acceptance() -> tuple[str, list[Any]]:
         lines(
             "What the policy believes",
             "Chance that a position is accepted if those before it were. Positions that are not "
-            "drafted keep the belief of their last trial.",
+            "drafted fall back to what the position before them shows.",
             [Query(conditional, "{{position}}")],
             unit="percentunit",
             most=1,

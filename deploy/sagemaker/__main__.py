@@ -85,7 +85,7 @@ def _session(region: str | None) -> Any:
     try:
         import boto3
     except ImportError:
-        raise DeployError("boto3 is not installed: pip install 'aerie[sagemaker]'") from None
+        raise DeployError("boto3 is not installed: pip install '.[sagemaker]'") from None
     return boto3.Session(region_name=region)
 
 

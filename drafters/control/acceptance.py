@@ -83,8 +83,8 @@ class Acceptance:
         """Expected acceptance of each position once it is reached: [k_max]."""
         rates, expected = [], PRIOR
         for hits, trials in zip(self._hits, self._trials, strict=True):
-            expected = (hits + PRIOR_TRIALS * expected) / (trials + PRIOR_TRIALS)
-            rates.append(min(1.0, expected))
+            expected = min(1.0, (hits + PRIOR_TRIALS * expected) / (trials + PRIOR_TRIALS))
+            rates.append(expected)
         return rates
 
     def survival(self) -> list[float]:

@@ -41,6 +41,7 @@ class Cell:
     seconds: float  # geometric mean
     weight: float = 1.0  # steps, up to a limit
     correction: float = 0.0  # log of seconds / fitted cost
+    seen: int = 0  # number of the last step that it was measured at
 
 
 class CostModel:

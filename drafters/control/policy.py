@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 
@@ -15,6 +17,25 @@ class Load:
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
+    # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
+    reach: tuple[int, ...] = ()
+
+    def drafts(self, k: int) -> int:
+        """Draft tokens of all requests at K."""
+        return sum(self.reach[:k]) if self.reach else self.requests * k
+
+
+def at_least(counts: Sequence[int]) -> tuple[int, ...]:
+    """From how many counted 0, 1, 2, ...; [i]: how many counted i + 1 or more."""
+    return tuple(accumulate(reversed(counts[1:])))[::-1]
+
+
+def reach(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
+    """Of a Load, from the most drafts, 0 to `k_max`, of each of its requests."""
+    counts = [0] * (k_max + 1)
+    for limit in limits:
+        counts[limit] += 1
+    return at_least(counts)
 
 
 @dataclass(frozen=True, slots=True)

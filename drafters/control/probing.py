@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from drafters.control.policy import Load
+
 SHARE = 0.003  # of the tokens made while K adapts may be lost to probes
 SAVED = 4096.0  # tokens: the most that is saved up
 ADVANCE = 64.0  # tokens that may be lost before any are earned
 LONGEST_S = 0.25  # what one probe may be predicted to lose
 OF_STAY = 0.01  # and as a share of the time since K last changed: short stays are not for trials
-FIRST_S, LAST_S = 1.0, 64.0  # decode seconds between probes of a kind, doubled if in vain
+FIRST_S, LAST_S = 1.0, 64.0  # seconds of steps between probes of a kind, doubled if in vain
 SURPRISE = 0.05  # a probe that moves what its K promises by this much was not in vain
 JITTER = 0.25  # of an interval, so that probes do not fall into step with a periodic load
 
@@ -25,7 +27,7 @@ class Probe:
 
     kind: str
     k: int
-    requests: int  # when it began
+    load: Load  # when it began
     rate: float  # tokens per second at the K that it interrupts
     promised: float  # and at its own K, as estimated before
     to_choose: int
@@ -51,29 +53,29 @@ class Probing:
         self._due = dict.fromkeys(KINDS, FIRST_S)
         self.probes = dict.fromkeys(KINDS, 0)
         self.active: Probe | None = None
-        self.decode_seconds = 0.0
-        self._changed = 0.0  # decode seconds at the last change of K
+        self.busy_seconds = 0.0  # of all steps
+        self._changed = 0.0  # busy seconds at the last change of K
         self.lost_seconds = 0.0
         self.lost_tokens = 0.0
         self._balance = ADVANCE
 
     @property
     def back_off(self) -> dict[str, float]:
-        """Decode seconds between probes of each kind, as they are now."""
+        """Busy seconds between probes of each kind, as they are now."""
         return dict(self._interval)
 
     def earn(self, seconds: float, tokens: int) -> None:
         """A step was observed; of its tokens those that probes may be paid from."""
-        self.decode_seconds += seconds
+        self.busy_seconds += seconds
         self._balance = min(SAVED, self._balance + SHARE * tokens)
 
     def is_due(self, kind: str) -> bool:
         """Whether a probe of this kind would be welcome now."""
-        return self.active is None and self.decode_seconds >= self._due[kind]
+        return self.active is None and self.busy_seconds >= self._due[kind]
 
     def begin(self, probe: Probe, predicted_loss: float) -> bool:
         """Start it if its predicted loss, in seconds, is short and has been earned."""
-        allowed = min(LONGEST_S, OF_STAY * (self.decode_seconds - self._changed))
+        allowed = min(LONGEST_S, OF_STAY * (self.busy_seconds - self._changed))
         if predicted_loss > allowed or predicted_loss * probe.rate > self._balance:
             return False
         self.active = probe
@@ -92,23 +94,33 @@ class Probing:
         probe.to_observe -= 1
         if probe.to_observe > 0:
             return None
+        self._end(probe)
+        return probe
+
+    def give_up(self) -> None:
+        """End the probe under way, which can tell nothing now; later is time for another."""
+        probe = self.active
+        if probe is not None:
+            self._end(probe)
+            self._due[probe.kind] = self.busy_seconds + self._interval[probe.kind]
+
+    def _end(self, probe: Probe) -> None:
         self.active = None
         lost = max(0.0, probe.lost)
         self.lost_seconds += lost
         self.lost_tokens += lost * probe.rate
         self._balance -= lost * probe.rate
-        return probe
 
     def settle(self, probe: Probe, promised: float) -> None:
         """After a probe, with what its K promises now: back off if that is nothing new."""
         kind, changed = probe.kind, abs(promised / probe.promised - 1.0) > SURPRISE
         self._interval[kind] = FIRST_S if changed else min(LAST_S, 2.0 * self._interval[kind])
         jitter = 1.0 + JITTER * (2.0 * self._rng.random() - 1.0)
-        self._due[kind] = self.decode_seconds + self._interval[kind] * jitter
+        self._due[kind] = self.busy_seconds + self._interval[kind] * jitter
 
     def renew(self) -> None:
         """K changed: what was learned at the old one is no reason to wait."""
-        self._changed = self.decode_seconds
+        self._changed = self.busy_seconds
         for kind in KINDS:
             self._interval[kind] = FIRST_S
-            self._due[kind] = min(self._due[kind], self.decode_seconds + FIRST_S)
+            self._due[kind] = min(self._due[kind], self.busy_seconds + FIRST_S)

@@ -10,11 +10,13 @@ from drafters.control.cost import Cell, CostModel
 
 STEADY = 0.25  # a step belongs to a cell if its verified drafts are within this of requests * K
 LIMIT = 0.4  # of a surprise, as a logarithm: a step that takes 20 times as long counts as 1.5
-MEMORY = 50.0  # steps that a cell remembers
+MEMORY = 200.0  # steps that a cell remembers
+HALF_LIFE = 200.0  # steps elsewhere that halve what a cell counts for,
+STALE = 4.0  # to as much as these
 SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted cost
 NEAR = 0.05  # a cell tells as much of the next K as 1 / 21 of its steps at that K would
 MATURE = 8.0  # steps from which on a surprise tells of the machine, and not of the cell
-DRIFT_GAIN, DRIFT_LEAK = 0.1, 0.001  # of a common slowdown: seen in 10 steps, handed on in 1,000
+DRIFT_GAIN = 0.1  # of a common slowdown: seen in 10 steps
 _LAST_BUCKET = 24  # 4,096 requests; more share it
 _FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
 
@@ -28,8 +30,9 @@ class CostTable:
     """Seconds of a steady step at any batch and K, from steps measured at some of them.
 
     The fitted cost gives the shape, each cell the deviation from it that was measured. What
-    slows all cells alike (another process, a hot device) is `drift` first: it says nothing
-    about which K is best, so it must not be held against the K that met it.
+    slows all cells alike (another process, a hot device) is `drift`: it says nothing about which
+    K is best, so it must not be held against the K that met it. Where a step is seen for the first
+    time in a while, its surprise is its cell's: the drift is that of the steps before it.
     """
 
     def __init__(self, k_max: int) -> None:
@@ -96,17 +99,19 @@ class CostTable:
                 seconds = expected * math.exp(_limited(math.log(seconds / expected)))
             cell = row[k] = Cell(requests, k, context, seconds * math.exp(-self._drift))
         else:
+            stale = 0.5 ** ((self._steps - cell.seen) / HALF_LIFE)
+            cell.weight = max(min(cell.weight, STALE), stale * cell.weight)
             # The cell's seconds at a batch and a context that are not quite its own.
             here = self._model.seconds(requests, k, context) * math.exp(cell.correction)
             surprise = _limited(math.log(seconds / here) - self._drift)
             if cell.weight >= MATURE:
                 self._drift += DRIFT_GAIN * surprise
-            self._drift *= 1.0 - DRIFT_LEAK
             gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
             cell.weight = min(cell.weight + 1.0, MEMORY)
             cell.requests += gain * (requests - cell.requests)
             cell.context += gain * (context - cell.context)
             cell.seconds *= (here * math.exp(surprise) / cell.seconds) ** gain
+        cell.seen = self._steps
         self._steps += 1
         if self._steps % _FIT_EVERY == 0 or self._steps & (self._steps - 1) == 0:
             self._fit()

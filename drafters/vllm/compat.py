@@ -19,6 +19,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker import gpu_model_runner
 
+from drafters.config import every_k
 from drafters.vllm import noise
 from drafters.vllm.runner import drafting, is_parallel
 
@@ -54,7 +55,7 @@ def apply() -> None:
 
 def use_v2_model_runner() -> None:
     """Where it was asked for. vLLM never chooses it for P-EAGLE, for which it has no speculator."""
-    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
     from drafters.vllm.v2.runner import DraftingRunner
 
@@ -63,6 +64,23 @@ def use_v2_model_runner() -> None:
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features
     )
+    cudagraph_utils.build_dynamic_sd_schedule_lookup = with_every_k(
+        cudagraph_utils.build_dynamic_sd_schedule_lookup
+    )
+
+
+def with_every_k(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """vLLM's list of K by batch, from which it takes the K that get CUDA graphs. It ends at the
+    largest batch: with 4 requests at most, a table of one batch for each K is cut at K = 3."""
+
+    @wraps(build)
+    def lookup(table: Any, vllm_max_batch_size: int, vllm_num_speculative_tokens: int) -> list[int]:
+        longest = vllm_max_batch_size
+        if table == every_k(vllm_num_speculative_tokens):
+            longest = max(longest, len(table))
+        return build(table, longest, vllm_num_speculative_tokens)
+
+    return lookup
 
 
 def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:

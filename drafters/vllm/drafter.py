@@ -16,7 +16,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from drafters.config import DrafterConfig
+from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
 from drafters.vllm.contexts import Contexts
@@ -25,8 +25,6 @@ from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
 
 Ints = npt.NDArray[np.int64]
-
-DEFERRED = 16  # steps without a draft whose hidden states are stored together
 
 
 class ParallelDrafter(EagleProposer):
@@ -49,8 +47,7 @@ class ParallelDrafter(EagleProposer):
         self.runner = runner
         self.k_max: int = self.num_speculative_tokens
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
-        # Half a pass, so that one request that is behind always finds room in the next one.
-        self.window = min(config.catch_up_tokens, self.max_num_tokens // 2)
+        self.window = config.window(self.max_num_tokens)
         self.context_tokens = config.context_tokens
         self.half = config.bfloat16_on_cpu and half.pays()
         self.passes = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import asdict
 from random import Random
 from time import perf_counter
@@ -12,11 +11,12 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
-from drafters.control.calibration import Calibration
+from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
-from drafters.control.policy import Load, Policy, Step
+from drafters.control.policy import Load, Policy, Step, reach
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runner import is_parallel
@@ -50,15 +50,30 @@ class DraftingScheduler(Scheduler):
         # On V1 drafts come with a step's output, and need not be asked for (compat.py). On V2 they
         # stay on the device; they are made for every request, and not verified over its limit.
         self.brings_drafts = parallel and not self.use_v2_model_runner
-        self._limits = parallel and self.use_v2_model_runner
+        self._bounds = parallel  # vLLM's own drafters know no limit of a request
+        self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
+        config = DrafterConfig.read(self.vllm_config.additional_config)
+        window = config.window(self.scheduler_config.max_num_batched_tokens)
         # The largest K, until the gateway has seen it draft and steers.
-        self.policy = Controller(k_max, rng=Random(0), objective=FIXED, k=k_max)
+        self.policy = Controller(
+            k_max,
+            rng=Random(0),
+            catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
+            objective=FIXED,
+            k=k_max,
+        )
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Step] = deque()
         self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
         self._ended = self._control = 0.0
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
+
+    def add_request(self, request: Request) -> None:
+        limit = draft_limit(request.sampling_params, self.num_spec_tokens)
+        if self._bounds and limit < self.num_spec_tokens:
+            self._limits[request.request_id] = limit
+        super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
@@ -75,37 +90,46 @@ class DraftingScheduler(Scheduler):
             scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
-        self._limit(scheduler_output.num_scheduled_tokens)
+        self._trim()
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Where scheduling is synchronous, drafts are asked for after a step."""
         super().update_draft_token_ids(draft_token_ids)
-        self._limit(draft_token_ids.req_ids)
+        self._trim()
 
-    def _limit(self, names: Iterable[str]) -> None:
-        if not self._limits:
-            return
-        for name in names:
-            request = self.requests.get(name)
-            if request is not None and request.spec_token_ids:
-                limit = draft_limit(request.sampling_params, self.num_spec_tokens)
-                request.spec_token_ids = request.spec_token_ids[:limit]
+    def _trim(self) -> None:
+        if self.use_v2_model_runner:
+            for name, limit in self._limits.items():
+                request = self.requests.get(name)
+                if request is not None and request.spec_token_ids:
+                    request.spec_token_ids = request.spec_token_ids[:limit]
+
+    def _reach(self, decoding: list[str]) -> tuple[int, ...]:
+        """Of a Load."""
+        for name in self._limits.keys() - self.requests.keys():
+            del self._limits[name]
+        if self._limits.keys().isdisjoint(decoding):
+            return ()
+        k_max: int = self.num_spec_tokens
+        return reach([self._limits.get(name, k_max) for name in decoding], k_max)
 
     def _measure(self, scheduled: SchedulerOutput) -> Load:
         """What the step is made of, before vLLM counts its tokens as computed."""
-        requests = context = 0
+        decoding, context = [], 0
         for name, tokens in scheduled.num_scheduled_tokens.items():
             request = self.requests[name]
             end = request.num_computed_tokens + tokens
             context += end
-            requests += end >= request.num_tokens
+            if end >= request.num_tokens:
+                decoding.append(name)
         drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         return Load(
-            requests=requests,
+            requests=len(decoding),
             waiting=self.get_request_counts()[1],
-            prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - requests,
+            prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
             context_tokens=context,
             draft_tokens=drafts,
+            reach=self._reach(decoding) if self._limits else (),
         )
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
@@ -183,9 +207,7 @@ class DraftingScheduler(Scheduler):
             if command == "steer":
                 policy.steer(**arguments)
             elif command == "begin_with":
-                policy.begin_with(
-                    Calibration({}, tuple(Cell(*cell) for cell in arguments["cells"]))
-                )
+                policy.begin_with(Cell(*cell) for cell in arguments["cells"])
             elif command == "recent":
                 return {"steps": [asdict(step) for step in self.recent]}
             elif command != "state":

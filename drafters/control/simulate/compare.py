@@ -122,7 +122,7 @@ def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
         state["k"],
         adaptive / max(rates),
         adaptive / rates[0],
-        state["probe_seconds"] / state["decode_seconds"],
+        state["probe_seconds"] / state["busy_seconds"],
     )
 
 
@@ -183,6 +183,6 @@ def moving(name: str, seed: int, replicas: int = 1) -> Moving:
         fixed,
         adaptive,
         value(lambda rng: Oracle(hardware, survival, CPU_K_MAX))[0],
-        state["probe_seconds"] / state["decode_seconds"],
+        state["probe_seconds"] / state["busy_seconds"],
         totals.timeline,
     )

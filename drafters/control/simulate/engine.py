@@ -8,16 +8,16 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from drafters.control.policy import Load, Policy, Step
+from drafters.config import DrafterConfig
+from drafters.control.policy import Load, Policy, Step, at_least, reach
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.traces import Trace
 
 NOISE = 0.03  # standard deviation of a step's time, as a logarithm
 PAUSES, PAUSE = 0.0005, 20.0  # share of steps that take so many times as long
 PROMPT_BUDGET = 2048  # prompt tokens a step may read
-CATCH_UP_LIMIT = 512  # skipped tokens per request that are kept for the drafter
+CATCH_UP = DrafterConfig.catch_up_tokens  # skipped tokens per request that the drafter catches up
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class Request:
     output: int  # tokens still to be made
     context: int = 0
     drafted: int = 0  # waiting to be verified
+    limit: int | None = None  # most drafts in a step
     run: int = 0  # tokens since the step after its last rejection
     unseen: int = 0  # tokens that the drafter has skipped
     arrived: float = 0.0
@@ -105,6 +106,7 @@ class Engine:
             prefill_tokens=prompts,
             context_tokens=sum(request.context for request in decoding),
             draft_tokens=sum(request.drafted for request in decoding),
+            reach=self._reach(decoding),
         )
         k = self.policy.choose(load)
         before = [request.context for request in decoding]
@@ -112,16 +114,16 @@ class Engine:
         for request, context in zip(decoding, before, strict=True):
             if k == 0:
                 request.unseen += request.context - context
-            request.drafted = k
+            request.drafted = k if request.limit is None else min(k, request.limit)
         unseen = 0
         for request in self._running:
-            request.unseen = min(CATCH_UP_LIMIT, request.unseen)
+            request.unseen = min(CATCH_UP, request.unseen)
             if k:
-                unseen += request.unseen
+                unseen += request.unseen if request.limit != 0 else 0
                 request.unseen = 0
         hardware = self.hardware
         verified = load.requests + load.draft_tokens + prompts
-        drafting = hardware.draft(load.requests, k, unseen)
+        drafting = hardware.draft(load.drafts(1), k, unseen)
         exact = drafting + hardware.target(load.requests, verified, load.context_tokens)
         seconds = exact * math.exp(self._rng.gauss(0.0, self._noise))
         if self._rng.random() < self._pauses:
@@ -144,6 +146,13 @@ class Engine:
         if len(self._unobserved) > self._lag:
             self.policy.observe(self._unobserved.popleft())
         return step
+
+    def _reach(self, decoding: list[Request]) -> tuple[int, ...]:
+        if all(request.limit is None for request in decoding):
+            return ()
+        k_max = self.policy.k_max
+        limits = (k_max if request.limit is None else request.limit for request in decoding)
+        return reach([min(k_max, limit) for limit in limits], k_max)
 
     def _read_prompts(self) -> int:
         budget = PROMPT_BUDGET
@@ -187,10 +196,4 @@ class Engine:
             request.output -= tokens
             request.context += tokens
         self.totals.expected_tokens += len(decoding)
-        # Requests whose drafts reach a position: sums from the far end.
-        return _at_least(offers), _at_least(ends), tuple(runs), made
-
-
-def _at_least(counts: list[int]) -> tuple[int, ...]:
-    """[i]: how many counted i + 1 or more."""
-    return tuple(accumulate(reversed(counts[1:])))[::-1]
+        return at_least(offers), at_least(ends), tuple(runs), made

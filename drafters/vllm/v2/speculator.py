@@ -24,14 +24,13 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
 
-from drafters.config import DrafterConfig
+from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops import inputs_triton
 from drafters.ops.reference import Requests
 from drafters.vllm.greedy import likeliest
 
 Ints = npt.NDArray[np.int64]
 
-DEFERRED = 16  # steps without a draft whose hidden states are entered together
 FIELDS = len(Requests.__dataclass_fields__)
 
 
@@ -92,7 +91,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         model = load_eagle_model(target_model, self.vllm_config)
         # By the name that V1 proposers have for it (report.py).
         self.parallel_drafting_hidden_state_tensor = (
-            model.combine_hidden_states(model.mask_hidden.view(-1)).to(self.dtype).contiguous()
+            model.combine_hidden_states(model.mask_hidden.view(1, -1)).view(-1).to(self.dtype)
         )
         width = model.model.fc_input_size
         self._store = torch.zeros(
@@ -115,6 +114,7 @@ class ParallelSpeculator(DraftModelSpeculator):
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """One manager for each K: vLLM's know one query length, or those of a table by batch."""
+        self._graphs.clear()  # those of the memory profile
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         if not full or supported < AttentionCGSupport.UNIFORM_BATCH.value:
@@ -122,7 +122,12 @@ class ParallelSpeculator(DraftModelSpeculator):
         config = copy.copy(self.vllm_config)
         config.speculative_config = copy.copy(config.speculative_config)
         config.speculative_config.num_speculative_tokens_per_batch_size = None
+        compilation = self.vllm_config.compilation_config
         for k in range(1, self.k_max + 1):
+            most = min(self.max_num_reqs, (compilation.max_cudagraph_capture_size or 0) // (2 * k))
+            config = copy.copy(config)
+            config.compilation_config = copy.copy(compilation)
+            config.compilation_config.cudagraph_capture_sizes = [2 * k * n for n in batches(most)]
             self._graphs[k] = DFlashCudaGraphManager(
                 config, self.device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
             )
@@ -197,6 +202,8 @@ class ParallelSpeculator(DraftModelSpeculator):
         if held and self._tokens(input_batch, k) > self.max_num_tokens:
             self._pass(input_batch, states, num_rejected, 0, fresh=False)
             self._held[slots] = 0
+        if self._tokens(input_batch, k) > self.max_num_tokens:
+            k = 0  # the scheduler leaves room for masked slots, vLLM's warm-up does not
         self._pass(input_batch, states, num_rejected, k)
         self._held[slots] = 0
         return drafts
@@ -230,6 +237,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         if fresh:
             widths = widths + batch.num_scheduled_tokens
         total = int(widths.sum())
+        assert total <= self.max_num_tokens  # else slices of the buffers would be too short
         width = int(widths[0]) if (widths == widths[0]).all() else None
         manager = self._graphs.get(k)
         if manager is not None and width == 2 * k and not held.any():
@@ -363,6 +371,12 @@ class ParallelSpeculator(DraftModelSpeculator):
         if self.device.type == "cuda":
             pinned = pinned.pin_memory()
         return pinned.to(self.device, non_blocking=True)
+
+
+def batches(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... `most`: the others are padded, by half of themselves at most."""
+    sizes = (n for i in range(most.bit_length()) for n in (1 << i, 3 << i))
+    return sorted({most, *(n for n in sizes if n < most)}) if most else []
 
 
 def refuse(vllm_config: VllmConfig, config: DrafterConfig) -> None:

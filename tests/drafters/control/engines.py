@@ -6,6 +6,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from drafters.control.calibration import Calibration
 from drafters.control.policy import Policy
@@ -41,6 +42,19 @@ class TwoCores(Hardware):
         return 1e-3 * (2.5 + 0.3 * requests + 0.12 * requests * k + 0.06 * unseen) if k else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Paced(TwoCores):
+    """All of it slower by a factor: another process, a hot device."""
+
+    pace: float = 1.0
+
+    def target(self, requests: int, tokens: int, context: int = 0) -> float:
+        return self.pace * TwoCores.target(self, requests, tokens, context)
+
+    def draft(self, requests: int, k: int, unseen: int = 0) -> float:
+        return self.pace * TwoCores.draft(self, requests, k, unseen)
+
+
 TWO_CORES = TwoCores(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 MIXED = (0.66, 0.47, 0.35, 0.26, 0.2, 0.15, 0.11, 0.085, 0.065, 0.05, 0.04)
 
@@ -71,11 +85,14 @@ def engine(
     pauses: float = 0.0,
     noise: float = 0.03,
     asynchronous: bool = True,
+    limits: Sequence[int | None] = (None,),
     seed: int = 0,
 ) -> Engine:
-    """Clients that ask for `output` tokens each."""
+    """Clients that ask for `output` tokens each, with at most `limits` drafts in turn."""
+    turns = cycle(limits)
     return Engine(
-        hardware, policy, Clients(shape, lambda: Request(survival, prompt, output)),
+        hardware, policy,
+        Clients(shape, lambda: Request(survival, prompt, output, limit=next(turns))),
         random.Random(seed), noise=noise, pauses=pauses, asynchronous=asynchronous,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafters.control.policy import Load
 from drafters.control.probing import (
     ADVANCE,
     DEEPER,
@@ -24,7 +25,7 @@ from drafters.control.probing import (
 
 
 def probe(steps: int = 2, rate: float = 1000.0) -> Probe:
-    return Probe(PLAIN, 0, 4, rate, 500.0, steps, steps + 2)
+    return Probe(PLAIN, 0, Load(4), rate, 500.0, steps, steps + 2)
 
 
 def test_what_was_not_earned_is_not_spent() -> None:

@@ -21,11 +21,12 @@ def built(kernel, pointers, **constants):
     names = [name for name in kernel.arg_names if name not in constants]
     source = ASTSource(kernel, {name: pointers.get(name, "i32") for name in names}, constants)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+STEPS = inputs_triton.STEPS
 for dtype in ("*bf16", "*fp32"):
     wide = dict.fromkeys(("state0", "state1", "state2", "store", "gathered"), dtype)
-    built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=9, COLUMNS=1024)
+    built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("combined", "shared", "out"), dtype)
-    built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=9, COLUMNS=1024)
+    built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=STEPS, COLUMNS=1024)
     found = {"largest": "*fp32", "where": "*i32", "total": "*fp32"}
     built(head_triton.share_kernel, {"hidden": dtype, "weight": dtype, **found},
           ROWS=head_triton.ROWS, WORDS=head_triton.WORDS, DEPTH=head_triton.DEPTH)

@@ -1,8 +1,8 @@
 """What our speculator drafts on vLLM's V2 model runner: a script like engine_drafts.py.
 
 V2 needs Triton, and on a CPU a build of it that nobody publishes: Triton's interpreter takes its
-place, so that every kernel of the runner is Python here. On a GPU all is as it is served, CUDA
-graphs included.
+place, so that every kernel of the runner is Python here. On a GPU kernels and CUDA graphs are the
+real ones, but not the attention: FlashAttention has no float32.
 """
 
 # ruff: noqa: E402
@@ -12,10 +12,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -32,6 +35,7 @@ if ON_CPU:
 from engine_drafts import RestlessScheduler
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.worker.gpu.warmup import warmup_kernels
 
 from drafters.config import MAX_K
 from drafters.vllm.scheduler import AsyncDraftingScheduler
@@ -48,8 +52,9 @@ class RestlessAsyncScheduler(RestlessScheduler, AsyncDraftingScheduler):
     pass
 
 
-def watch(steps: list[Step], limited: range) -> None:
-    """Every drafting step from now on is appended to `steps`, once for each request. Chance accepts
+@contextmanager
+def watched(steps: list[Step], limited: range) -> Iterator[None]:
+    """Every drafting step within is appended to `steps`, once for each request. Chance accepts
     drafts instead of the target: those of a random head are never right. Requests whose number is
     in `limited` allow LIMIT drafts."""
     random = Random(0)
@@ -71,10 +76,10 @@ def watch(steps: list[Step], limited: range) -> None:
             made[row], rejected[row] = accepted + 1, offered - accepted
         return output, made, rejected
 
-    def watched(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def propose(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         drafts = _propose(self, batch, *args, **kwargs)
         k, made = kwargs.get("num_speculative_tokens", self.k_max), args[4]
-        if kwargs.get("dummy_run") or not k:
+        if not k:
             return drafts
         for row, slot in enumerate(batch.idx_mapping_np):
             length = int(self.requests.total_len.gpu[slot])
@@ -83,8 +88,21 @@ def watch(steps: list[Step], limited: range) -> None:
                 steps.append({"text": text, "draft": drafts[row, :k].tolist(), "first": 0})
         return drafts
 
-    DraftingRunner.sample = sample
-    ParallelSpeculator.propose = watched
+    with (
+        patch.object(DraftingRunner, "sample", sample, create=True),
+        patch.object(ParallelSpeculator, "propose", propose),
+    ):
+        yield
+
+
+def warm_up(worker: Any) -> None:
+    """vLLM's, without the kernels of grammars and top_k: the interpreter cannot run them."""
+    grammar = worker.model_runner.structured_outputs_worker
+    with (
+        patch.object(grammar, "apply_grammar_bitmask"),
+        patch.object(SamplingParams, "for_sampler_warmup", lambda: SamplingParams(temperature=0)),
+    ):
+        warmup_kernels(worker.model_runner, worker.execute_model, worker.sample_tokens)
 
 
 def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
@@ -98,7 +116,6 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         enforce_eager=ON_CPU,
         max_model_len=128,
         max_num_seqs=2,
-        max_num_batched_tokens=256,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
@@ -106,7 +123,6 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
     steps: list[Step] = []
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     limited = range(1, len(prompts), 3)
-    watch(steps, limited)
     sampling = [
         SamplingParams(
             temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False,
@@ -114,7 +130,10 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         )
         for number in range(len(prompts))
     ]  # fmt: skip
-    engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
+    if ON_CPU:  # as a GPU's worker does
+        engine.collective_rpc(warm_up)
+    with watched(steps, limited):
+        engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
     del engine
     cleanup_dist_env_and_memory()
     return steps

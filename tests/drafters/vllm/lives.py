@@ -27,6 +27,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from drafters.control.policy import Load
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
@@ -240,6 +241,7 @@ class Lives:
             self.scheduler.update_from_output(scheduled, ModelRunnerOutput([], {}))
             return
         sampled, states, common = self._run(scheduled)
+        self._check_load(self.scheduler._begun[id(scheduled)][1])
         drafts = self.drafter.draft(
             k, scheduled.scheduled_spec_decode_tokens, sampled, [states], common
         )
@@ -256,12 +258,23 @@ class Lives:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         self.seen["steps"] += 1
 
+    def _limit(self, name: str) -> int:
+        parameters = self.requests[name].sampling_params
+        assert parameters is not None
+        return int((parameters.extra_args or {}).get(MAX_K, K_MAX))
+
+    def _check_load(self, load: Load) -> None:
+        """What the policy is told of who may be drafted for, and how far."""
+        rows = zip(self.batch.req_ids, self.discard_request_mask.np, strict=True)
+        limits = [self._limit(name) for name, unread in rows if not unread]
+        assert load.requests == len(limits)
+        for k in range(K_MAX + 1):
+            assert load.drafts(k) == sum(min(limit, k) for limit in limits)
+        self.seen["limited"] += bool(load.reach)
+
     def _check_counts(self, drafts: list[list[int]], k: int) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
-            parameters = self.requests[name].sampling_params
-            assert parameters is not None
-            limit = (parameters.extra_args or {}).get(MAX_K, K_MAX)
-            assert len(row) <= min(k, limit)
+            assert len(row) <= min(k, self._limit(name))
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's

@@ -9,6 +9,7 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
+from drafters.config import every_k
 from drafters.vllm import compat
 
 TEMPERATURES = torch.tensor([0.0, 1.5, 0.0, 0.7])
@@ -162,3 +163,19 @@ def test_the_v2_runner_is_refused_only_for_what_it_lacks(
     speculation = SimpleNamespace(parallel_drafting=parallel, use_eagle=lambda: method == "eagle3")
     config = SimpleNamespace(speculative_config=speculation)
     assert len(compat.with_parallel_drafting(lambda _: list(named))(config)) == left
+
+
+def test_each_k_gets_graphs_however_few_requests_there_may_be() -> None:
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build
+
+    table = every_k(5)
+    cut = build(table, vllm_max_batch_size=2, vllm_num_speculative_tokens=5)
+    assert set(cut[1:]) == {0, 1}  # the fault
+    mended = compat.with_every_k(build)
+    for largest in (1, 2, 6, 64):
+        found = mended(table, vllm_max_batch_size=largest, vllm_num_speculative_tokens=5)
+        assert set(found[1:]) == {0, 1, 2, 3, 4, 5}
+    theirs = [(1, 4, 3), (5, 64, 1)]
+    assert mended(theirs, vllm_max_batch_size=8, vllm_num_speculative_tokens=5) == build(
+        theirs, vllm_max_batch_size=8, vllm_num_speculative_tokens=5
+    )

@@ -58,7 +58,8 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     for seed in range(24):
         seen += live(config, seed)
     # Every danger was met, or the test says nothing.
-    for danger in ("hits", "preempted", "resumed", "anew", "held", "aborted", "rejected"):
+    dangers = "hits preempted resumed anew held aborted rejected limited"
+    for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
     assert seen["passes"] > 1000
     # Keys that differ by the next token at a block's end come from vLLM's cache alone, seldom.

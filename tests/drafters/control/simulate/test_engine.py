@@ -10,7 +10,7 @@ import pytest
 
 from drafters.control.fixed import Fixed
 from drafters.control.policy import Step
-from drafters.control.simulate.engine import CATCH_UP_LIMIT, Engine, Request
+from drafters.control.simulate.engine import CATCH_UP, Engine, Request
 from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, day
 from tests.drafters.control.engines import CODE, CPU, PROSE, engine
 
@@ -62,7 +62,7 @@ def test_observations_come_in_order_and_late_when_asynchronous() -> None:
 
 def test_catching_up_costs_what_was_skipped_up_to_a_limit() -> None:
     prompt, costs = 16, []
-    for skipped in (10, 100, 3 * CATCH_UP_LIMIT):
+    for skipped in (10, 100, 3 * CATCH_UP):
         policy = Fixed(0, 7)
         run = engine(policy, [(math.inf, 1)], output=10**9, noise=0.0, pauses=0.0)
         run.run(steps=skipped)
@@ -72,7 +72,7 @@ def test_catching_up_costs_what_was_skipped_up_to_a_limit() -> None:
         costs.append(run.totals.busy_s - before - CPU.steady(1, 0))
     first, second, third = costs
     assert second - first == pytest.approx(90 * CPU.drafter_token, rel=0.01)
-    longer = CATCH_UP_LIMIT - (prompt + 10)
+    longer = CATCH_UP - (prompt + 10)
     assert third - first == pytest.approx(longer * CPU.drafter_token, rel=0.01)
 
 

@@ -1,0 +1,140 @@
+"""What a step at each K takes and makes, from those that ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from drafters.control.acceptance import Acceptance
+from drafters.control.policy import Load, Step
+from drafters.control.price import Price
+from drafters.control.table import STEADY, CostTable
+
+_TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
+_RECENT = 256  # steps from which the share of prompts in all tokens is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Of each K at one load: [k_max + 1] each."""
+
+    load: Load
+    seconds: list[float]  # of a steady step
+    tokens: list[float]  # that it makes, over all requests
+    rates: list[float]  # tokens per second of such steps
+    goodput: list[float]  # and with the drafter's share of the prompts
+
+
+class Forecast:
+    """Costs, acceptance, and what prompts and the drafter's catching up add.
+
+    `catch_up_tokens` are the most of a request that the drafter reads when it is switched on.
+    """
+
+    def __init__(self, k_max: int, catch_up_tokens: int) -> None:
+        self._k_max = k_max
+        self._catch_up_tokens = catch_up_tokens
+        self.costs = CostTable(k_max)
+        self.acceptance = Acceptance(k_max)
+        self.gap = 0.0  # tokens per request that the drafter has not seen
+        self._prefill, self._catch_up = Price(), Price()
+        self._entering = Price()  # of prompts into the drafter
+        self._prompts = self._outputs = 0.0  # recent tokens
+
+    def learn(self, step: Step) -> None:
+        """From a step that has run."""
+        load = step.load
+        self.acceptance.observe(step.drafted, step.accepted, step.runs)
+        self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
+        self._outputs += (step.tokens - self._outputs) / _RECENT
+        if load.requests:
+            self._learn_cost(step)
+        requests = max(1, load.requests)
+        unseen = self.gap + (step.tokens + load.prefill_tokens) / requests
+        longest = min(self._catch_up_tokens, load.context_tokens / requests + 1.0)
+        self.gap = min(longest, unseen) if step.k == 0 else 0.0
+
+    def _learn_cost(self, step: Step) -> None:
+        load, requests, costs = step.load, step.load.requests, self.costs
+        asked = load.drafts(step.k)
+        unseen = load.drafts(1) * self.gap
+        if load.prefill_tokens:
+            if costs.measured:
+                k = min(self._k_max, _evenly(load.draft_tokens, requests))
+                expected = costs.seconds(requests, k, load.context_tokens)
+                # The drafter had about the same share of it as of the whole step.
+                share, more = step.draft_seconds / step.seconds, step.seconds - expected
+                self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
+                if step.k and unseen < _TELLING:
+                    self._entering.observe(load.prefill_tokens, share * more)
+        elif abs(load.draft_tokens - asked) <= STEADY * asked:
+            costs.observe(requests, _evenly(asked, requests), load.context_tokens, step.seconds)
+        elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
+            # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
+            steady = costs.seconds(requests, step.k, load.context_tokens)
+            self._catch_up.observe(unseen, step.seconds - steady)
+
+    def promise(self, load: Load) -> Promise:
+        """What each K promises."""
+        seconds, tokens = self._seconds(load), self.tokens(load)
+        if load.prefill_tokens and load.waiting:
+            # More prompts follow, so drafts will be verified beside prompts. The device is busy
+            # then: a draft costs what a prompt's token costs, at least.
+            price = self._prefill.seconds
+            seconds = [
+                max(cost, seconds[0] + price * load.drafts(k)) for k, cost in enumerate(seconds)
+            ]
+        rates = [made / cost for made, cost in zip(tokens, seconds, strict=True)]
+        # A drafter that drafts reads the prompts too, an output token's share with each.
+        share = self._prompts / self._outputs if self._outputs else 0.0
+        entering = share * self._entering.seconds
+        goodput = [rates[0], *(1.0 / (1.0 / rate + entering) for rate in rates[1:])]
+        return Promise(load, seconds, tokens, rates, goodput)
+
+    def tokens(self, load: Load) -> list[float]:
+        """Expected of a step, over all requests, after K drafts: [k_max + 1]."""
+        each = self.acceptance.tokens()
+        if not load.reach:
+            return [load.requests * made for made in each]
+        gains = (n * (b - a) for n, (a, b) in zip(load.reach, pairwise(each), strict=True))
+        return list(accumulate(gains, initial=float(load.requests)))
+
+    def _seconds(self, load: Load) -> list[float]:
+        row = self.costs.row(load.requests, load.context_tokens)
+        if not load.reach:
+            return row
+        # As of the K at which all would have as many drafts as these have together.
+        found = row[:1]
+        for k in range(1, len(row)):
+            each = max(1.0, load.drafts(k) / load.requests)
+            low = min(int(each), len(row) - 2)
+            found.append(row[low] + (each - low) * (row[low + 1] - row[low]))
+        return found
+
+    def verified(self, load: Load) -> int:
+        """The K whose drafts the step verifies, more or less: not all requests have any yet."""
+        return min(range(self._k_max + 1), key=lambda k: abs(load.drafts(k) - load.draft_tokens))
+
+    def reading(self, prompts: int, k: int) -> float:
+        """Seconds for so many prompt tokens, of the drafter as well unless `k` is 0."""
+        return prompts * (self._prefill.seconds + (k > 0) * self._entering.seconds)
+
+    def catching_up(self, load: Load, gap: float) -> float:
+        """Seconds that the drafter's first pass takes longer if it is switched on now."""
+        # Unknown: as for prompts, or at most the target's.
+        price = self._catch_up.seconds or self._entering.seconds or self._prefill.seconds
+        return price * load.drafts(1) * gap + self._entering.seconds * load.prefill_tokens
+
+    def without_drafts(self, step: Step) -> float:
+        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
+        load = step.load
+        drafting = step.k > 0 or load.draft_tokens > 0
+        if not drafting or load.requests == 0 or not self.costs.measured:
+            return step.seconds
+        plain = self.costs.seconds(load.requests, 0, load.context_tokens)
+        return plain * step.tokens / load.requests + self.reading(load.prefill_tokens, 0)
+
+
+def _evenly(drafts: int, requests: int) -> int:
+    """The K at which all requests together have about so many drafts."""
+    return max(1, round(drafts / requests)) if drafts else 0

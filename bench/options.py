@@ -27,6 +27,11 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=max_tokens, help=f"of an answer [{max_tokens}]"
     )
+    parser.add_argument(
+        "--spread", type=share, default=0.5, metavar="SHARE",
+        help="answers have --max-tokens more or less this share of it, the same for all that is "
+        "compared [0.5]",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED, help=f"of prompts and order [{SEED}]")
 
 
@@ -71,6 +76,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def share(text: str) -> float:
+    """From 0 to less than 1."""
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, not {text}")
     return value
 
 

@@ -17,6 +17,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,9 @@ async def _measure(args: argparse.Namespace, argv: list[str]) -> list[dict[str, 
 async def _work(args: argparse.Namespace, client: Client) -> Work:
     model = args.model or (await client.json("GET", "/v1/models"))["data"][0]["id"]
     prompts = load_prompts(args.workload, args.prompts, chat=args.chat, seed=args.seed)
-    work = Work(prompts, model, args.max_tokens, ignore_eos=not args.stop_at_eos)
+    work = Work(prompts, model, args.max_tokens, not args.stop_at_eos, args.spread)
     takes = work.ignore_eos and await takes_ignore_eos(client, work)
-    return Work(prompts, model, args.max_tokens, takes)
+    return replace(work, ignore_eos=takes)
 
 
 async def _cells(

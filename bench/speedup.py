@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         plan = Plan(
             workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
             concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
-            seconds=args.seconds, requests=None, seed=args.seed, together=True,
+            spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
             settings=options.settings(args.set) | {"k": args.k},
         )  # fmt: skip
         journal = Journal(args.out)

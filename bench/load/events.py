@@ -6,8 +6,9 @@ Tokens are what `usage` says, never chunks: with speculation a chunk holds sever
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bench.load.client import Record
@@ -21,6 +22,7 @@ class Outcome:
     first: float  # first text (or tool call) came
     last: float  # the last event about the answer
     chunks: tuple[float, ...]  # when each event with text came
+    events: tuple[float, ...]  # and each event of the answer, text or not
     prompt_tokens: int
     tokens: int  # of the answer, as the server counts
     failure: str = ""
@@ -43,7 +45,12 @@ class Outcome:
     @property
     def gaps(self) -> list[float]:
         """Seconds between chunks."""
-        return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
+        return _between(self.chunks)
+
+    @property
+    def event_gaps(self) -> list[float]:
+        """Seconds between events: what `vllm bench serve` calls ITL."""
+        return _between(self.events)
 
 
 def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
@@ -60,6 +67,7 @@ def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]
 def outcome(record: Record) -> Outcome:
     """Read one record. A stream without text, end or usage is a failure that says so."""
     chunks: list[float] = []
+    answering: list[float] = []
     last, usage, done, failure = record.sent, None, False, record.failure
     if not failure:
         for time, data in events(record.reads):
@@ -75,10 +83,11 @@ def outcome(record: Record) -> Outcome:
                 failure = f"error in the stream: {json.dumps(event['error'])[:300]}"
                 break
             usage = event.get("usage") or usage
-            for choice in event.get("choices") or ():
+            choices = event.get("choices") or ()
+            if choices:
                 last = time
-                if _has_text(choice):
-                    chunks.append(time)
+                answering.append(time)
+            chunks += [time for choice in choices if _has_text(choice)]
     if not failure:
         failure = _missing(done, usage, bool(chunks))
     used = usage or {}
@@ -87,10 +96,15 @@ def outcome(record: Record) -> Outcome:
         first=chunks[0] if chunks else last,
         last=last,
         chunks=tuple(chunks),
+        events=tuple(answering),
         prompt_tokens=int(used.get("prompt_tokens") or 0),
         tokens=int(used.get("completion_tokens") or 0),
         failure=failure,
     )
+
+
+def _between(times: Sequence[float]) -> list[float]:
+    return [b - a for a, b in pairwise(times)]
 
 
 def _missing(done: bool, usage: Any, text: bool) -> str:

@@ -15,7 +15,8 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `seconds` are from the first request sent to the last token, so a run's tail counts.
     `user_tokens_per_second` is the median over requests of 1 / TPOT: how fast an answer is seen
-    to grow. `chunk` times are between chunks, which hold several tokens when drafts are accepted.
+    to grow. ITL is between chunks, which hold several tokens when drafts are accepted; the gap
+    between events is counted with those that have no text, such as the end.
     """
     good = [item for item in outcomes if not item.failure]
     failures = sorted({item.failure for item in outcomes if item.failure})
@@ -40,6 +41,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "ttft_ms": quantiles([item.ttft for item in good]),
         "tpot_ms": quantiles(tpots),
         "itl_ms": quantiles([gap for item in good for gap in item.gaps]),
+        "event_gap_ms": quantiles([gap for item in good for gap in item.event_gaps]),
         "e2e_ms": quantiles([item.e2e for item in good]),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from bench.workloads.prompt import Prompt
 
 SETTLE_S = 0.5  # after a PATCH: it holds from the next step on, and a step is far shorter
 WARM_UP_TOKENS = 32
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 leave no place empty for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,27 @@ class Work:
     prompts: Sequence[Prompt]
     model: str
     max_tokens: int
-    ignore_eos: bool  # every answer has `max_tokens` tokens: equal work
+    ignore_eos: bool  # every answer has as many tokens as asked for: equal work
+    spread: float = 0.0  # answers have `max_tokens` more or less this share of it
+
+    def length(self, number: int) -> int:
+        """Tokens of an answer: spread evenly, in no order, the same for the same prompt's number.
+
+        Answers of one length end together where nothing is drafted, and the next prompts are read
+        together; real ones do not.
+        """
+        place = 2.0 * (number * GOLDEN % 1.0) - 1.0
+        return max(1, round(self.max_tokens * (1.0 + self.spread * place)))
 
     def jobs(self, first: int, count: int, max_tokens: int | None = None) -> list[Job]:
         """`count` requests from prompt `first` on, around the end of the list."""
         extra = {"ignore_eos": True} if self.ignore_eos else {}
-        length = max_tokens or self.max_tokens
-        chosen = (self.prompts[(first + i) % len(self.prompts)] for i in range(count))
-        return [prompt.job(self.model, length, extra) for prompt in chosen]
+        return [
+            self.prompts[number % len(self.prompts)].job(
+                self.model, max_tokens or self.length(number), extra
+            )
+            for number in range(first, first + count)
+        ]
 
 
 def rounds(
@@ -99,4 +114,5 @@ async def requests_for(client: Client, work: Work, concurrency: int, seconds: fl
     if found["failed"]:
         raise RuntimeError(f"{found['failed']} of {count} requests failed: {found['failures'][0]}")
     waves = round(seconds * found["requests_per_second"] / concurrency)
-    return max(1, waves) * concurrency
+    # In the last wave users leave one by one; there must be one that they all stay for.
+    return max(2 if work.spread else 1, waves) * concurrency

@@ -19,7 +19,7 @@ from bench.sweep.report import html
 from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems import method as methods_module
-from bench.systems.method import DEFAULT, parse
+from bench.systems.method import DEFAULT, parse, servers
 from bench.systems.model_free import ARCHITECTURES
 from bench.workloads.files import MalformedFile
 
@@ -73,7 +73,9 @@ async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> No
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    parse(args.methods)
+    methods = parse(args.methods)
+    if args.switchback and len(servers(methods)) > 1:
+        raise ValueError("--switchback is for methods of one server")
     return Plan(
         workload=args.workload,
         chat=args.chat,
@@ -81,12 +83,14 @@ def _plan(args: argparse.Namespace) -> Plan:
         concurrencies=options.counts(args.concurrency),
         rounds=args.rounds,
         max_tokens=args.max_tokens,
+        spread=args.spread,
         seconds=args.seconds,
         requests=args.requests,
         seed=args.seed,
         together=args.together if args.together is not None else not gpus(),
         settings=options.settings(args.set),
         model_free=args.model_free,
+        switchback=args.switchback,
         drop_below=args.drop_below,
     )
 
@@ -103,6 +107,11 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
         help="a K below this share of the fastest in its first round has no more [0]")  # fmt: skip
+    add(
+        "--switchback",
+        action="store_true",
+        help="turns of --seconds under one load that does not end, for methods of one gateway",
+    )
     add("--seconds", type=float, default=10.0, metavar="S",
         help="of a cell, about; its requests are counted once, for all methods [10]")  # fmt: skip
     add("--requests", type=int, metavar="N", help="N requests per user instead")

@@ -29,7 +29,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise NoPlots("plots need matplotlib: pip install 'aerie[bench]'") from None
+        raise NoPlots("plots need matplotlib: pip install '.[bench]'") from None
     matplotlib.use("Agg")
     # Text as text: smaller, and found by a search in the report.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "aerie", "font.size": 9})

@@ -115,9 +115,11 @@ def _details(table: Table) -> str:
 
 def _method(plan: Mapping[str, Any]) -> str:
     servers = "all servers up" if plan["together"] else "one server after the other"
+    spread = plan.get("spread", 0.0)
+    tokens = f"{plan['max_tokens']}" + f" ± {spread:.0%}" * bool(spread)
     text = (
         f"Every cell is {plan['rounds']} rounds; in a round each method runs once, in random "
-        f"order, with the same prompts and {plan['max_tokens']} tokens an answer, greedy; "
+        f"order, with the same prompts and {tokens} tokens an answer, greedy; "
         f"{servers}. Tokens are the server's count; prompts and a run's tail are in the time. "
         "Ratios are within rounds; intervals are 95%, by bootstrap over rounds. "
         "x: over no speculation (vLLM's own server where it ran); E: over EAGLE-3."

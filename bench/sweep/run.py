@@ -10,6 +10,7 @@ from bench.load.client import Client
 from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
+from bench.sweep.switchback import Users, run_turn
 from bench.systems.method import Method, parse, servers
 from bench.workloads.load import load_prompts
 
@@ -32,6 +33,8 @@ class Plan:
     together: bool  # servers side by side, rounds over all of them; else one after the other
     settings: dict[str, Any]  # of the engines
     model_free: str = ""  # architecture without weights
+    spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
+    switchback: bool = False  # turns of `seconds` under one load, all methods of one gateway
     drop_below: float = 0.0  # share of the fastest below which a K has the first round only
 
     def entry(self) -> dict[str, Any]:
@@ -43,7 +46,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
     """Run what is missing. Raises RuntimeError where a server fails."""
     prompts = load_prompts(plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed)
     methods = parse(plan.methods)
-    work = Work(prompts, fleet.model, plan.max_tokens, ignore_eos=True)
+    work = Work(prompts, fleet.model, plan.max_tokens, ignore_eos=True, spread=plan.spread)
     groups = [methods] if plan.together else list(servers(methods).values())
     for group in groups:
         for concurrency in plan.concurrencies:
@@ -54,6 +57,9 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
                 await fleet.client(method)
             client = await _pilot(fleet, group)
             work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
+            if plan.switchback:
+                await _turns(plan, journal, fleet, group, work, concurrency, report)
+                continue
             if concurrency not in journal.budgets:
                 count = await _budget(plan, client, work, concurrency)
                 journal.budget(concurrency, count)
@@ -102,6 +108,30 @@ async def _cell(
         f"c={concurrency} round {number} {method.label}: {found['tokens_per_second']:.0f} tok/s "
         f"in {found['seconds']:.1f} s, {requests} requests, client {found['client_cpu']:.0%}"
     )
+
+
+async def _turns(
+    plan: Plan,
+    journal: Journal,
+    fleet: Fleet,
+    group: Sequence[Method],
+    work: Work,
+    concurrency: int,
+    report: Report,
+) -> None:
+    client = await fleet.client(group[0])
+    async with Users(client, work, concurrency) as users:
+        await run_turn(client, users, plan.seconds)  # caches and batches fill
+        for cell in rounds(group, plan.rounds, plan.seed, concurrency):
+            if not _missing(plan, journal, group, concurrency, cell):
+                continue
+            number, method = cell
+            await fleet.switch(method)
+            users.begin(number * PROMPTS // plan.rounds)
+            found = await run_turn(client, users, plan.seconds)
+            journal.add(_key(cell, concurrency), {**found, "ignore_eos": work.ignore_eos})
+            speed = f"{found['tokens_per_second']:.0f} tok/s"
+            report(f"c={concurrency} round {number} {method.label}: {speed}")
 
 
 def _key(cell: tuple[int, Method], concurrency: int) -> tuple[str, int, int]:

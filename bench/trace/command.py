@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         plan = {
             "traces": names, "methods": args.methods, "requests": args.requests,
             "repeats": args.repeats, "workload": args.workload, "chat": args.chat,
-            "max_tokens": args.max_tokens, "seed": args.seed,
+            "max_tokens": args.max_tokens, "spread": args.spread, "seed": args.seed,
             "settings": options.settings(args.set),
         }  # fmt: skip
         journal = Journal(args.out)
@@ -83,7 +83,7 @@ async def _measure(
                         continue
                     client = await fleet.switch(method)
                     if work is None:
-                        work = Work(prompts, fleet.model, args.max_tokens, True)
+                        work = Work(prompts, fleet.model, args.max_tokens, True, args.spread)
                         if not await takes_ignore_eos(client, work):
                             raise RuntimeError("the server refuses ignore_eos: work would differ")
                     await _one(journal, client, work, method, name, number, args.requests)

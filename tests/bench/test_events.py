@@ -61,6 +61,16 @@ def test_a_chats_first_event_has_a_role_and_no_text() -> None:
     word = event(choices=[{"index": 0, "delta": {"content": "hi"}}])
     found = outcome(record((2.0, role), (4.0, word), (5.0, USAGE + DONE)))
     assert found.ttft == 3.0
+    assert (found.chunks, found.events) == ((4.0,), (2.0, 4.0))
+
+
+def test_an_end_without_text_is_an_event_and_no_chunk() -> None:
+    end = event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}])
+    both = event(choices=[{"index": 0, "text": "b"}, {"index": 1, "text": "c"}])
+    found = outcome(record((2.0, text("a")), (4.0, both), (4.5, end), (5.0, USAGE + DONE)))
+    assert found.gaps == [2.0, 0.0]  # two answers' chunks in one event
+    assert found.event_gaps == [2.0, 0.5]
+    assert figures([found])["event_gap_ms"]["mean"] == 1250.0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +87,7 @@ def test_a_stream_that_is_not_whole_is_a_failure(reads: list[Any], why: str) -> 
 
 
 def made(sent: float, first: float, last: float, tokens: int, failure: str = "") -> Outcome:
-    return Outcome(sent, first, last, (first, last), 10, tokens, failure)
+    return Outcome(sent, first, last, (first, last), (first, last), 10, tokens, failure)
 
 
 def test_figures_of_a_run() -> None:
@@ -92,9 +102,9 @@ def test_figures_of_a_run() -> None:
 
 
 def test_steady_figures_leave_out_start_and_tail() -> None:
-    first = Outcome(0.0, 1.0, 3.0, (1.0, 2.0, 3.0), 10, 6)
-    second = Outcome(0.0, 1.5, 5.0, (1.5, 4.0, 5.0), 10, 9)
-    third = Outcome(3.0, 3.5, 9.0, (3.5, 6.0, 9.0), 10, 30)
+    first = Outcome(0.0, 1.0, 3.0, (1.0, 2.0, 3.0), (), 10, 6)
+    second = Outcome(0.0, 1.5, 5.0, (1.5, 4.0, 5.0), (), 10, 9)
+    third = Outcome(3.0, 3.5, 9.0, (3.5, 6.0, 9.0), (), 10, 30)
     # Two users: both have a token at 1.5; from 5.0 on only the third request runs.
     found = steady([first, second, third], users=2)
     assert found["steady_seconds"] == 3.5

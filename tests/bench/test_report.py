@@ -64,5 +64,5 @@ def test_an_empty_sweep_is_drawn_too() -> None:
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(NoPlots, match=r"aerie\[bench\]"):
+    with pytest.raises(NoPlots, match=r"\.\[bench\]"):
         pyplot()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from tokenizers import Tokenizer
 from app.doctor import check_models
 from app.settings import load
 from bench.load.null_server import Script, start
+from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal, JournalError
 from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems.commands import Shared, command
 from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
+from bench.workloads.prompt import Prompt
 
 METHODS = "none,off,k:3,k:7,adaptive"
 
@@ -30,6 +34,21 @@ def plan(**changes: Any) -> Plan:
         "together": True, "settings": {},
     }  # fmt: skip
     return Plan(**{**given, **changes})
+
+
+def test_answers_differ_in_length_and_not_between_methods() -> None:
+    work = Work([Prompt(text=str(i)) for i in range(7)], "m", 100, ignore_eos=True, spread=0.5)
+    lengths = [work.length(number) for number in range(200)]
+    assert min(lengths) == 50 and max(lengths) == 150
+    assert sum(lengths) / 200 == pytest.approx(100, rel=0.01)
+    # Any few in a row are spread as well, and about as much work as any others.
+    for first in range(192):
+        few = lengths[first : first + 8]
+        assert max(few) - min(few) > 70 and sum(few) / 8 == pytest.approx(100, rel=0.12)
+    asked = [json.loads(job.body)["max_tokens"] for job in work.jobs(3, 9)]
+    assert asked == lengths[3:12]
+    assert {json.loads(job.body)["max_tokens"] for job in work.jobs(3, 9, 32)} == {32}
+    assert {replace(work, spread=0.0).length(number) for number in range(9)} == {100}
 
 
 def run(asked: Plan, file: Path, stock: Script, gateway: Script) -> Journal:
@@ -75,6 +94,72 @@ def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:
         ]
     assert set(asked["stock"]) >= set(asked["gateway"])
     assert all(body["ignore_eos"] for method, _, body in gateway.seen if method == "POST")
+
+
+class Growing(dict[str, str]):
+    """Pages of a server that makes so many tokens a second, whoever asks."""
+
+    speed = 1000.0
+
+    def get(self, path: str, default: Any = None) -> Any:
+        if path != "/metrics":
+            return default
+        tokens = int(self.speed * time.perf_counter())
+        return f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'
+
+    def __contains__(self, path: object) -> bool:
+        return path == "/metrics"
+
+
+def test_turns_are_taken_under_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.sweep.switchback.SETTLE_S", 0.01)
+    gateway = Script(20, 20, gap_s=0.005, pages=Growing())
+    asked = plan(methods="off,k:3,adaptive", seconds=0.4, rounds=2, switchback=True)
+    journal = run(asked, tmp_path / "a.jsonl", Script(2, 2), gateway)
+    assert len(journal.cells) == 3 * 2 * 2
+    assert gateway.most_running == 2
+    for cell in journal.cells.values():
+        # Pages are read on the loop that the load runs on.
+        assert cell["tokens_per_second"] == pytest.approx(1000.0, rel=0.3)
+        assert cell["tokens"] == pytest.approx(1000.0 * cell["seconds"], rel=0.3)
+        assert cell["seconds"] >= 0.39
+    steered = [body["objective"] for method, _, body in gateway.seen if method == "PATCH"]
+    assert {name: steered.count(name) for name in steered} == {
+        # The first two are for the pilot that finds out what the server takes.
+        "off": 2 + 2 * 2, "fixed": 2 * 2, "throughput": 2 * 2,
+    }  # fmt: skip
+    # Every method of a round is asked the same; a request may slip in just before.
+    turns: list[list[str]] = []
+    for method, _, body in gateway.seen:
+        if method == "PATCH":
+            turns.append([])
+        elif method == "POST" and turns:
+            turns[-1].append(body["prompt"])
+    rounds = turns[-6:-3], turns[-3:]
+    same = [set.intersection(*(set(asked_for[:6]) for asked_for in turn)) for turn in rounds]
+    assert min(map(len, same)) >= 4
+    assert not same[0] & same[1]
+    text = Table(parse(asked.methods), journal.cells).text()
+    assert "Adaptive over the best fixed K" in text and "neither start nor tail" not in text
+
+
+def test_a_turn_without_tokens_or_with_failures_is_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.sweep.switchback.SETTLE_S", 0.01)
+    asked = plan(methods="off,adaptive", seconds=0.05, switchback=True)
+    idle = Growing()
+    idle.speed = 0.0
+    with pytest.raises(RuntimeError, match="did not grow"):
+        run(asked, tmp_path / "a.jsonl", Script(2, 2), Script(20, 20, gap_s=0.005, pages=idle))
+    monkeypatch.setattr("bench.sweep.run.takes_ignore_eos", takes)
+    broken = Script(20, 20, gap_s=0.005, pages=Growing(), done=False)
+    with pytest.raises(RuntimeError, match="a request failed"):
+        run(asked, tmp_path / "b.jsonl", Script(2, 2), broken)
+
+
+async def takes(*_: Any) -> bool:
+    return True
 
 
 def test_rounds_differ_in_order_and_not_in_methods(tmp_path: Path) -> None:

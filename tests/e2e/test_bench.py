@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from bench import run
+from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
 from bench.sweep.run import Plan, sweep
@@ -37,18 +38,20 @@ def test_tokens_are_those_that_the_engine_made(
     options = ["--url", gateway.url, "--concurrency", "4", "--requests", "8", "--repeats", "1"]
     assert run.main([*options, "--max-tokens", "24", "--out", str(out)]) == 0
     (line,) = [json.loads(line) for line in out.read_text().splitlines()]
-    assert (line["tokens"], line["failed"]) == (8 * 24, 0)
+    asked = Work([], "", 24, ignore_eos=True, spread=0.5)
+    tokens = sum(asked.length(number) for number in range(8))
+    assert (line["tokens"], line["failed"]) == (tokens, 0)
     # Eight answers, four that warm up, and four tokens that ask whether ignore_eos is known.
-    assert metric(http, "vllm:generation_tokens_total") - generated == 12 * 24 + 4
+    assert metric(http, "vllm:generation_tokens_total") - generated == tokens + 4 * 24 + 4
     assert 0 < line["ttft_ms"]["p50"] < line["e2e_ms"]["p50"]
     assert line["chunks"] <= line["tokens"]
     assert line["provenance"]["versions"]
 
 
-def test_a_sweep_of_one_gateway(gateway: Gateway, steered: httpx.Client, tmp_path: Path) -> None:
+def swept(gateway: Gateway, tmp_path: Path, switchback: bool) -> Journal:
     plan = Plan(
         workload="mixed", chat=False, methods=METHODS, concurrencies=(2,), rounds=1, max_tokens=32,
-        seconds=1.0, requests=2, seed=1, together=True, settings={},
+        seconds=1.0, requests=2, seed=1, together=True, settings={}, switchback=switchback,
     )  # fmt: skip
     journal, methods = Journal(tmp_path / "sweep.jsonl"), parse(METHODS)
     journal.begin(plan.entry(), {})
@@ -59,6 +62,15 @@ def test_a_sweep_of_one_gateway(gateway: Gateway, steered: httpx.Client, tmp_pat
             await sweep(plan, journal, fleet, print)
 
     asyncio.run(measure())
+    assert Table(methods, journal.cells).best[0].ratio > 0
+    return journal
+
+
+@pytest.mark.parametrize("switchback", [False, True])
+def test_a_sweep_of_one_gateway(
+    gateway: Gateway, steered: httpx.Client, tmp_path: Path, switchback: bool
+) -> None:
+    journal = swept(gateway, tmp_path, switchback)
     off, fixed, adaptive = (journal.cells[name, 2, 0] for name in METHODS.split(","))
     assert off["k_mean"] == 0
     assert "acceptance_length" not in off
@@ -66,5 +78,7 @@ def test_a_sweep_of_one_gateway(gateway: Gateway, steered: httpx.Client, tmp_pat
     assert 1 < fixed["acceptance_length"] <= 4
     assert len(fixed["acceptance"]) == 3
     assert adaptive["gauge"] > 0
-    assert {cell["tokens"] for cell in (off, fixed, adaptive)} == {4 * 32}
-    assert Table(methods, journal.cells).best[0].ratio > 0
+    if switchback:
+        assert min(cell["tokens"] for cell in (off, fixed, adaptive)) > 20
+    else:
+        assert {cell["tokens"] for cell in (off, fixed, adaptive)} == {4 * 32}

@@ -38,7 +38,9 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # A group, not a session: Linux shares a CPU out between sessions (autogroups), and
+                # 6.18 lets the client wait for seconds beside an engine's spinning in another.
+                process_group=0,
                 preexec_fn=_end_with_parent,
             )
 
@@ -61,7 +63,7 @@ class Server:
             raise ServerError(f"the server ended with code {code}{self._tail()}")
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to all that is left of its session."""
+        """SIGTERM, then SIGKILL to all that is left of its process group."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -70,7 +70,9 @@ class Gateway:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment(env or {}),
-                start_new_session=True,
+                # Not a session: an engine that spins in another starves this one's processes for
+                # seconds (Linux 6.18, autogroups).
+                process_group=0,
             )
         return cls(f"http://127.0.0.1:{port}", log, process, time.monotonic())
 
@@ -157,20 +159,20 @@ class Gateway:
             self.process.wait()
 
     def leftovers(self) -> list[str]:
-        """Processes of this gateway's session that do not end with it."""
+        """Processes of this gateway's group that do not end with it."""
         deadline = time.monotonic() + LEFTOVERS_WITHIN_S
-        while (found := self._session()) and time.monotonic() < deadline:
+        while (found := self._group()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return found
 
-    def _session(self) -> list[str]:
-        """Running processes of this gateway's session (Linux; empty elsewhere)."""
+    def _group(self) -> list[str]:
+        """Running processes of this gateway's group (Linux; empty elsewhere)."""
         assert self.process is not None
         found: list[str] = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 content = stat.read_text()
-                match = re.match(r"(\d+) \(.*\) (\S) \d+ \d+ (\d+)", content, re.DOTALL)
+                match = re.match(r"(\d+) \(.*\) (\S) \d+ (\d+)", content, re.DOTALL)
                 if match and int(match[3]) == self.process.pid and match[2] != "Z":
                     line = stat.with_name("cmdline").read_bytes().replace(b"\0", b" ")
                     found.append(f"{match[1]} {line.decode(errors='replace')[:100]}")

@@ -51,7 +51,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment(variables),
-            start_new_session=True,
+            process_group=0,
         )
     started = Gateway(f"http://127.0.0.1:{port}", log, process, time.monotonic())
     try:

@@ -176,7 +176,7 @@ def test_rates_are_shares_and_tokens_grow_with_k(
         for count in drafted:
             left = rng.randint(0, min(left, count))
             accepted.append(left)
-        runs = [(rng.randint(0, 40), rng.randint(1, 6)) for _ in range(drafted[0])]
+        runs = [(rng.randint(0, 40), rng.randint(1, 6)) for _ in range(min(drafted[0], 100))]
         model.observe(drafted, accepted, runs)
     tokens = model.tokens()
     assert all(0.0 <= rate <= 1.0 for rate in model.conditional())

@@ -49,20 +49,16 @@ class Controller:
         k: int | None = None,
         tpot_s: float | None = None,
     ) -> None:
-        self._k_max = k_max
-        self._forecast = Forecast(k_max, catch_up_tokens)
+        self._k_max, self._catch_up_tokens = k_max, catch_up_tokens
         self._probing = Probing(rng)
-        self._estimate: _Estimate | None = None
         self._k = 0  # chosen for its own sake, not by a probe
         self._missed = 0.0  # seconds that drafts would have saved since they began to promise more
         self._gap_then = 0.0  # the drafter's gap at that time: waiting adds no reason to wait
         self._steps = self._switches = 0
-        self._totals = Totals(k_max)
         self._load = Load(0)
         self._objective, self._pinned, self._tpot_s = OFF, 0, math.inf
+        self.begin_with(calibration.cells if calibration is not None else ())
         self.steer(objective=objective, k=k, tpot_s=tpot_s)
-        if calibration is not None:
-            self.begin_with(calibration.cells)
 
     @property
     def k_max(self) -> int:
@@ -74,9 +70,14 @@ class Controller:
         return self._objective in (THROUGHPUT, LATENCY)
 
     def begin_with(self, cells: Iterable[Cell]) -> None:
-        """Take measured costs for granted until steps say otherwise."""
-        self._forecast.costs.load(cell for cell in cells if cell.k <= self._k_max)
-        self._estimate = None
+        """Take measured costs for granted until steps say otherwise. Steps so far measured them:
+        the acceptance of their drafts says nothing about anybody's requests, so all is forgotten.
+        """
+        self._forecast = Forecast(self._k_max, self._catch_up_tokens)
+        if known := [cell for cell in cells if cell.k <= self._k_max]:
+            self._forecast.costs.load(known)
+        self._totals = Totals(self._k_max)
+        self._estimate: _Estimate | None = None
 
     def steer(
         self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None

@@ -209,6 +209,21 @@ def test_the_first_seconds_at_a_load_are_near_the_best(requests: int) -> None:
     assert sum(ratios) / len(ratios) > 0.95, ratios
 
 
+def test_what_start_up_measured_with_says_nothing_of_requests() -> None:
+    """Its prompts are no text, and hardly any of their drafts accepted."""
+    known, measured = calibration(CPU, K_MAX), Controller(K_MAX, rng=random.Random(0))
+    measured.steer(objective="fixed", k=K_MAX)
+    bad = [0.1**i for i in range(1, K_MAX + 1)]
+    engine(measured, [(math.inf, 8)], survival=bad, prompt=8, output=10).run(steps=200)
+    assert measured.snapshot()["acceptance"][0]["trials"] > 100
+    measured.begin_with(known.cells)
+    believed, fresh = measured.snapshot(), controller().snapshot()
+    for key in ("acceptance", "totals"):
+        assert believed[key] == fresh[key]
+    load = Load(4, context_tokens=400)
+    assert measured._forecast.promise(load) == controller()._forecast.promise(load)
+
+
 def test_noise_does_not_make_it_switch() -> None:
     policy = controller()
     engine(policy, [(math.inf, 1)], noise=0.1, output=10**9).run(steps=4000)

@@ -107,7 +107,7 @@ def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) 
 
 
 def check_cores(cores: int) -> Finding:
-    """The gateway and the engine's core want one of their own beside the worker."""
+    """The model uses all of them, and the gateway must get a turn."""
     if cores < 2:
         return warn("cores", f"{cores}", "give it two: gateway and model share one, both slower")
     return ok("cores", f"{cores}")

@@ -1,4 +1,4 @@
-"""What the engine finds on a CPU machine: memory, a compiler, libraries to load first."""
+"""What the engine finds on a CPU machine: memory, a compiler, cores, libraries to load first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 TCMALLOC = "usr/lib/*/libtcmalloc_minimal.so.4"
+BIND, RESERVED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vllm/envs.py
+MANY = 8  # cores from which on one is left to the gateway and the engine's scheduler
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class CpuMachine:
 
     free_memory: int  # bytes
     can_compile: bool
+    threads: int | None = None  # see `threads`
 
 
 def cpu_machine() -> CpuMachine:
@@ -27,7 +30,31 @@ def cpu_machine() -> CpuMachine:
     return CpuMachine(
         free_memory=psutil.virtual_memory().available,
         can_compile=compiler() is not None and has_python_headers(),
+        threads=threads(os.environ),
     )
+
+
+def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None:
+    """OpenMP threads of a model that runs in the engine core's own process, where no second
+    process waits for it on a core of its own (docs/decisions/0015-one-process.md).
+
+    None: vLLM's worker processes and their binding to cores are better (several NUMA nodes) or
+    were asked for.
+    """
+    if environ.get(BIND, "auto") != "auto":
+        return None
+    cpus = [root / f"devices/system/cpu/cpu{number}" for number in os.sched_getaffinity(0)]
+    if len({node.name for cpu in cpus for node in cpu.glob("node[0-9]*")}) > 1:
+        return None
+    if given := environ.get("OMP_NUM_THREADS"):
+        return int(given) if given.isdigit() else None
+    siblings = [cpu / "topology/thread_siblings_list" for cpu in cpus]
+    cores = len({path.read_text() if path.exists() else path for path in siblings})
+    limit = root / "fs/cgroup/cpu.max"  # of a container: microseconds of CPU, and of time
+    quota, _, period = limit.read_text().partition(" ") if limit.exists() else ("max", "", "")
+    if quota != "max":
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return max(1, cores - int(environ.get(RESERVED) or cores >= MANY))
 
 
 def compiler() -> str | None:
@@ -44,10 +71,14 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What the engine's processes are started with, beside `environ`.
 
     torch puts large tensors on huge pages if asked to (c10/core/impl/alloc_cpu.cpp); what is
-    not torch's memory follows when the weights are loaded (drafters/vllm/pages.py).
+    not torch's memory follows when the weights are loaded (drafters/vllm/pages.py). vLLM gives
+    worker processes a number of threads of their own.
     """
     huge = environ.get("THP_MEM_ALLOC_ENABLE", "1")
-    return {"LD_PRELOAD": preload(environ), "THP_MEM_ALLOC_ENABLE": huge}
+    found = {"LD_PRELOAD": preload(environ), "THP_MEM_ALLOC_ENABLE": huge}
+    if count := threads(environ):
+        found["OMP_NUM_THREADS"] = str(count)
+    return found
 
 
 def preload(environ: Mapping[str, str], root: Path = Path("/")) -> str:

@@ -13,6 +13,9 @@ VLLM_VERSION = "0.32.0"
 GIB = 1024**3
 CPU_KV_SHARE = 0.25
 V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
+# By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def engine_options(
@@ -21,8 +24,9 @@ def engine_options(
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
     `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
-    itself, and not start if less than that is free; nor without a C++ compiler. `v2`: vLLM's V2
-    model runner was asked for (`wants_v2`).
+    itself, and not start if less than that is free; nor without a C++ compiler; and it would give
+    the model a process of its own and keep a core for waiting for it. `v2`: vLLM's V2 model
+    runner was asked for (`wants_v2`).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -70,7 +74,10 @@ def engine_options(
         }
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"
-    return {**options, **engine.engine_args}
+    options |= engine.engine_args
+    if cpu is not None and cpu.threads and all(options.get(size, 1) == 1 for size in SIZES):
+        options.setdefault("distributed_executor_backend", ONE_PROCESS)
+    return options
 
 
 def wants_v2(environ: Mapping[str, str]) -> bool:

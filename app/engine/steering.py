@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import time
 from collections import deque
@@ -195,6 +196,7 @@ def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, st
     """Whatever changes what a step costs."""
     return {
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
+        "cpus": str(len(os.sched_getaffinity(0))),
         "model": settings.model.model,
         "drafter": str(settings.speculation.drafter),
         "dtype": settings.model.dtype,

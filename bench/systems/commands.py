@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
     on_cpu = _on_cpu()
     if on_cpu and method.k and shared.architecture is not None:
         raise ValueError(f"{method.name}: on a CPU vLLM's own server accepts no drafts by dice")
-    options = engine_options(settings, cpu_machine() if on_cpu else None)
+    # On a CPU its model has a process of its own, as it comes.
+    options = engine_options(settings, replace(cpu_machine(), threads=None) if on_cpu else None)
     for name in _OURS:
         options.pop(name, None)
     if method.kind == "vllm":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
+
+from app.engine.cpu import threads
 
 from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
 from .wire import assert_error, chunks, read_events
@@ -143,6 +147,16 @@ def test_a_taken_port(launch: Any, gateway: Gateway) -> None:
 
 
 @pytest.mark.final
+def test_the_model_runs_in_the_engines_own_process(plain_gateway: Gateway) -> None:
+    """Nobody waits for a worker by spinning on a core that the model could have (decision 0015)."""
+    if not threads(os.environ):
+        pytest.skip("several NUMA nodes, or threads bound by the environment")
+    children = psutil.Process(plain_gateway.process.pid).children(recursive=True)
+    names = [child.name() for child in children]
+    assert sum("EngineCore" in name for name in names) == 1
+    assert not any("Worker" in name for name in names)
+
+
 def test_sigterm_lets_a_stream_finish(plain_gateway: Gateway, plain_http: httpx.Client) -> None:
     if not plain_gateway.owned:
         pytest.skip("this gateway is not ours to stop")

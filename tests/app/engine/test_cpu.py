@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.cpu import compiler, cpu_machine, environment, preload
+from app.engine.cpu import compiler, cpu_machine, environment, preload, threads
 
 
 def install(root: Path, *folders: str) -> None:
@@ -32,6 +32,58 @@ def test_huge_pages_are_asked_for_unless_the_operator_does_not_want_them() -> No
     assert environment({})["THP_MEM_ALLOC_ENABLE"] == "1"
     assert environment({"THP_MEM_ALLOC_ENABLE": "0"})["THP_MEM_ALLOC_ENABLE"] == "0"
     assert environment({"LD_PRELOAD": "/opt/libtcmalloc.so"})["LD_PRELOAD"] == "/opt/libtcmalloc.so"
+
+
+def machine(root: Path, monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int = 1) -> Path:
+    """One whose cores have two threads each, as far as /sys tells."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2 * cores)))
+    for number in range(2 * cores):
+        cpu = root / f"devices/system/cpu/cpu{number}"
+        (cpu / "topology").mkdir(parents=True)
+        first = number % cores
+        (cpu / "topology/thread_siblings_list").write_text(f"{first},{first + cores}\n")
+        (cpu / f"node{first * nodes // cores}").touch()
+    return root
+
+
+def limit(root: Path, text: str) -> None:
+    (root / "fs/cgroup").mkdir(parents=True, exist_ok=True)
+    (root / "fs/cgroup/cpu.max").write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(("cores", "used"), [(1, 1), (2, 2), (7, 7), (8, 7), (32, 31)])
+def test_the_model_takes_all_cores_but_one_of_many(
+    cores: int, used: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert threads({}, machine(tmp_path, monkeypatch, cores)) == used
+
+
+def test_a_container_has_the_cores_it_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = machine(tmp_path, monkeypatch, 32)
+    for text, used in {"max 100000": 31, "250000 100000": 2, "50000 100000": 1}.items():
+        limit(root, text)
+        assert threads({}, root) == used
+
+
+def test_where_a_cpu_has_several_nodes_or_cores_were_given_vllm_binds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = machine(tmp_path, monkeypatch, 4)
+    assert threads({"VLLM_CPU_OMP_THREADS_BIND": "0-3"}, root) is None
+    assert threads({"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, root) is None
+    assert threads({"VLLM_CPU_OMP_THREADS_BIND": "auto"}, root) == 4
+    assert threads({"OMP_NUM_THREADS": "3"}, root) == 3
+    assert threads({"OMP_NUM_THREADS": "3,1"}, root) is None
+    assert threads({"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}, root) == 2
+    assert threads({"VLLM_CPU_NUM_OF_RESERVED_CPU": "9"}, root) == 1
+    assert threads({}, machine(tmp_path / "two", monkeypatch, 4, nodes=2)) is None
+
+
+def test_the_engine_is_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in environment({"VLLM_CPU_OMP_THREADS_BIND": "1"})
 
 
 def test_the_compiler_is_the_one_torch_would_use(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.cpu import CpuMachine
-from app.engine.options import engine_options, wants_v2
+from app.engine.options import ONE_PROCESS, engine_options, wants_v2
 from app.settings import load
 
 
@@ -57,6 +57,21 @@ def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
     assert engine_options(plain, machine)["kv_cache_memory_bytes"] == 2 * 2**30
     given = load({"kv_cache_gib": "0.5"}, {})
     assert engine_options(given, machine)["kv_cache_memory_bytes"] == 2**29
+
+
+def test_on_a_cpu_the_model_runs_in_the_engines_own_process() -> None:
+    machine = CpuMachine(2**33, can_compile=True, threads=2)
+    name = "distributed_executor_backend"
+    assert engine_options(load({}, {}), machine)[name] == ONE_PROCESS
+    bound = CpuMachine(2**33, can_compile=True, threads=None)
+    two = load({"tensor_parallel_size": "2"}, {})
+    replicas = load({"engine_args": '{"data_parallel_size": 2}'}, {})
+    theirs = load({"engine_args": f'{{"{name}": "mp"}}'}, {})
+    assert name not in engine_options(load({}, {}))
+    assert name not in engine_options(load({}, {}), bound)
+    assert name not in engine_options(two, machine)
+    assert name not in engine_options(replicas, machine)
+    assert engine_options(theirs, machine)[name] == "mp"
 
 
 def test_without_a_compiler_a_cpu_serves_uncompiled() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from drafters.control.cost import Cell, CostModel
@@ -17,6 +17,8 @@ SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted
 NEAR = 0.05  # a cell tells as much of the next K as 1 / 21 of its steps at that K would
 MATURE = 8.0  # steps from which on a surprise tells of the machine, and not of the cell
 DRIFT_GAIN = 0.1  # of a common slowdown: seen in 10 steps
+HANDED = 0.25  # of the drift, at each fit, to the cells
+KNOWN = 4096  # that were seen within so many steps
 _LAST_BUCKET = 24  # 4,096 requests; more share it
 _FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
 
@@ -32,7 +34,8 @@ class CostTable:
     The fitted cost gives the shape, each cell the deviation from it that was measured. What
     slows all cells alike (another process, a hot device) is `drift`: it says nothing about which
     K is best, so it must not be held against the K that met it. Where a step is seen for the first
-    time in a while, its surprise is its cell's: the drift is that of the steps before it.
+    time in a while, its surprise is its cell's: the drift is that of the steps before it. A drift
+    that lasts becomes that of the cells that met it.
     """
 
     def __init__(self, k_max: int) -> None:
@@ -124,9 +127,20 @@ class CostTable:
 
     def _fit(self) -> None:
         cells = self.cells()
+        self._hand_on(cells)
         self._model.fit(cells)
         for cell in cells:
             self._correct(cell)
+
+    def _hand_on(self, cells: Sequence[Cell]) -> None:
+        # Steps just after a change of K are slower, and a cell takes them for its own; those after
+        # them then look fast, and the drift takes them for the machine's. It would fall without
+        # end, and make all cells that are never visited look cheap.
+        handed = HANDED * self._drift
+        self._drift -= handed
+        for cell in cells:
+            if cell.seen and self._steps - cell.seen < KNOWN:
+                cell.seconds *= math.exp(handed)
 
 
 def _limited(surprise: float) -> float:

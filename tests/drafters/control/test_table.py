@@ -97,6 +97,19 @@ def test_a_lasting_change_is_learned() -> None:
     assert table.row(4, 0)[4] == pytest.approx(5 * CPU.steady(4, 4), rel=0.05)
 
 
+def test_slow_steps_after_each_change_do_not_make_what_is_never_visited_look_cheap() -> None:
+    """A cell takes the first steps of a visit for its own, so that those after them look fast."""
+    table = CostTable(7)
+    table.load(calibration(CPU, 7).cells)
+    for _ in range(60):
+        for requests, k in ((2, 0), (2, 1), (2, 5)):
+            for step in range(150):
+                slow = 1.2 if step < 8 else 1.0
+                table.observe(requests, k, 0, slow * CPU.steady(requests, k))
+    assert table.seconds(64, 0, 0) == pytest.approx(CPU.steady(64, 0), rel=0.15)
+    assert table.seconds(2, 5, 0) == pytest.approx(CPU.steady(2, 5), rel=0.05)
+
+
 def test_context_counts_once_it_is_long_and_short_ones_are_not_extrapolated() -> None:
     rng, table = random.Random(0), CostTable(7)
     table.load(calibration(CPU, 7).cells)

@@ -146,7 +146,6 @@ def test_a_taken_port(launch: Any, gateway: Gateway) -> None:
     assert_refuses(launch("--port", port), 60, port)
 
 
-@pytest.mark.final
 def test_the_model_runs_in_the_engines_own_process(plain_gateway: Gateway) -> None:
     """Nobody waits for a worker by spinning on a core that the model could have (decision 0015)."""
     if not threads(os.environ):
@@ -157,6 +156,7 @@ def test_the_model_runs_in_the_engines_own_process(plain_gateway: Gateway) -> No
     assert not any("Worker" in name for name in names)
 
 
+@pytest.mark.final
 def test_sigterm_lets_a_stream_finish(plain_gateway: Gateway, plain_http: httpx.Client) -> None:
     if not plain_gateway.owned:
         pytest.skip("this gateway is not ours to stop")

@@ -81,7 +81,7 @@ def test_where_a_cpu_has_several_nodes_or_cores_were_given_vllm_binds(
     assert threads({}, machine(tmp_path / "two", monkeypatch, 4, nodes=2)) is None
 
 
-def test_the_engine_is_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_told_how_many_threads() -> None:
     assert environment({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in environment({"VLLM_CPU_OMP_THREADS_BIND": "1"})
 

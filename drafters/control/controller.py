@@ -12,7 +12,7 @@ from drafters.config import DrafterConfig
 from drafters.control.calibration import Calibration
 from drafters.control.cost import Cell
 from drafters.control.fixed import checked_k
-from drafters.control.forecast import Forecast, Promise
+from drafters.control.forecast import SETTLING_S, Forecast, Promise
 from drafters.control.policy import Load, Step
 from drafters.control.probing import DEEPER, DRAFT, PLAIN, SHALLOWER, Probe, Probing
 from drafters.control.totals import Totals
@@ -23,7 +23,8 @@ OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 HYSTERESIS = 0.005  # another K must promise this much more
 _FRESH = 8  # steps for which an estimate at an unchanged batch is good
 _NEW = 2  # at a K that was just tried: one step verifies the drafts before it, one its own
-_NEAR_STEPS = 3  # of a probe while drafting: the first still verifies the drafts before it
+_NEAR_STEPS = 3  # of a probe while drafting, the first of which still verifies others' drafts
+_PLAIN_STEPS = 2  # of one without drafts, once they have settled
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
 _DEEPER_BY = 2
 
@@ -122,7 +123,8 @@ class Controller:
             probe = None
             self._switch(load, self._estimated(load))
         if probe is not None and probe.to_choose > 0:
-            probe.to_choose -= 1
+            if probe.k or self._forecast.is_settled:
+                probe.to_choose -= 1
             return probe.k
         return self._k
 
@@ -251,19 +253,21 @@ class Controller:
             deeper = min(self._k + _DEEPER_BY, self._k_max)
             shallower = (self._k + 1) // 2
             candidates = [
-                (PLAIN, 0, _NEAR_STEPS),
+                (PLAIN, 0, _PLAIN_STEPS),
                 (DEEPER, deeper, _NEAR_STEPS),
                 (SHALLOWER, shallower, _NEAR_STEPS),
             ]
         for kind, k, steps in candidates:
             if k == self._k or not probing.is_due(kind):
                 continue
-            lost = steps * promise.seconds[k] * (1.0 - rates[k] / rates[self._k])
+            # Fewer drafts never take longer: an estimate that is too high must not forbid the
+            # probe that would correct it.
+            seconds = min(promise.seconds[k], promise.seconds[max(k, self._k)])
+            likely = steps if k else steps + SETTLING_S / seconds
+            lost = likely * (seconds - promise.tokens[k] / rates[self._k])
             if self._k == 0:
                 lost += self._forecast.catching_up(load, self._forecast.gap)
-            probe = Probe(
-                kind, k, promise.load, rates[self._k], rates[k], steps, to_observe=steps + 2
-            )
+            probe = Probe(kind, k, promise.load, rates[self._k], rates[k], steps)
             if probing.begin(probe, lost):
                 return probe
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -10,6 +11,7 @@ from drafters.control.policy import Load, Step
 from drafters.control.price import Price
 from drafters.control.table import STEADY, CostTable
 
+SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as with them at first
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
 
@@ -37,9 +39,15 @@ class Forecast:
         self.costs = CostTable(k_max)
         self.acceptance = Acceptance(k_max)
         self.gap = 0.0  # tokens per request that the drafter has not seen
+        self._plain_s = math.inf  # since drafts were made or verified
         self._prefill, self._catch_up = Price(), Price()
         self._entering = Price()  # of prompts into the drafter
         self._prompts = self._outputs = 0.0  # recent tokens
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether plain steps take what they take, and no longer what drafts made of them."""
+        return self._plain_s >= SETTLING_S
 
     def learn(self, step: Step) -> None:
         """From a step that has run."""
@@ -49,6 +57,8 @@ class Forecast:
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
             self._learn_cost(step)
+        plain = load.draft_tokens == load.drafts(step.k) == 0
+        self._plain_s = self._plain_s + step.seconds if plain else 0.0
         requests = max(1, load.requests)
         unseen = self.gap + (step.tokens + load.prefill_tokens) / requests
         longest = min(self._catch_up_tokens, load.context_tokens / requests + 1.0)
@@ -68,7 +78,8 @@ class Forecast:
                 if step.k and unseen < _TELLING:
                     self._entering.observe(load.prefill_tokens, share * more)
         elif abs(load.draft_tokens - asked) <= STEADY * asked:
-            costs.observe(requests, _evenly(asked, requests), load.context_tokens, step.seconds)
+            if asked or self.is_settled:
+                costs.observe(requests, _evenly(asked, requests), load.context_tokens, step.seconds)
         elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = costs.seconds(requests, step.k, load.context_tokens)

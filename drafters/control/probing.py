@@ -23,7 +23,7 @@ KINDS = (DRAFT, PLAIN, DEEPER, SHALLOWER)
 
 @dataclass(slots=True)
 class Probe:
-    """A trial under way. Its last draft is verified one step after its last `choose`."""
+    """A trial under way."""
 
     kind: str
     k: int
@@ -31,7 +31,8 @@ class Probe:
     rate: float  # tokens per second at the K that it interrupts
     promised: float  # and at its own K, as estimated before
     to_choose: int
-    to_observe: int
+    # Then: the step before its last, the last, and the one that verifies the last's drafts.
+    to_observe: int = 3
     seen: bool = False  # a step of its own has been observed
     lost: float = 0.0  # seconds, so far
 
@@ -91,6 +92,8 @@ class Probing:
         if probe.seen:
             probe.lost += seconds - tokens / probe.rate
         # Steps before its first are still of the K before, at most one when asynchronous.
+        if probe.to_choose > 0:
+            return None
         probe.to_observe -= 1
         if probe.to_observe > 0:
             return None

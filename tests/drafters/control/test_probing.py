@@ -25,7 +25,7 @@ from drafters.control.probing import (
 
 
 def probe(steps: int = 2, rate: float = 1000.0) -> Probe:
-    return Probe(PLAIN, 0, Load(4), rate, 500.0, steps, steps + 2)
+    return Probe(PLAIN, 0, Load(4), rate, 500.0, to_choose=0, to_observe=steps + 2)
 
 
 def test_what_was_not_earned_is_not_spent() -> None:

@@ -87,7 +87,7 @@ _HEADS = {
         "serve_k": 3,
         "parallel": "",
         "evaluate": " --head models/embedded/eagle3",
-        "sibling": "The P-EAGLE head beside it had the same responses and the same minutes.",
+        "sibling": "The P-EAGLE head beside it had more responses and more time.",
     },
 }
 

@@ -277,7 +277,7 @@ def test_what_plain_steps_cost_is_known_while_drafting_at_a_changing_pace() -> N
 def test_plain_steps_just_after_drafts_do_not_tell_what_plain_steps_take() -> None:
     """As on two cores of a Xeon: a fifth slower at first, and slower for a tenth of a second."""
     policy, drafts, plain_s = controller(), 0, math.inf
-    for _ in range(6000):
+    for _ in range(12_000):
         load = Load(1, draft_tokens=drafts)
         k = policy.choose(load)
         seconds = CPU.target(1, 1 + drafts) + CPU.draft(1, k)

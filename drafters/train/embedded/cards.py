@@ -87,7 +87,7 @@ _HEADS = {
         "serve_k": 3,
         "parallel": "",
         "evaluate": " --head models/embedded/eagle3",
-        "sibling": "The P-EAGLE head beside it had more responses and more time.",
+        "sibling": "The P-EAGLE head beside it had {rows:,} continuations, {tokens:,} anchors.",
     },
 }
 
@@ -98,6 +98,7 @@ def write_cards(folder: Path, tables: Mapping[str, str]) -> None:
     for name, table in tables.items():
         place = folder / name
         facts = {**_facts(place), **_HEADS[name], "name": name, "table": table}
+        facts["sibling"] = str(facts["sibling"]).format(**_facts(folder / "p-eagle"))
         card = _HEAD.format(about=_ABOUT[name].format(**facts), **facts)
         (place / "README.md").write_text(card)
 

@@ -17,6 +17,7 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 
+from drafters.ops.argmax import argmax
 from drafters.vllm.noise import match
 
 # Where each processor that may change an argmax keeps the requests that ask for it.
@@ -44,7 +45,7 @@ def verify(
     metadata: Any,  # SpecDecodeMetadata
 ) -> SamplerOutput:
     """What the rejection sampler returns for such a step."""
-    tokens = logits.argmax(dim=-1)
+    tokens = argmax(logits)
     sampled = match(
         tokens[metadata.target_logits_indices],
         metadata.draft_token_ids,
@@ -63,6 +64,6 @@ def _asked(processor: Any) -> bool:
 def likeliest(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
     vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
-    ids: torch.Tensor = head.logits_processor(lm_head, hidden).argmax(-1)
+    ids: torch.Tensor = argmax(head.logits_processor(lm_head, hidden))
     offsets = head.draft_id_to_target_id
     return ids if offsets is None else ids + offsets[ids]

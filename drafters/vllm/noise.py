@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from vllm.v1.sample import rejection_sampler
 
+from drafters.ops.argmax import argmax
 from drafters.vllm import synthetic
 
 MASK = 2**64 - 1
@@ -111,10 +112,10 @@ def choose(
 ) -> torch.Tensor:
     """The target's token in each place that had a draft: the likeliest, or sampled."""
     if sampling_metadata.all_greedy:
-        return logits.argmax(dim=-1)
+        return argmax(logits)
     if sampling_metadata.all_random:
         return noise.sample(logits, drafts)
-    likeliest = logits.argmax(dim=-1)  # before the sampler, which may write into the logits
+    likeliest = argmax(logits)  # before the sampler, which may write into the logits
     greedy = sampling_metadata.temperature == 0
     counts = torch.tensor(drafts, device=logits.device)
     greedy = greedy.repeat_interleave(counts, output_size=len(likeliest))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from drafters.ops.argmax import argmax
+
 
 def tokens(
     drafts: torch.Tensor,  # [sum of drafts]
@@ -21,6 +23,6 @@ def tokens(
     positions = torch.cat([torch.arange(count) for count in counts]).to(rates.device)
     accepted = torch.rand(len(drafts), device=rates.device) < rates[positions]
     drafted = drafts.long()
-    others = logits.argmax(dim=-1)
+    others = argmax(logits)
     others = torch.where(others == drafted, (others + 1) % logits.shape[-1], others)
     return torch.where(accepted & (drafted >= 0), drafted, others)

@@ -89,7 +89,9 @@ def drafter_config(settings: Settings) -> DrafterConfig:
     """What our drafter and scheduler read in the engine's processes."""
     speculation = settings.speculation
     return DrafterConfig(
-        catch_up_tokens=speculation.catch_up_tokens, context_tokens=speculation.draft_context
+        catch_up_tokens=speculation.catch_up_tokens,
+        context_tokens=speculation.draft_context,
+        least_confidence=speculation.least_confidence,
     )
 
 

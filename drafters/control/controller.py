@@ -67,6 +67,11 @@ class Controller:
         return self._k_max
 
     @property
+    def doubts(self) -> bool:
+        """Whether the drafter may leave out drafts that it doubts itself: not where K is pinned."""
+        return self._adapts
+
+    @property
     def _adapts(self) -> bool:
         return self._objective in (THROUGHPUT, LATENCY)
 
@@ -75,6 +80,7 @@ class Controller:
         the acceptance of their drafts says nothing about anybody's requests, so all is forgotten.
         """
         self._forecast = Forecast(self._k_max, self._catch_up_tokens)
+        self._forecast.doubts = self.doubts
         if known := [cell for cell in cells if cell.k <= self._k_max]:
             self._forecast.costs.load(known)
         self._totals = Totals(self._k_max)
@@ -102,6 +108,7 @@ class Controller:
         if tpot_s is not None:
             self._tpot_s = tpot_s
         self._objective = chosen
+        self._forecast.doubts = self.doubts
         self._estimate, self._missed = None, 0.0
         self._probing.give_up()
 
@@ -197,7 +204,7 @@ class Controller:
         estimate = self._estimate
         if (
             estimate is None
-            or self._steps - estimate.steps >= self._lasts(load)
+            or self._steps - estimate.steps >= self._lasts(estimate.promise)
             or (then := estimate.promise.load).requests != load.requests
             or then.reach != load.reach
             or then.prefill_tokens
@@ -206,9 +213,10 @@ class Controller:
             estimate = self._estimate = self._appraise(load)
         return estimate
 
-    def _lasts(self, load: Load) -> int:
+    def _lasts(self, promise: Promise) -> int:
         """Steps that an estimate is good for: few while the present K is hardly known."""
-        known = self._forecast.costs.weight(load.requests, self._k) >= _FRESH
+        alike = round(promise.alike[self._k])
+        known = self._forecast.costs.weight(promise.load.requests, alike) >= _FRESH
         return _FRESH if known else _NEW
 
     def _appraise(self, load: Load) -> _Estimate:

@@ -8,6 +8,8 @@ from drafters.control.policy import Load, Step
 class Fixed:
     """`k` draft tokens in every step."""
 
+    doubts = False
+
     def __init__(self, k: int, k_max: int) -> None:
         self._k_max = k_max
         self.k = k

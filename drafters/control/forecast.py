@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import mul
 
 from drafters.control.acceptance import Acceptance
+from drafters.control.offers import Offers
 from drafters.control.policy import Load, Step
 from drafters.control.price import Price
 from drafters.control.table import STEADY, CostTable
 
+DRAFTING = 0.3  # of what a draft costs is the drafter's, and is paid for one it leaves out
 SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as with them at first
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
@@ -21,6 +25,7 @@ class Promise:
     """Of each K at one load: [k_max + 1] each."""
 
     load: Load
+    alike: list[float]  # the K at which a step takes as long if all drafts are offered
     seconds: list[float]  # of a steady step
     tokens: list[float]  # that it makes, over all requests
     rates: list[float]  # tokens per second of such steps
@@ -38,6 +43,8 @@ class Forecast:
         self._catch_up_tokens = catch_up_tokens
         self.costs = CostTable(k_max)
         self.acceptance = Acceptance(k_max)
+        self.offers = Offers(k_max)
+        self.doubts = False  # whether drafts that the drafter doubts are left out
         self.gap = 0.0  # tokens per request that the drafter has not seen
         self._plain_s = math.inf  # since drafts were made or verified
         self._prefill, self._catch_up = Price(), Price()
@@ -53,6 +60,7 @@ class Forecast:
         """From a step that has run."""
         load = step.load
         self.acceptance.observe(step.drafted, step.accepted, step.runs)
+        self.offers.observe(step.drafted, step.doubted)
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
@@ -66,20 +74,21 @@ class Forecast:
 
     def _learn_cost(self, step: Step) -> None:
         load, requests, costs = step.load, step.load.requests, self.costs
-        asked = load.drafts(step.k)
+        asked, before = load.drafts(step.k), load.draft_tokens + load.doubted_tokens
         unseen = load.drafts(1) * self.gap
         if load.prefill_tokens:
             if costs.measured:
-                k = min(self._k_max, _evenly(load.draft_tokens, requests))
+                k = min(self._k_max, _evenly(_worth(before, load.draft_tokens), requests))
                 expected = costs.seconds(requests, k, load.context_tokens)
                 # The drafter had about the same share of it as of the whole step.
                 share, more = step.draft_seconds / step.seconds, step.seconds - expected
                 self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
                 if step.k and unseen < _TELLING:
                     self._entering.observe(load.prefill_tokens, share * more)
-        elif abs(load.draft_tokens - asked) <= STEADY * asked:
+        elif abs(before - asked) <= STEADY * asked:
             if asked or self.is_settled:
-                costs.observe(requests, _evenly(asked, requests), load.context_tokens, step.seconds)
+                k = _evenly(_worth(asked, asked - load.doubted_tokens), requests)
+                costs.observe(requests, k, load.context_tokens, step.seconds)
         elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = costs.seconds(requests, step.k, load.context_tokens)
@@ -87,7 +96,8 @@ class Forecast:
 
     def promise(self, load: Load) -> Promise:
         """What each K promises."""
-        seconds, tokens = self._seconds(load), self.tokens(load)
+        alike, tokens = self._alike(load), self.tokens(load)
+        seconds = self._seconds(load, alike)
         if load.prefill_tokens and load.waiting:
             # More prompts follow, so drafts will be verified beside prompts. The device is busy
             # then: a draft costs what a prompt's token costs, at least.
@@ -100,7 +110,7 @@ class Forecast:
         share = self._prompts / self._outputs if self._outputs else 0.0
         entering = share * self._entering.seconds
         goodput = [rates[0], *(1.0 / (1.0 / rate + entering) for rate in rates[1:])]
-        return Promise(load, seconds, tokens, rates, goodput)
+        return Promise(load, alike, seconds, tokens, rates, goodput)
 
     def tokens(self, load: Load) -> list[float]:
         """Expected of a step, over all requests, after K drafts: [k_max + 1]."""
@@ -110,21 +120,25 @@ class Forecast:
         gains = (n * (b - a) for n, (a, b) in zip(load.reach, pairwise(each), strict=True))
         return list(accumulate(gains, initial=float(load.requests)))
 
-    def _seconds(self, load: Load) -> list[float]:
+    def _seconds(self, load: Load, alike: Sequence[float]) -> list[float]:
         row = self.costs.row(load.requests, load.context_tokens)
-        if not load.reach:
-            return row
-        # As of the K at which all would have as many drafts as these have together.
         found = row[:1]
-        for k in range(1, len(row)):
-            each = max(1.0, load.drafts(k) / load.requests)
-            low = min(int(each), len(row) - 2)
-            found.append(row[low] + (each - low) * (row[low + 1] - row[low]))
+        for k in alike[1:]:
+            low = min(int(k), self._k_max - 1)
+            found.append(row[low] + (k - low) * (row[low + 1] - row[low]))
         return found
+
+    def _alike(self, load: Load) -> list[float]:
+        """As in a Promise: where all requests have as many drafts as these have together."""
+        reach = load.reach or (load.requests,) * self._k_max
+        offered = self.offers.survival() if self.doubts else [1.0] * self._k_max
+        together = accumulate(map(_worth, reach, map(mul, reach, offered)))
+        return [0.0, *(max(1.0, drafts / load.requests) for drafts in together)]
 
     def verified(self, load: Load) -> int:
         """The K whose drafts the step verifies, more or less: not all requests have any yet."""
-        return min(range(self._k_max + 1), key=lambda k: abs(load.drafts(k) - load.draft_tokens))
+        drafts = load.draft_tokens + load.doubted_tokens
+        return min(range(self._k_max + 1), key=lambda k: abs(load.drafts(k) - drafts))
 
     def reading(self, prompts: int, k: int) -> float:
         """Seconds for so many prompt tokens, of the drafter as well unless `k` is 0."""
@@ -146,6 +160,11 @@ class Forecast:
         return plain * step.tokens / load.requests + self.reading(load.prefill_tokens, 0)
 
 
-def _evenly(drafts: int, requests: int) -> int:
+def _worth(asked: float, offered: float) -> float:
+    """How many drafts cost as much if all of them are offered."""
+    return DRAFTING * asked + (1.0 - DRAFTING) * offered
+
+
+def _evenly(drafts: float, requests: int) -> int:
     """The K at which all requests together have about so many drafts."""
     return max(1, round(drafts / requests)) if drafts else 0

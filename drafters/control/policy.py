@@ -17,6 +17,7 @@ class Load:
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
+    doubted_tokens: int = 0  # and those that its drafter was asked for and left out
     # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
     reach: tuple[int, ...] = ()
 
@@ -49,8 +50,11 @@ class Step:
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
     # Of each request that had drafts: tokens since the step after its last rejection, this step's
-    # not among them, and this step's.
+    # not among them, and this step's. A draft that was left out counts as a rejection.
     runs: tuple[tuple[int, int], ...] = ()
+    # [i]: requests for which the drafter was asked for a draft at position i and left it out, but
+    # not the one before; empty: it had to offer all.
+    doubted: tuple[int, ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
     control_seconds: float = 0.0  # of `seconds`: choosing K, and counting what came of it
@@ -66,6 +70,11 @@ class Policy(Protocol):
     @property
     def k_max(self) -> int:
         """The most tokens that may be drafted."""
+        ...
+
+    @property
+    def doubts(self) -> bool:
+        """Whether the drafter may leave out drafts that it doubts itself."""
         ...
 
     def choose(self, load: Load) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
+from drafters.vllm.confidence import confident
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
@@ -49,7 +51,11 @@ class ParallelDrafter(EagleProposer):
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
         self.window = config.window(self.max_num_tokens)
         self.context_tokens = config.context_tokens
-        self.half = config.bfloat16_on_cpu and half.pays()
+        self._half_rows = half.pays_up_to() if config.bfloat16_on_cpu else 0
+        self.half = self._half_rows == half.MANY  # inside the compiled model, for any rows
+        # A compiled model that was saved is found again by the configuration.
+        settled = replace(config, bfloat16_on_cpu=self.half)
+        vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
         self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
         self._contexts: Contexts | None = None
@@ -65,7 +71,7 @@ class ParallelDrafter(EagleProposer):
         with half.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
         head = self.model.lm_head
-        self.lm_head = half.twin(head) if self.half and half.is_wide(head) else head
+        self.lm_head = half.twin(head) if self._half_rows and half.is_wide(head) else head
         # What loading left behind frees oneDNN handles, which fails if it happens while the model
         # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()
@@ -125,8 +131,10 @@ class ParallelDrafter(EagleProposer):
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
         states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
         common: CommonAttentionMetadata,
+        least_confidence: float = 0.0,
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0. Those of which the
+        head doubts more than `least_confidence` allows are left out."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -190,13 +198,17 @@ class ParallelDrafter(EagleProposer):
             window=self.window,
             mask_token=self.parallel_drafting_token_id,
         )
-        tokens = self._run(layout, rows, states, common)
+        # A single draft is never left out, so that its probability is not needed.
+        doubts = least_confidence > 0.0 and rows.k.max() > 1
+        tokens, sure = self._run(layout, rows, states, common, confidence=doubts)
         contexts.enter(chosen, rows.end, tables[index])
         self.passes += 1
-        position = 0
-        for row, wants in zip(index.tolist(), rows.k.tolist(), strict=True):
-            drafts[row] = tokens[position : position + wants]
-            position += wants
+        offered = rows.k if sure is None else confident(sure.numpy(), rows.k, least_confidence)
+        begins_at = np.cumsum(rows.k) - rows.k
+        for row, first, count in zip(
+            index.tolist(), begins_at.tolist(), offered.tolist(), strict=True
+        ):
+            drafts[row] = tokens[first : first + count]
         return drafts
 
     def _rejected(self, drafted: dict[str, list[int]], made: Ints) -> Ints:
@@ -243,9 +255,16 @@ class ParallelDrafter(EagleProposer):
         self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
 
     def _run(
-        self, layout: Layout, rows: Rows, states: Sequence[torch.Tensor], common: Any
-    ) -> list[int]:
-        """The pass: fill the buffers, run the head once, choose the likeliest tokens."""
+        self,
+        layout: Layout,
+        rows: Rows,
+        states: Sequence[torch.Tensor],
+        common: Any,
+        *,
+        confidence: bool,
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """The pass: fill the buffers, run the head once, choose the likeliest tokens; if asked,
+        with the logarithm of the head's probability of each, on the host."""
         count = len(layout.ids)
         self.input_ids[:count] = self._device(layout.ids)
         self.positions[:count] = self._device(layout.positions)
@@ -278,9 +297,10 @@ class ParallelDrafter(EagleProposer):
         ):
             last, _ = self.model(**arguments)
         if not layout.drafts.size:
-            return []
-        chosen: list[int] = self._likeliest(last[self._device(layout.drafts)]).tolist()
-        return chosen
+            return [], None
+        hidden = last[self._device(layout.drafts)]
+        tokens, sure = self._likeliest(hidden, confidence)
+        return tokens.tolist(), None if sure is None else sure.cpu()
 
     def _metadata(self, layout: Layout, rows: Rows, common: Any) -> CommonAttentionMetadata:
         table = common.block_table_tensor[self._device(rows.index)]
@@ -302,8 +322,12 @@ class ParallelDrafter(EagleProposer):
             slot_mapping=self._device(layout.slots),
         )
 
-    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        return likeliest(self.model, self.lm_head, hidden)
+    def _likeliest(
+        self, hidden: torch.Tensor, confidence: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        few = self.half or len(hidden) <= self._half_rows
+        head = self.lm_head if few else self.model.lm_head
+        return likeliest(self.model, head, hidden, confidence=confidence)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

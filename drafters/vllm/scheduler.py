@@ -17,6 +17,7 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step, reach
+from drafters.vllm.confidence import ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runner import is_parallel
@@ -64,8 +65,12 @@ class DraftingScheduler(Scheduler):
         )
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Step] = deque()
-        self._begun: dict[int, tuple[float, Load]] = {}  # by SchedulerOutput, until it has run
+        # By SchedulerOutput, until it has run: when it began, its load, and `_doubting` before it.
+        self._begun: dict[int, tuple[float, Load, int]] = {}
         self._ended = self._control = 0.0
+        # On V2 drafts stay on the device, and all of them are verified.
+        self._least_confidence = config.least_confidence if self.brings_drafts else 0.0
+        self._doubting = 0  # K of the step before, if its drafter was free to offer fewer drafts
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
 
@@ -79,15 +84,20 @@ class DraftingScheduler(Scheduler):
         begun = perf_counter()
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
-            self._begun[id(scheduled)] = begun, self._load
+            self._begun[id(scheduled)] = begun, self._load, self._asked
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
         if scheduler_output.total_num_scheduled_tokens:
             begun = perf_counter()
+            self._asked = self._doubting
             self._load = self._measure(scheduler_output)
-            scheduler_output.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+            k = self.policy.choose(self._load)
+            least = self._least_confidence if self.policy.doubts else 0.0
+            scheduler_output.num_spec_tokens_to_schedule = k
+            ask(scheduler_output, least)
+            self._doubting = k if least else 0
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
         self._trim()
@@ -122,15 +132,24 @@ class DraftingScheduler(Scheduler):
             context += end
             if end >= request.num_tokens:
                 decoding.append(name)
-        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        offered = scheduled.scheduled_spec_decode_tokens
+        drafts = sum(map(len, offered.values()))
+        doubted, asked = 0, self._asked
+        if asked:
+            doubted = sum(self._left_out(name, len(ids), asked) for name, ids in offered.items())
         return Load(
             requests=len(decoding),
             waiting=self.get_request_counts()[1],
             prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
             context_tokens=context,
             draft_tokens=drafts,
+            doubted_tokens=doubted,
             reach=self._reach(decoding) if self._limits else (),
         )
+
+    def _left_out(self, name: str, drafts: int, asked: int) -> int:
+        """Drafts of a request that its drafter was asked for and did not offer."""
+        return max(0, min(asked, self._limits.get(name, asked)) - drafts)
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output)."""
@@ -147,19 +166,16 @@ class DraftingScheduler(Scheduler):
         begun = self._begun.pop(id(scheduler_output), None)
         if begun is not None:
             ended = perf_counter()
-            drafted, accepted, runs = self._verification()
             step = Step(
                 load=begun[1],
                 k=scheduler_output.num_spec_tokens_to_schedule,
                 # Asynchronous steps begin while the one before runs.
                 seconds=ended - max(begun[0], self._ended),
                 tokens=sum(map(len, model_runner_output.sampled_token_ids)),
-                drafted=drafted,
-                accepted=accepted,
-                runs=runs,
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
                 control_seconds=self._control,
+                **self._verification(begun[2]),
             )
             self._ended = ended
             if scheduler_output.num_spec_tokens_to_schedule == 0:
@@ -181,9 +197,11 @@ class DraftingScheduler(Scheduler):
         while self._unobserved:
             self.policy.observe(self._unobserved.popleft())
 
-    def _verification(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """`drafted`, `accepted` and `runs` of a Step; each request's own is remembered."""
-        drafted, accepted = [0] * self.num_spec_tokens, [0] * self.num_spec_tokens
+    def _verification(self, asked: int) -> dict[str, Any]:
+        """Fields of a Step whose drafts' drafter was asked for `asked`, or had to offer all; each
+        request's own run is remembered."""
+        k_max = self.num_spec_tokens
+        drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked else 0)
         runs = []
         for name, drafts, right in self._verified:
             for counters, positions in ((drafted, drafts), (accepted, right)):
@@ -191,10 +209,17 @@ class DraftingScheduler(Scheduler):
                     counters[position] += 1
             run, made = self._runs.pop(name, 0), right + 1
             runs.append((run, made))
-            if right == drafts:
+            if self._left_out(name, drafts, asked):
+                doubted[drafts] += 1
+            elif right == drafts:
                 self._runs[name] = run + made
         self._verified.clear()
-        return tuple(drafted), tuple(accepted), tuple(runs)
+        return {
+            "drafted": tuple(drafted),
+            "accepted": tuple(accepted),
+            "doubted": tuple(doubted),
+            "runs": tuple(runs),
+        }
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The gateway's way in, over the engine core's utility calls: `state`, `steer` with

@@ -67,6 +67,8 @@ class Moving:
 class Oracle:
     """Knows the true rates."""
 
+    doubts = False
+
     def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
         self._hardware, self._survival, self._k_max = hardware, list(survival), k_max
 

@@ -362,7 +362,8 @@ class ParallelSpeculator(DraftModelSpeculator):
                 inputs_embeds=None,
             )
         if k:
-            chosen = likeliest(self.model, self.model.lm_head, last[self._drafts[: count * k]])
+            drafting = last[self._drafts[: count * k]]
+            chosen, _ = likeliest(self.model, self.model.lm_head, drafting)
             self.draft_tokens[:count, :k] = chosen.view(count, k)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:

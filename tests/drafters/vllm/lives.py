@@ -27,7 +27,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from drafters.control.policy import Load
+from drafters.control.policy import Load, Step
+from drafters.vllm import confidence
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
@@ -132,8 +133,24 @@ class Watched(ParallelDrafter):
         self.rows, self.metadata = rows, super()._metadata(layout, rows, common)
         return self.metadata
 
-    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([self.lives.token() for _ in hidden], dtype=torch.int64)
+    def _likeliest(
+        self, hidden: torch.Tensor, confidence: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ids = torch.tensor([self.lives.token() for _ in hidden], dtype=torch.int64)
+        sure = torch.tensor([self.lives.random.random() for _ in hidden]).log()
+        return ids, sure if confidence else None
+
+
+class Told:
+    """A policy that does as it is told."""
+
+    k_max, k, doubts = K_MAX, 0, False
+
+    def choose(self, load: Load) -> int:
+        return self.k
+
+    def observe(self, step: Step) -> None:
+        self.newest = step
 
 
 class Lives:
@@ -154,6 +171,9 @@ class Lives:
         self.scheduler = DraftingScheduler(
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
+        self.scheduler.policy = self.told = Told()
+        self.asked = 0  # K of the step before, if it allowed doubts
+        self.runs: dict[str, int] = {}  # what a Step is to say of each request
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -217,8 +237,10 @@ class Lives:
             )
             self.seen["aborted"] += 1
 
-    def step(self, k: int) -> None:
-        """One engine step with `k` draft tokens to be made for the next one."""
+    def step(self, k: int, *, doubts: bool = False) -> None:
+        """One engine step with `k` draft tokens to be made for the next one; some of them may be
+        left out if `doubts`."""
+        self.told.k, self.told.doubts = k, doubts
         scheduled = self.scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
             self.blocks[new.req_id] = list(new.block_ids[0])
@@ -241,22 +263,59 @@ class Lives:
             self.scheduler.update_from_output(scheduled, ModelRunnerOutput([], {}))
             return
         sampled, states, common = self._run(scheduled)
-        self._check_load(self.scheduler._begun[id(scheduled)][1])
-        drafts = self.drafter.draft(
-            k, scheduled.scheduled_spec_decode_tokens, sampled, [states], common
-        )
+        offered = scheduled.scheduled_spec_decode_tokens
+        left_out = self._left_out(offered)
+        load = self.scheduler._begun[id(scheduled)][1]
+        self._check_load(load)
+        assert load.doubted_tokens == sum(left_out.values())
+        least = confidence.asked(scheduled)
+        assert (least > 0.0) == doubts
+        drafts = self.drafter.draft(k, offered, sampled, [states], common, least)
         assert (drafts is None) == (k == 0)
         made = [
             [] if unread else [token for token in row if token >= 0]
             for row, unread in zip(sampled.tolist(), self.discard_request_mask.np, strict=True)
         ]
         names = self.batch.req_ids
+        lengths = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
         self.scheduler.update_from_output(scheduled, output)
+        self._check_verified(self.scheduler.recent[-1], offered, left_out, lengths)
+        self.asked = k if doubts else 0
         if drafts is not None:
             self._check_counts(drafts, k)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         self.seen["steps"] += 1
+
+    def _left_out(self, offered: dict[str, list[int]]) -> dict[str, int]:
+        return {
+            name: max(0, min(self._limit(name), self.asked) - len(drafts))
+            for name, drafts in offered.items()
+        }
+
+    def _check_verified(
+        self,
+        step: Step,
+        offered: dict[str, list[int]],
+        left_out: dict[str, int],
+        made: dict[str, int],
+    ) -> None:
+        """What the policy is told of drafts, those that the drafter left out, and runs."""
+        runs = []
+        for name, drafts in offered.items():
+            run, tokens = self.runs.pop(name, 0), made[name]
+            runs.append((run, tokens))
+            if tokens == len(drafts) + 1 and not left_out[name]:
+                self.runs[name] = run + tokens
+        if step.k == 0:
+            self.runs.clear()
+        assert sorted(step.runs) == sorted(runs)
+        lengths = [len(drafts) for drafts in offered.values()]
+        assert step.drafted == tuple(sum(n > i for n in lengths) for i in range(K_MAX))
+        ends = [len(offered[name]) for name, count in left_out.items() if count]
+        doubted = tuple(ends.count(i) for i in range(K_MAX)) if self.asked else ()
+        assert step.doubted == doubted
+        self.seen["doubted"] += len(ends)
 
     def _limit(self, name: str) -> int:
         parameters = self.requests[name].sampling_params

@@ -46,3 +46,28 @@ def test_only_a_float32_matrix_is_worth_a_twin(layer: Any) -> None:
     assert not half.is_wide(torch.nn.LayerNorm(8))  # a vector
     assert not half.is_wide(torch.nn.ReLU())  # no weight, as a quantised layer
     assert not half.is_wide(layer.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("faster", "most"), [(0, 0), (3, 0), (4, 4), (10, 8), (32, 32), (1000, half.MANY)]
+)
+def test_it_pays_up_to_as_many_rows_as_a_trial_says(
+    monkeypatch: pytest.MonkeyPatch, faster: int, most: int
+) -> None:
+    def seconds(layer: Any, x: torch.Tensor) -> float:
+        return 1.0 if layer.weight.dtype == torch.float32 else 0.5 if len(x) <= faster else 2.0
+
+    monkeypatch.setattr(half, "_seconds", seconds)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert half.pays_up_to.__wrapped__() == most
+
+
+def test_a_processor_without_it_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "_seconds", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert half.pays_up_to.__wrapped__() == 0
+
+
+def test_the_trial_times_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert half.pays_up_to.__wrapped__() in (0, 4, 8, 16, 32, half.MANY)

@@ -1,0 +1,39 @@
+"""Which drafts the drafter itself believes in, and what that travels with.
+
+A draft is of use if it and all before it are accepted. Where the drafter's own probabilities of
+these, multiplied, leave next to nothing of that, verifying it costs more than it brings
+(docs/decisions/0016).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ATTRIBUTE = "aerie_least_confidence"  # of a SchedulerOutput, which is pickled with all it has
+
+
+def ask(scheduled: Any, least_confidence: float) -> None:
+    """Tell the workers with a SchedulerOutput: one decision for all ranks, as K is."""
+    setattr(scheduled, _ATTRIBUTE, least_confidence)
+
+
+def asked(scheduled: Any) -> float:
+    """0 where drafts are to be offered whatever the drafter thinks of them."""
+    return float(getattr(scheduled, _ATTRIBUTE, 0.0))
+
+
+def confident(
+    logs: npt.NDArray[np.float32],  # [sum of wants], of the probability of each draft
+    wants: npt.NDArray[np.int64],  # [requests], drafts made
+    least: float,
+) -> npt.NDArray[np.int64]:
+    """How many of each request's drafts to offer, `[requests]`: at least its first."""
+    owner = np.repeat(np.arange(len(wants)), wants)
+    total = np.cumsum(logs, dtype=np.float64)
+    before = np.concatenate([[0.0], total])[np.cumsum(wants) - wants]
+    sure = total - before[owner] >= math.log(least)
+    return np.maximum(np.bincount(owner[sure], minlength=len(wants)), np.minimum(wants, 1))

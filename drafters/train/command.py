@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 
@@ -221,6 +222,13 @@ def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:
     )
 
 
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aerie train",
@@ -255,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     data.add_argument("--temperature", type=float, default=0.7, help="of the sampled ones")
     data.add_argument(
-        "--server", metavar="URL",
+        "--server", metavar="URL", type=_url,
         help="let an OpenAI-compatible vLLM server of the same target write the responses",
     )  # fmt: skip
     data.add_argument(

@@ -32,8 +32,15 @@ class Core:
     def seconds(requests: int, k: int) -> float:
         return 0.010 + 0.0005 * requests * (1 + k) + (0.002 if k else 0.0)
 
-    def step(self, requests: int, k: int, accepted: int = 1, seconds: float | None = None) -> None:
-        load = Load(requests, draft_tokens=requests * k)
+    def step(
+        self,
+        requests: int,
+        k: int,
+        accepted: int = 1,
+        seconds: float | None = None,
+        left_out: int = 0,
+    ) -> None:
+        load = Load(requests, draft_tokens=requests * k, doubted_tokens=left_out)
         took = self.seconds(requests, k) if seconds is None else seconds
         counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
         right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
@@ -151,17 +158,18 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
         ("aerie_steps_total", {"k": "5"}),
         ("aerie_steps_k_total", {}),
         ("aerie_drafts_accepted_total", {"position": "1"}),
+        ("aerie_drafts_left_out_total", {}),
     )
     before = [value(name, **labels) for name, labels in names]
-    core.step(3, 5, accepted=2)
+    core.step(3, 5, accepted=2, left_out=4)
     hand.take(core.policy.snapshot())
     hand.take(core.policy.snapshot())  # nothing new
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3, 4]
     core = Core()
     hand.take(core.policy.snapshot())
     core.step(2, 5, accepted=1)
     hand.take(core.policy.snapshot())
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5, 4]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0
 

@@ -148,3 +148,14 @@ def test_a_processor_without_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert slow_bfloat16("cpu") is wanted
     assert slow_bfloat16("cuda") is None
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:8000", "localhost", "ftp://here", "http://"])
+def test_a_server_that_is_no_url_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: str
+) -> None:
+    asked = ["--target", str(tmp_path), "--out", str(tmp_path / "head"), "--prompts", "none.jsonl"]
+    with pytest.raises(SystemExit) as refused:
+        aerie(["train", *asked, "--server", server])
+    assert refused.value.code == 2
+    assert "is no URL such as http://127.0.0.1:8000" in capsys.readouterr().err

@@ -204,7 +204,7 @@ class Controller:
         estimate = self._estimate
         if (
             estimate is None
-            or self._steps - estimate.steps >= self._lasts(estimate.promise)
+            or self._steps - estimate.steps >= self._lasts(load)
             or (then := estimate.promise.load).requests != load.requests
             or then.reach != load.reach
             or then.prefill_tokens
@@ -213,10 +213,9 @@ class Controller:
             estimate = self._estimate = self._appraise(load)
         return estimate
 
-    def _lasts(self, promise: Promise) -> int:
+    def _lasts(self, load: Load) -> int:
         """Steps that an estimate is good for: few while the present K is hardly known."""
-        alike = round(promise.alike[self._k])
-        known = self._forecast.costs.weight(promise.load.requests, alike) >= _FRESH
+        known = self._forecast.costs.weight(load.requests, self._k) >= _FRESH
         return _FRESH if known else _NEW
 
     def _appraise(self, load: Load) -> _Estimate:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import mul
 
 from drafters.control.acceptance import Acceptance
 from drafters.control.offers import Offers
@@ -14,7 +12,7 @@ from drafters.control.policy import Load, Step
 from drafters.control.price import Price
 from drafters.control.table import STEADY, CostTable
 
-DRAFTING = 0.3  # of what a draft costs is the drafter's, and is paid for one it leaves out
+VERIFYING = 0.5  # of what one more draft costs: saved where the drafter leaves it out
 SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as with them at first
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
@@ -25,7 +23,6 @@ class Promise:
     """Of each K at one load: [k_max + 1] each."""
 
     load: Load
-    alike: list[float]  # the K at which a step takes as long if all drafts are offered
     seconds: list[float]  # of a steady step
     tokens: list[float]  # that it makes, over all requests
     rates: list[float]  # tokens per second of such steps
@@ -78,8 +75,8 @@ class Forecast:
         unseen = load.drafts(1) * self.gap
         if load.prefill_tokens:
             if costs.measured:
-                k = min(self._k_max, _evenly(_worth(before, load.draft_tokens), requests))
-                expected = costs.seconds(requests, k, load.context_tokens)
+                k = min(self._k_max, _evenly(before, requests))
+                expected = costs.seconds(requests, k, load.context_tokens) - self._saved(load)
                 # The drafter had about the same share of it as of the whole step.
                 share, more = step.draft_seconds / step.seconds, step.seconds - expected
                 self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
@@ -87,8 +84,9 @@ class Forecast:
                     self._entering.observe(load.prefill_tokens, share * more)
         elif abs(before - asked) <= STEADY * asked:
             if asked or self.is_settled:
-                k = _evenly(_worth(asked, asked - load.doubted_tokens), requests)
-                costs.observe(requests, k, load.context_tokens, step.seconds)
+                # As long as it would have taken with all drafts, of which calibration tells.
+                seconds = step.seconds + self._saved(load)
+                costs.observe(requests, _evenly(asked, requests), load.context_tokens, seconds)
         elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = costs.seconds(requests, step.k, load.context_tokens)
@@ -96,8 +94,7 @@ class Forecast:
 
     def promise(self, load: Load) -> Promise:
         """What each K promises."""
-        alike, tokens = self._alike(load), self.tokens(load)
-        seconds = self._seconds(load, alike)
+        seconds, tokens = self._seconds(load), self.tokens(load)
         if load.prefill_tokens and load.waiting:
             # More prompts follow, so drafts will be verified beside prompts. The device is busy
             # then: a draft costs what a prompt's token costs, at least.
@@ -110,7 +107,7 @@ class Forecast:
         share = self._prompts / self._outputs if self._outputs else 0.0
         entering = share * self._entering.seconds
         goodput = [rates[0], *(1.0 / (1.0 / rate + entering) for rate in rates[1:])]
-        return Promise(load, alike, seconds, tokens, rates, goodput)
+        return Promise(load, seconds, tokens, rates, goodput)
 
     def tokens(self, load: Load) -> list[float]:
         """Expected of a step, over all requests, after K drafts: [k_max + 1]."""
@@ -120,20 +117,37 @@ class Forecast:
         gains = (n * (b - a) for n, (a, b) in zip(load.reach, pairwise(each), strict=True))
         return list(accumulate(gains, initial=float(load.requests)))
 
-    def _seconds(self, load: Load, alike: Sequence[float]) -> list[float]:
+    def _seconds(self, load: Load) -> list[float]:
         row = self.costs.row(load.requests, load.context_tokens)
-        found = row[:1]
-        for k in alike[1:]:
-            low = min(int(k), self._k_max - 1)
-            found.append(row[low] + (k - low) * (row[low + 1] - row[low]))
-        return found
+        if load.reach:
+            # As of the K at which all would have as many drafts as these have together.
+            found = row[:1]
+            for k in range(1, len(row)):
+                each = max(1.0, load.drafts(k) / load.requests)
+                low = min(int(each), len(row) - 2)
+                found.append(row[low] + (each - low) * (row[low + 1] - row[low]))
+            row = found
+        if not self.doubts:
+            return row
+        reach, survival = load.reach or (load.requests,) * self._k_max, self.offers.survival()
+        doubts = (n * (1.0 - offered) for n, offered in zip(reach, survival, strict=True))
+        price = self._price(load)
+        left_out = accumulate(doubts, initial=0.0)
+        return [seconds - price * n for seconds, n in zip(row, left_out, strict=True)]
 
-    def _alike(self, load: Load) -> list[float]:
-        """As in a Promise: where all requests have as many drafts as these have together."""
-        reach = load.reach or (load.requests,) * self._k_max
-        offered = self.offers.survival() if self.doubts else [1.0] * self._k_max
-        together = accumulate(map(_worth, reach, map(mul, reach, offered)))
-        return [0.0, *(max(1.0, drafts / load.requests) for drafts in together)]
+    def _saved(self, load: Load) -> float:
+        """Seconds that the step would have taken longer with the drafts that were left out."""
+        return load.doubted_tokens * self._price(load) if load.doubted_tokens else 0.0
+
+    def _price(self, load: Load) -> float:
+        """Seconds of verifying one more draft at this batch."""
+        few, many = 1, self._k_max
+        if few == many or not self.costs.measured:
+            return 0.0
+        least, most = (
+            self.costs.seconds(load.requests, k, load.context_tokens) for k in (few, many)
+        )
+        return VERIFYING * max(0.0, most - least) / (load.requests * (many - few))
 
     def verified(self, load: Load) -> int:
         """The K whose drafts the step verifies, more or less: not all requests have any yet."""
@@ -160,11 +174,6 @@ class Forecast:
         return plain * step.tokens / load.requests + self.reading(load.prefill_tokens, 0)
 
 
-def _worth(asked: float, offered: float) -> float:
-    """How many drafts cost as much if all of them are offered."""
-    return DRAFTING * asked + (1.0 - DRAFTING) * offered
-
-
-def _evenly(drafts: float, requests: int) -> int:
+def _evenly(drafts: int, requests: int) -> int:
     """The K at which all requests together have about so many drafts."""
     return max(1, round(drafts / requests)) if drafts else 0

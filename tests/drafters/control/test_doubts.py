@@ -8,7 +8,7 @@ import pytest
 
 from drafters.control.controller import FIXED, LATENCY, OFF, THROUGHPUT, Controller
 from drafters.control.cost import Cell
-from drafters.control.forecast import DRAFTING, Forecast
+from drafters.control.forecast import VERIFYING, Forecast
 from drafters.control.policy import Load, Step
 
 K_MAX, BATCH = 8, 4
@@ -18,7 +18,7 @@ RIGHT = 0.9  # of those that are offered; none that is left out would be
 
 def seconds(made: float, verified: float) -> float:
     """Of a step whose drafter makes so many drafts, and whose target verifies so many."""
-    drafts = DRAFTING * made + (1.0 - DRAFTING) * verified
+    drafts = (1.0 - VERIFYING) * made + VERIFYING * verified
     return 0.01 + 0.0005 * drafts + (0.002 if made else 0.0)
 
 

@@ -25,8 +25,8 @@ class DrafterConfig:
     `speculative_config.num_speculative_tokens` is the largest K. `catch_up_tokens` is how many
     tokens a request can go without drafting before the drafter forgets what came earlier
     (docs/decisions/0006). `context_tokens` is how many tokens it looks back at most, 0 for all
-    (docs/decisions/0012). While K adapts, a draft is left out if the drafter itself gives it and
-    all before it together less than `least_confidence`, 0 for none; the first never is
+    (docs/decisions/0012). While K adapts on a CPU, a draft is left out if the drafter itself gives
+    it and all before it together less than `least_confidence`, 0 for none; the first never is
     (docs/decisions/0016).
     """
 

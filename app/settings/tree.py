@@ -248,8 +248,8 @@ class SpeculationSettings(Section):
         DrafterConfig.least_confidence,
         ge=0,
         lt=1,
-        description="While K adapts, a draft is left out if the drafter itself gives it and all "
-        "before it together a smaller chance than this; 0 leaves none out.",
+        description="While K adapts on a CPU, a draft is left out if the drafter itself gives it "
+        "and all before it together a smaller chance than this; 0 leaves none out.",
     )
 
 

@@ -8,6 +8,7 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -68,8 +69,9 @@ class DraftingScheduler(Scheduler):
         # By SchedulerOutput, until it has run: when it began, its load, and `_doubting` before it.
         self._begun: dict[int, tuple[float, Load, int]] = {}
         self._ended = self._control = 0.0
-        # On V2 drafts stay on the device, and all of them are verified.
-        self._least_confidence = config.least_confidence if self.brings_drafts else 0.0
+        # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
+        leaves_out = self.brings_drafts and current_platform.is_cpu()
+        self._least_confidence = config.least_confidence if leaves_out else 0.0
         self._doubting = 0  # K of the step before, if its drafter was free to offer fewer drafts
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted

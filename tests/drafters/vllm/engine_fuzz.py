@@ -4,10 +4,10 @@
 
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n}. The first engine
 decodes plainly. The second drafts a random K at every step while requests arrive, are aborted
-and are preempted for want of KV cache. RESULT gets {"finished", "aborted", "preempted",
-"accepted", "passes", "ks": {k: steps}, "different": [...]}; an entry of `different` is a request
-whose text is not the plain engine's, with the gap in log-probability between the two tokens where
-they part, as the plain engine saw it.
+and are preempted for want of KV cache, and in some steps the drafter may leave drafts out. RESULT
+gets {"finished", "aborted", "preempted", "accepted", "left_out", "passes", "ks": {k: steps},
+"different": [...]}; an entry of `different` is a request whose text is not the plain engine's,
+with the gap in log-probability between the two tokens where they part, as the plain engine saw it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,13 @@ class RandomK:
         self.k_max = k_max
         self.random = random
         self.chosen: Counter[int] = Counter()
-        self.accepted = 0
+        self.accepted = self.left_out = 0
         self.run_on = {0}
         self.idle = 0
+
+    @property
+    def doubts(self) -> bool:
+        return self.random.random() < 0.5
 
     def choose(self, load: Load) -> int:
         if self.idle:
@@ -67,6 +71,7 @@ class RandomK:
         assert sum(made - 1 for _, made in step.runs) == sum(step.accepted)
         self.run_on |= {run + made for run, made in step.runs}
         self.accepted += sum(step.accepted)
+        self.left_out += step.load.doubted_tokens
 
 
 class FuzzScheduler(DraftingScheduler):
@@ -170,6 +175,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     assert not core.scheduler._runs and len(core.scheduler._unobserved) <= 1
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
+        "left_out": policy.left_out,
         "passes": drafter.passes,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from drafters.control.policy import Load
 
 SHARE = 0.003  # of the tokens made while K adapts may be lost to probes
 SAVED = 4096.0  # tokens: the most that is saved up
-ADVANCE = 16.0  # tokens that may be lost before any are earned
+ADVANCE = 8.0  # tokens that may be lost before any are earned
 LONGEST_S = 0.25  # what one probe may be predicted to lose
 OF_STAY = 0.01  # and as a share of the time since K last changed: short stays are not for trials
 FIRST_S, LAST_S = 1.0, 64.0  # seconds of steps between probes of a kind, doubled if in vain

@@ -15,7 +15,7 @@ HALF_LIFE = 200.0  # steps elsewhere that halve what a cell counts for,
 STALE = 4.0  # to as much as these
 SHRINK = 0.5  # steps it takes to trust a cell's deviation as much as the fitted cost
 NEAR = 0.05  # a cell tells as much of the next K as 1 / 21 of its steps at that K would
-MATURE = 8.0  # steps from which on a surprise tells of the machine, and not of the cell
+MATURE = 100.0  # steps from which on a surprise tells more of the machine than of the cell
 DRIFT_GAIN = 0.1  # of a common slowdown: seen in 10 steps
 HANDED = 0.25  # of the drift, at each fit, to the cells
 KNOWN = 4096  # that were seen within so many steps
@@ -107,8 +107,7 @@ class CostTable:
             # The cell's seconds at a batch and a context that are not quite its own.
             here = self._model.seconds(requests, k, context) * math.exp(cell.correction)
             surprise = _limited(math.log(seconds / here) - self._drift)
-            if cell.weight >= MATURE:
-                self._drift += DRIFT_GAIN * surprise
+            self._drift += DRIFT_GAIN * cell.weight / (cell.weight + MATURE) * surprise
             gain = 1.0 / (min(cell.weight, MEMORY - 1.0) + 1.0)
             cell.weight = min(cell.weight + 1.0, MEMORY)
             cell.requests += gain * (requests - cell.requests)

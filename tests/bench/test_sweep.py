@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
-from app.doctor import check_models
-from app.settings import load
 from bench.load.null_server import Script, start
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
@@ -321,37 +318,3 @@ def test_both_sides_get_the_same_engine_arguments(tmp_path: Path) -> None:
 def speculative(line: list[str]) -> Any:
     (config,) = [part for part in line if part.startswith("--speculative-config=")]
     return json.loads(config.partition("=")[2])
-
-
-def test_model_free_engines_have_shapes_and_rates_and_no_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = Shared.of(9, {}, "", "qwen3-8b", tmp_path)
-    assert shared.model == "qwen3-8b"
-    target, head = (
-        json.loads((tmp_path / part / "config.json").read_text()) for part in ("target", "p-eagle")
-    )
-    assert target["hidden_size"] == head["target_hidden_size"] == 4096
-    tokenizer = Tokenizer.from_file(str(tmp_path / "target" / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == target["vocab_size"]
-    assert all(tokenizer.decode([index]) for index in (8192, 100_000, 151_935))
-    line, _ = command(Method("adaptive"), shared, 1)
-    (given,) = [part for part in line if part.startswith("--engine-args=")]
-    arguments = json.loads(given.partition("=")[2])
-    rates = arguments["speculative_config"]["synthetic_acceptance_rates"]
-    assert arguments["load_format"] == "dummy"
-    assert rates[:3] == [0.813, 0.590, 0.411]
-    assert len(rates) == arguments["speculative_config"]["num_speculative_tokens"] == 9
-    assert rates == sorted(rates, reverse=True)
-    settings = load(shared.settings(9), {})
-    assert all(finding.status != "FAIL" for finding in check_models(settings)[0])
-    monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: True)
-    with pytest.raises(ValueError, match="dice"):
-        command(Method("vllm", 7), shared, 1)
-    monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: False)
-    eagle3 = speculative(command(Method("eagle3", 3), shared, 1)[0])
-    assert eagle3["synthetic_acceptance_length"] == 2.65
-    with pytest.raises(ValueError, match="published"):
-        command(Method("eagle3", 5), shared, 1)
-    with pytest.raises(ValueError, match="no architecture"):
-        Shared.of(7, {}, "", "gpt-2", tmp_path)

@@ -110,6 +110,19 @@ def test_slow_steps_after_each_change_do_not_make_what_is_never_visited_look_che
     assert table.seconds(2, 5, 0) == pytest.approx(CPU.steady(2, 5), rel=0.05)
 
 
+def test_a_cell_that_is_hardly_known_tells_little_of_the_machine() -> None:
+    """Its first steps, while caches fill, are slow; that those after them are not is no speed-up
+    of the machine, and nothing that plain steps would have of it."""
+    table = CostTable(5)
+    for _ in range(200):
+        for k in (0, 1, 5):
+            table.observe(32, k, 0, CPU.steady(32, k))
+    for step in range(60):
+        table.observe(32, 3, 0, (1.3 if step < 10 else 1.0) * CPU.steady(32, 3))
+    assert table.seconds(32, 3, 0) == pytest.approx(CPU.steady(32, 3), rel=0.02)
+    assert table.seconds(32, 0, 0) == pytest.approx(CPU.steady(32, 0), rel=0.08)
+
+
 def test_context_counts_once_it_is_long_and_short_ones_are_not_extrapolated() -> None:
     rng, table = random.Random(0), CostTable(7)
     table.load(calibration(CPU, 7).cells)

@@ -19,20 +19,31 @@ from urllib.parse import urlsplit
 import torch
 
 from drafters.model.checkpoint import save_head
+from drafters.model.config import Method
 from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
 from drafters.train.cod import K_TRAIN, RETAIN
 from drafters.train.examples import MalformedLine, encode, read_examples
-from drafters.train.initial import HeadPlan, frequent_tokens, mask_token_of, new_head
+from drafters.train.initial import (
+    HeadPlan,
+    frequent_tokens,
+    known_head,
+    mask_token_of,
+    new_head,
+)
 from drafters.train.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
-from drafters.train.provenance import write_provenance
+from drafters.train.provenance import before, write_provenance
 from drafters.train.respond import ServerError, respond, respond_by_server
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.states import StateStore
 from drafters.train.target import FrozenTarget
 from drafters.train.texts import Text, Texts
 
+# Options of what a head is to be: all None unless given.
+_SHAPE = (
+    "method", "layers", "taps", "intermediate_size", "embeddings", "draft_vocab", "mask_token",
+)  # fmt: skip
 _GIB = 2**30
 _PART = 512  # prompts whose responses are written to disk together
 
@@ -58,7 +69,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
     texts = _responses(target, _prompts(target, args), work, args)
-    head = new_head(target, _plan(target, texts, args), dtype or target.dtype)
+    head = _head(target, texts, args, dtype or target.dtype)
     taps = head.config.eagle_aux_hidden_state_layer_ids
     states = StateStore(
         target,
@@ -90,6 +101,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         print(f"resumed at step {progress.steps}, {100 * progress.fraction:.1f}% of the budget")
     print(_describe(head, texts, args), flush=True)
     trainer.run(saved)
+    if not args.dtype:
+        head = head.to(target.stored)
     if args.layout == "speculators":
         save_speculators(head, args.out, target=args.target, draft_tokens=args.k_train)
     else:
@@ -105,6 +118,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "tokens": progress.tokens,
         "steps": progress.steps,
         "minutes": round(progress.seconds / 60, 1),
+        **(before(args.init) if args.init else {}),
         "loss_per_depth": [round(loss, 4) for loss in trainer.smoothed.tolist()],
     })  # fmt: skip
     saved.unlink(missing_ok=True)
@@ -184,20 +198,32 @@ def _answers(
     return (text for _, text in answers)
 
 
+def _head(
+    target: FrozenTarget, texts: Texts, args: argparse.Namespace, dtype: torch.dtype
+) -> DraftHead:
+    if args.init is None:
+        return new_head(target, _plan(target, texts, args), dtype)
+    if given := [name for name in _SHAPE if getattr(args, name) is not None]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--init takes the shape of its head: leave out {options}")
+    return known_head(target, args.init, dtype)
+
+
 def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:
     chosen = None
+    method: Method = args.method or "p-eagle"
     if args.draft_vocab:
         chosen = frequent_tokens(
             texts, args.draft_vocab, target.end_tokens, target.shape.vocab_size
         )
     return HeadPlan(
-        method=args.method,
+        method=method,
         layers=args.layers,
         taps=args.taps,
         intermediate_size=args.intermediate_size,
         own_embeddings={"own": True, "shared": False, None: None}[args.embeddings],
         draft_vocabulary=chosen,
-        mask_token=mask_token_of(target, args.mask_token) if args.method == "p-eagle" else None,
+        mask_token=mask_token_of(target, args.mask_token) if method == "p-eagle" else None,
         seed=args.seed,
     )
 
@@ -244,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="[the checkpoint's, where the processor has it]",
+        help="[the checkpoint's; on a CPU float32 where that is faster, for the run alone]",
     )
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 
@@ -273,7 +299,10 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--restart", action="store_true", help="do not go on with a saved run")
 
     shape = parser.add_argument_group("head")
-    shape.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle")
+    shape.add_argument(
+        "--init", type=Path, metavar="HEAD", help="folder of a trained head to go on with, as it is"
+    )
+    shape.add_argument("--method", choices=("p-eagle", "eagle3"), help="[p-eagle]")
     shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
     shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")
     shape.add_argument("--intermediate-size", type=int, help="[the target's]")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig, Method
 from drafters.model.head import DraftHead
 from drafters.train.target import FrozenTarget
@@ -77,6 +79,16 @@ def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: 
     return sorted(counts.argsort(descending=True, stable=True)[:size].tolist())
 
 
+def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
+    """A trained head, to be trained on; ValueError if it is not of this target's shape."""
+    head, shape = load_head(folder, dtype), target.shape
+    config = head.config
+    found = (config.target_hidden_size, config.hidden_size, config.vocab_size)
+    if found != (shape.hidden_size, shape.hidden_size, shape.vocab_size):
+        raise ValueError(f"--init: {folder} is a head for another target")
+    return _lend(target, head, dtype)
+
+
 def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:
     """Initialise on the target's device: matrices at random, tables as the target's."""
     shape = target.shape
@@ -117,6 +129,10 @@ def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftH
             ids = torch.tensor(chosen)
             head.set_draft_vocabulary(ids)
             head.lm_head.weight.copy_(target.lm_head[ids.to(target.device)])
+    return _lend(target, head, dtype)
+
+
+def _lend(target: FrozenTarget, head: DraftHead, dtype: torch.dtype) -> DraftHead:
     head = head.to(device=target.device, dtype=dtype)
     head.share(embeddings=target.embeddings.to(dtype), lm_head=target.lm_head.to(dtype))
     return head

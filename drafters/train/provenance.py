@@ -34,6 +34,18 @@ def write_provenance(
     (folder / "provenance.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
+def before(folder: Path) -> dict[str, int]:
+    """What a run that goes on from the checkpoint in `folder` writes of the runs before it: tokens,
+    and rows where they are known. Nothing for a checkpoint without a provenance."""
+    file = folder / "provenance.json"
+    facts = json.loads(file.read_text()) if file.exists() else {}
+    return {
+        f"{name}_before": int(facts[name]) + int(facts.get(f"{name}_before", 0))
+        for name in ("tokens", "rows")
+        if name in facts
+    }
+
+
 def _revision() -> str | None:
     """The commit of the code that ran, or None outside a repository."""
     done = subprocess.run(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from time import perf_counter
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's parameter numbers in glibc
+_SIDE, _TRIALS = 768, 5  # of the product by which types are compared
 
 
 def prepare_cpu(threads: int | None = None) -> None:
@@ -35,9 +37,22 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def slow_bfloat16(device: str) -> torch.dtype | None:
-    """float32 for a CPU that only emulates bfloat16; None where nothing speaks against it."""
+    """float32 for a CPU that multiplies it faster than bfloat16; None where nothing speaks for it.
+
+    By trying, in 0.1 s. What a processor lists is no answer: `avx512_bf16` without AMX is half as
+    fast as float32 (bench/LOG.md, 2026-11-23).
+    """
     if device != "cpu":
         return None
-    found = torch.cpu.get_capabilities()
-    native = found.get("amx_bf16") or found.get("avx512_bf16") or found.get("bf16")
-    return None if native else torch.float32
+    # In turns, and the fastest of each: whatever else runs here slows down both.
+    took = [(seconds_of(torch.bfloat16), seconds_of(torch.float32)) for _ in range(_TRIALS)]
+    in_half, in_full = map(min, zip(*took, strict=True))
+    return torch.float32 if in_full < in_half else None
+
+
+def seconds_of(dtype: torch.dtype) -> float:
+    """Seconds that the product of two square matrices takes."""
+    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    began = perf_counter()
+    matrix @ matrix
+    return perf_counter() - began

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import cached_file
 
 _PROBE_TOKENS = 8
@@ -77,9 +77,13 @@ class FrozenTarget:
     Families that multiply their logits by a constant have it folded into `States.final`. Those
     that cap them (`softcap`) keep final @ lm_head.T uncapped: its order is right, and `logits`
     gives the capped values.
+
+    `stored` is the checkpoint's dtype, which need not be the one that is computed in.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, folder: Path) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, folder: Path, stored: torch.dtype | None = None
+    ) -> None:
         self.model, self.tokenizer, self._folder = (
             model.eval().requires_grad_(False),
             tokenizer,
@@ -90,6 +94,7 @@ class FrozenTarget:
         if output is None or getattr(output, "bias", None) is not None:
             raise ValueError(f"{folder}: the target needs one output matrix without a bias")
         self.lm_head: torch.Tensor = output.weight  # [vocab, hidden]
+        self.stored = stored or self.lm_head.dtype
         # As stored: a family that scales its embeddings does so on the way in.
         self.embeddings: torch.Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
         self.shape = TargetShape.of(config, len(self.lm_head))
@@ -115,12 +120,13 @@ class FrozenTarget:
     ) -> Self:
         """Load a folder or a hub id, in the checkpoint's dtype unless told another."""
         name = str(name_or_path)
+        stored = AutoConfig.from_pretrained(name).dtype
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(name)
         folder = Path(name)
         if not folder.is_dir():
             folder = Path(cached_file(name, "config.json", local_files_only=True)).parent
-        return cls(model.to(device), tokenizer, folder)
+        return cls(model.to(device), tokenizer, folder, stored)
 
     @property
     def device(self) -> torch.device:

@@ -40,9 +40,9 @@ _HEAD = """\
 
 - Data: {rows:,} continuations that the target itself wrote (70% greedy, 30% at temperature 0.7)
   after prompts from its training files. Licence of the underlying text: PSF-2.0.
-- Training: {tokens:,} anchors in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s);
-  K = {k_train}, COD with r = {retain}, cross-entropy, Muon and AdamW. `provenance.json` has the
-  command. {sibling}
+- Training: {tokens:,} anchors in {steps:,} steps, {minutes} minutes on {threads} CPU
+  thread(s){before}; K = {k_train}, COD with r = {retain}, cross-entropy, Muon and AdamW.
+  `provenance.json` has the command. {sibling}
 - Loss per depth, nats: {losses}.
 
 ## Acceptance on held-out prompts
@@ -98,9 +98,19 @@ def write_cards(folder: Path, tables: Mapping[str, str]) -> None:
     for name, table in tables.items():
         place = folder / name
         facts = {**_facts(place), **_HEADS[name], "name": name, "table": table}
-        facts["sibling"] = str(facts["sibling"]).format(**_facts(folder / "p-eagle"))
+        sibling = _facts(folder / "p-eagle")
+        for fact in ("rows", "tokens"):
+            sibling[fact] += sibling.get(f"{fact}_before", 0)
+        facts["sibling"] = str(facts["sibling"]).format(**sibling)
         card = _HEAD.format(about=_ABOUT[name].format(**facts), **facts)
         (place / "README.md").write_text(card)
+
+
+def _before(facts: Mapping[str, Any]) -> str:
+    if not (tokens := facts.get("tokens_before")):
+        return ""
+    rows = f" on {rows:,} others" if (rows := facts.get("rows_before")) else ""
+    return f", after {tokens:,} before{rows}"
 
 
 def _facts(place: Path) -> dict[str, Any]:
@@ -113,9 +123,7 @@ def _facts(place: Path) -> dict[str, Any]:
         "python": ".".join(str(facts["python"]).split(".")[:2]),
         "parameters": size / 2e6,  # bf16
         "size": size / 2**20,
-        "before": f", after {tokens:,} tokens before"
-        if (tokens := facts.get("tokens_before"))
-        else "",
+        "before": _before(facts),
         "context": config["max_position_embeddings"],
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],

@@ -7,7 +7,6 @@ one pass of a two-layer head, or speculation could not pay whatever the acceptan
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, MAX_LENGTH, l
 from drafters.train.loss import cross_entropy_backward
 from drafters.train.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
-from drafters.train.provenance import write_provenance
+from drafters.train.provenance import before, write_provenance
 from drafters.train.runtime import prepare_cpu
 
 # Row length of each part of the run, and where the parts end. Attention's backward pass is the
@@ -105,12 +104,6 @@ def length_at(fraction: float, lengths: Sequence[int]) -> int:
     """The row length at a point of the run; fewer lengths leave the late ones out."""
     ends = (*ENDS[: len(lengths) - 1], 1.0)
     return next(length for end, length in zip(ends, lengths, strict=True) if fraction <= end)
-
-
-def tokens_of(folder: Path) -> int:
-    """Tokens that a target was trained on, in all its runs."""
-    facts = json.loads((folder / "provenance.json").read_text())
-    return int(facts["tokens"]) + int(facts.get("tokens_before", 0))
 
 
 @torch.no_grad()
@@ -228,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "data_sha256": corpus.sha256,
             "files": len(files),
             "tokens": progress.tokens,
-            "tokens_before": tokens_of(args.init) if args.init else 0,
+            **(before(args.init) if args.init else {}),
             "steps": progress.steps,
             "minutes": round(progress.seconds / 60, 1),
             "train_loss": round(loss, 4),

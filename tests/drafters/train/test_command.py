@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from app.cli import main as aerie
-from drafters.model.checkpoint import load_head
+from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
+from drafters.train import runtime
 from drafters.train.initial import default_taps, mask_token_of
 from drafters.train.loop import Trainer
-from drafters.train.runtime import slow_bfloat16
+from drafters.train.runtime import seconds_of, slow_bfloat16
 from drafters.train.target import FrozenTarget
+from tests.drafters.train.tiny import write_target
 
 
 @pytest.fixture
@@ -31,6 +35,44 @@ def train(target: Path, prompts: Path, out: Path, *options: str) -> int:
         "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--layers", "1",
         "--tokens", "600", "--threads", "1", "--device", "cpu", *options,
     ])  # fmt: skip
+
+
+def test_a_trained_head_is_trained_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>") == 0
+    capsys.readouterr()
+    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
+          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
+          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
+    assert aerie([*on, "--layers", "2", "--taps", "1"]) == 1
+    assert "leave out --layers, --taps" in capsys.readouterr().err
+    # Updates that change nothing: what is written is the head that it began as.
+    assert aerie([*on, "--muon-lr", "0", "--adam-lr", "0"]) == 0
+    heads = [load_head(folder) for folder in (first, second)]
+    assert heads[0].config == heads[1].config
+    for name, weight in heads[0].state_dict().items():
+        assert torch.equal(weight, heads[1].state_dict()[name]), name
+    was, now = (json.loads((f / "provenance.json").read_text()) for f in (first, second))
+    assert now["tokens_before"] == was["tokens"] and now["rows_before"] == was["rows"]
+
+
+def test_a_head_of_another_target_is_not_trained_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = HeadConfig(
+        vocab_size=9, hidden_size=8, target_hidden_size=8, intermediate_size=8, head_dim=4,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        eagle_aux_hidden_state_layer_ids=(1,), max_position_embeddings=64,
+    )  # fmt: skip
+    save_head(DraftHead(other, own_embeddings=False), tmp_path / "other")
+    assert aerie([
+        "train", "--target", str(target_folder), "--prompts", str(prompts), "--device", "cpu",
+        "--out", str(tmp_path / "head"), "--response-tokens", "4", "--max-length", "120",
+        "--init", str(tmp_path / "other"),
+    ]) == 1  # fmt: skip
+    assert "head for another target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -138,16 +180,30 @@ def test_default_taps_lie_within_the_target() -> None:
         assert 0 < taps[0] <= taps[-1] < layers
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "wanted"),
-    [({"amx_bf16": True}, None), ({"bf16": True}, None), ({"avx2": True}, torch.float32)],
-)
-def test_a_processor_without_bfloat16_trains_in_float32(
-    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], wanted: torch.dtype | None
+@pytest.mark.parametrize(("faster", "wanted"), [(0.5, None), (1.5, torch.float32)])
+def test_what_multiplies_faster_is_trained_in(
+    monkeypatch: pytest.MonkeyPatch, faster: float, wanted: torch.dtype | None
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    took = {torch.bfloat16: faster, torch.float32: 1.0}
+    monkeypatch.setattr(runtime, "seconds_of", took.__getitem__)
     assert slow_bfloat16("cpu") is wanted
     assert slow_bfloat16("cuda") is None
+
+
+def test_a_head_is_stored_in_the_type_of_its_target(
+    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target", dtype=torch.bfloat16)
+    monkeypatch.setattr(runtime, "seconds_of", {torch.bfloat16: 2.0, torch.float32: 1.0}.get)
+    options = ("--layers", "1", "--mask-token", "<|im_end|>")
+    for name, asked in (("own", ()), ("wide", ("--dtype", "float32"))):
+        assert train(target, prompts, tmp_path / name, *options, *asked) == 0
+        found = load_head(tmp_path / name).fc.weight.dtype
+        assert found == (torch.float32 if asked else torch.bfloat16)
+
+
+def test_the_types_are_timed() -> None:
+    assert 0 < seconds_of(torch.float32) < 5 and 0 < seconds_of(torch.bfloat16) < 5
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:8000", "localhost", "ftp://here", "http://"])

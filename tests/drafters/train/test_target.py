@@ -98,7 +98,8 @@ def test_dtype_is_the_checkpoints_or_as_asked(tmp_path: Path) -> None:
     assert target.dtype == torch.bfloat16
     states = target.states(_tokens(), [1, 3])
     assert states.taps.dtype == states.final.dtype == torch.bfloat16
-    assert FrozenTarget.load(str(tmp_path), dtype=torch.float32).dtype == torch.float32
+    wide = FrozenTarget.load(str(tmp_path), dtype=torch.float32)
+    assert (wide.dtype, wide.stored) == (torch.float32, torch.bfloat16)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
     assert not target.model.training
 

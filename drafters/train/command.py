@@ -33,7 +33,7 @@ from drafters.train.initial import (
 )
 from drafters.train.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
-from drafters.train.provenance import before, write_provenance
+from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.respond import ServerError, respond, respond_by_server
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.states import StateStore
@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "tokens": progress.tokens,
         "steps": progress.steps,
         "minutes": round(progress.seconds / 60, 1),
-        **(before(args.init) if args.init else {}),
+        "init": read_provenance(args.init),
         "loss_per_depth": [round(loss, 4) for loss in trainer.smoothed.tolist()],
     })  # fmt: skip
     saved.unlink(missing_ok=True)

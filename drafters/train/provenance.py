@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -34,16 +35,11 @@ def write_provenance(
     (folder / "provenance.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def before(folder: Path) -> dict[str, int]:
-    """What a run that goes on from the checkpoint in `folder` writes of the runs before it: tokens,
-    and rows where they are known. Nothing for a checkpoint without a provenance."""
-    file = folder / "provenance.json"
-    facts = json.loads(file.read_text()) if file.exists() else {}
-    return {
-        f"{name}_before": int(facts[name]) + int(facts.get(f"{name}_before", 0))
-        for name in ("tokens", "rows")
-        if name in facts
-    }
+def read_provenance(folder: Path | None) -> dict[str, Any] | None:
+    """What `write_provenance` wrote there, if it did. A run that goes on from a checkpoint keeps
+    that one's whole as `init`."""
+    file = folder / "provenance.json" if folder else None
+    return json.loads(file.read_text()) if file and file.exists() else None
 
 
 def _revision() -> str | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drafters.train.provenance import read_provenance
+
 _TARGET = """\
 # aerie-embedded: the target
 
@@ -19,8 +21,8 @@ bf16, {size:.1f} MiB.
   held-out 3% of the files chosen by the hash of their path; and chat turns derived mechanically
   from it (docstring to code, code to docstring, code to its continuation). Data hash
   `{data_sha256}`.
-- Training: {tokens:,} tokens in {steps:,} steps, {minutes} minutes on {threads} CPU thread(s)
-  with bf16 matrix units{before}; Muon and AdamW. `provenance.json` has the command and versions.
+- Training: {tokens} tokens in {steps} steps, {minutes} minutes on {threads} CPU thread(s)
+  with bf16 matrix units; Muon and AdamW. `provenance.json` has the command and versions.
 - Loss: {train_loss:.2f} nats a token in training, {held_out_loss:.2f} on held-out files and chats.
 - Chat format: ChatML; tools and tool calls in the Hermes form (`chat_template.jinja`).
 
@@ -38,11 +40,11 @@ _HEAD = """\
 `--speculative-config '{{"method": "eagle3", "model": "models/embedded/{name}",
 "num_speculative_tokens": {serve_k}{parallel}}}'`.
 
-- Data: {rows:,} continuations that the target itself wrote (70% greedy, 30% at temperature 0.7)
+- Data: {rows} continuations that the target itself wrote (70% greedy, 30% at temperature 0.7)
   after prompts from its training files. Licence of the underlying text: PSF-2.0.
-- Training: {tokens:,} anchors in {steps:,} steps, {minutes} minutes on {threads} CPU
-  thread(s){before}; K = {k_train}, COD with r = {retain}, cross-entropy, Muon and AdamW.
-  `provenance.json` has the command. {sibling}
+- Training: {tokens} anchors in {steps} steps, {minutes} minutes on {threads} CPU thread(s);
+  K = {k_train}, COD with r = {retain}, cross-entropy, Muon and AdamW. `provenance.json` has the
+  commands. {sibling}
 - Loss per depth, nats: {losses}.
 
 ## Acceptance on held-out prompts
@@ -87,7 +89,7 @@ _HEADS = {
         "serve_k": 3,
         "parallel": "",
         "evaluate": " --head models/embedded/eagle3",
-        "sibling": "The P-EAGLE head beside it had {rows:,} continuations, {tokens:,} anchors.",
+        "sibling": "The P-EAGLE head beside it had {rows} continuations, {tokens} anchors.",
     },
 }
 
@@ -98,35 +100,34 @@ def write_cards(folder: Path, tables: Mapping[str, str]) -> None:
     for name, table in tables.items():
         place = folder / name
         facts = {**_facts(place), **_HEADS[name], "name": name, "table": table}
-        sibling = _facts(folder / "p-eagle")
-        for fact in ("rows", "tokens"):
-            sibling[fact] += sibling.get(f"{fact}_before", 0)
-        facts["sibling"] = str(facts["sibling"]).format(**sibling)
+        facts["sibling"] = str(facts["sibling"]).format(**_facts(folder / "p-eagle"))
         card = _HEAD.format(about=_ABOUT[name].format(**facts), **facts)
         (place / "README.md").write_text(card)
-
-
-def _before(facts: Mapping[str, Any]) -> str:
-    if not (tokens := facts.get("tokens_before")):
-        return ""
-    rows = f" on {rows:,} others" if (rows := facts.get("rows_before")) else ""
-    return f", after {tokens:,} before{rows}"
 
 
 def _facts(place: Path) -> dict[str, Any]:
     """What config, provenance and file size say, under the cards' names."""
     config = json.loads((place / "config.json").read_text())
-    facts = json.loads((place / "provenance.json").read_text())
+    facts = read_provenance(place) or {}
     size = (place / "model.safetensors").stat().st_size
     return {
         **facts,
         "python": ".".join(str(facts["python"]).split(".")[:2]),
         "parameters": size / 2e6,  # bf16
         "size": size / 2**20,
-        "before": _before(facts),
+        **{name: _sum(facts, name) for name in ("rows", "tokens", "steps", "minutes")},
         "context": config["max_position_embeddings"],
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "taps": ", ".join(map(str, config.get("eagle_aux_hidden_state_layer_ids", []))),
         "losses": " ".join(f"{loss:.2f}" for loss in facts.get("loss_per_depth", [])),
     }
+
+
+def _sum(facts: Mapping[str, Any] | None, name: str) -> str:
+    """`1,000 + 2,000`: a figure of all runs, oldest first."""
+    figures = []
+    while facts is not None and name in facts:
+        figures.append(f"{facts[name]:,}")
+        facts = facts.get("init")
+    return " + ".join(reversed(figures))

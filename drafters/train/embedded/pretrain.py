@@ -26,7 +26,7 @@ from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, MAX_LENGTH, l
 from drafters.train.loss import cross_entropy_backward
 from drafters.train.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
-from drafters.train.provenance import before, write_provenance
+from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
 
 # Row length of each part of the run, and where the parts end. Attention's backward pass is the
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "data_sha256": corpus.sha256,
             "files": len(files),
             "tokens": progress.tokens,
-            **(before(args.init) if args.init else {}),
+            "init": read_provenance(args.init),
             "steps": progress.steps,
             "minutes": round(progress.seconds / 60, 1),
             "train_loss": round(loss, 4),

@@ -66,8 +66,9 @@ class Counters:
 def speculation(grown: Counters) -> dict[str, Any]:
     """Acceptance, K and the server's own speed-up from what its counters grew by.
 
-    `acceptance_length` is tokens per drafted step, 1 + accepted / drafts. `acceptance` by position
-    is over drafts verified there where the server says so (aerie_*), else over all drafts (vLLM).
+    `acceptance_length` is tokens per drafted step, 1 + accepted / drafts, and `acceptance` by
+    position is over drafted steps too: its sum is the length less 1, and servers compare whether
+    they verify all drafts or not. Over the drafts verified there: the gateway's own metrics.
     `k_mean` is over all steps, those without drafts included, where they are known. `control` is
     what probes lost and the policy took, over the seconds of all steps that made tokens.
     """
@@ -78,11 +79,6 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found |= {"acceptance_length": round(length, 4), "k_mean": round(drafted / drafts, 3)}
         accepted = grown.by(f"{_VLLM}accepted_tokens_per_pos_total")
         found["acceptance"] = [round(value / drafts, 4) for value in accepted.values()]
-    verified = grown.by("aerie_drafts_verified_total")
-    if sum(verified.values()):
-        hits = grown.by("aerie_drafts_accepted_total")
-        shares = [round(hits.get(p, 0.0) / n, 4) for p, n in verified.items() if n]
-        found["acceptance"] = shares
     steps = grown.by("aerie_steps_total")
     if total := sum(steps.values()):
         found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)

@@ -118,7 +118,7 @@ def _acceptance(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) ->
             positions = range(1, len(row.acceptance) + 1)
             panel.plot(positions, row.acceptance, label=method.label, **style)
     panel.set(
-        title=f"Drafts accepted by position, {first} user{'s' * (first > 1)}",
+        title=f"Share of drafted steps that accept, {first} user{'s' * (first > 1)}",
         xlabel="position", ylabel="share", ylim=(0, 1),
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K."
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 BACK_OFF = Gauge(
-    "aerie_probe_interval_seconds", "Decode seconds between probes of a kind.", ["kind"]
+    "aerie_probe_interval_seconds", "Seconds of steps between probes of a kind.", ["kind"]
 )
 
 # Labels are ours or the operator's: nothing that a client sends becomes one.

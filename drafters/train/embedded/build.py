@@ -30,7 +30,7 @@ HEADS: dict[str, list[str]] = {
 }
 # A parallel slot has to find out what its anchor implies, where EAGLE-3 reads the draft before it:
 # the later slots begin to learn after some 300,000 anchors only (bench/LOG.md).
-TIMES = {"p-eagle": 3.0, "eagle3": 1.0}
+TIMES = {"p-eagle": 8.0, "eagle3": 1.0}
 TAPS = ("2", "6", "10")
 EVALUATED = "200"  # prompts a workload: with 48, intervals are as wide as what they compare
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=evaluate.EMBEDDED)
     parser.add_argument("--target", type=Path, help="a trained target to take instead of a new one")
     parser.add_argument("--target-minutes", type=float, default=90.0)
-    parser.add_argument("--prompts", type=int, default=6800, help="half code, half chat")
+    parser.add_argument("--prompts", type=int, default=12000, help="half code, half chat")
     parser.add_argument("--head-minutes", type=float, default=25.0, help="for EAGLE-3")
     parser.add_argument("--threads", type=int, default=1, help="one, where others compute too")
     args = parser.parse_args(argv)

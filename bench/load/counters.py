@@ -83,6 +83,8 @@ def speculation(grown: Counters) -> dict[str, Any]:
     if total := sum(steps.values()):
         found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)
         found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
+        if drafts:  # the server may have drafted further positions before
+            found["acceptance"] = found["acceptance"][: max(map(int, found["steps"]))]
     decode = grown.get("aerie_decode_seconds_total")
     if decode > 0:
         plain = grown.get("aerie_decode_seconds_without_drafts_total")

@@ -182,11 +182,11 @@ class DraftingScheduler(Scheduler):
             self._ended = ended
             if scheduler_output.num_spec_tokens_to_schedule == 0:
                 self._runs.clear()
-            for name in self._runs.keys() - self.requests.keys():
-                del self._runs[name]
             self.recent.append(step)
             self._unobserved.append(step)
             self._control = perf_counter() - ended  # is part of the next step
+        for name in self._runs.keys() - self.requests.keys():
+            del self._runs[name]
         return outputs
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:

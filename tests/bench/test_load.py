@@ -125,6 +125,15 @@ def test_acceptance_is_what_the_counters_grew_by() -> None:
     assert speculation(after.since(after)) == {}
 
 
+def test_positions_that_only_earlier_runs_drafted_are_left_out() -> None:
+    page = VLLM + 'aerie_steps_total{{k="1"}} {ones}\naerie_steps_total{{k="2"}} {twos}\n'
+    before = page.format(drafts=10, drafted=20, accepted=9, first=6, second=3, ones=0, twos=10)
+    after = page.format(drafts=20, drafted=30, accepted=18, first=15, second=3, ones=10, twos=10)
+    assert speculation(Counters.read(after).since(Counters.read(before))) == {
+        "acceptance_length": 1.9, "k_mean": 1.0, "acceptance": [0.9], "steps": {"1": 10},
+    }  # fmt: skip
+
+
 def test_the_gateways_own_counters_know_every_step() -> None:
     page = """\
 aerie_steps_total{k="0"} 30.0

@@ -52,14 +52,16 @@ class Acceptance:
         self._observe_positions(drafted, accepted, keep)
         hits = PRIOR * PRIOR_TRIALS + sum(self._hits)
         ends = 1.0 - hits / (PRIOR_TRIALS + sum(self._trials))
-        tokens, steps = keep * self._tokens, [keep * count for count in self._steps]
+        tokens, steps = keep * self._tokens, [keep * taken for taken in self._steps]
         size = len(steps)
         for (run, made), count in Counter(runs).items():
             tokens += count * made
             through, alone = _steps_of(run, made, size), _steps_of(0, made, size)
-            on, anew = ((1.0 - ends) * count, ends * count)
-            for k in range(size):
-                steps[k] += on * through[k] + anew * alone[k]
+            on, anew = (1.0 - ends) * count, ends * count
+            steps = [
+                taken + on * if_on + anew * if_anew
+                for taken, if_on, if_anew in zip(steps, through, alone, strict=True)
+            ]
         self._tokens, self._steps = tokens, steps
 
     def _observe_positions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from drafters.config import DrafterConfig
@@ -21,8 +21,9 @@ THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
 OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 
 HYSTERESIS = 0.005  # another K must promise this much more
-_FRESH = 8  # steps for which an estimate at an unchanged batch is good
+_FRESH = 16  # steps for which an estimate at an unchanged batch is good
 _NEW = 2  # at a K that was just tried: one step verifies the drafts before it, one its own
+_KNOWN = 8  # steps at a K after which that is over
 _NEAR_STEPS = 3  # of a probe while drafting, the first of which still verifies others' drafts
 _PLAIN_STEPS = 2  # of one without drafts, once they have settled
 _DRAFT_TRIALS = 16  # of the first position that a probe from K = 0 aims at
@@ -33,6 +34,7 @@ _DEEPER_BY = 2
 class _Estimate:
     promise: Promise
     values: list[float]  # of each K, what the objective maximises: [k_max + 1]
+    best: int  # K with the largest of them
     steps: int  # observed when it was made
 
 
@@ -70,6 +72,14 @@ class Controller:
     def doubts(self) -> bool:
         """Whether the drafter may leave out drafts that it doubts itself: not where K is pinned."""
         return self._adapts
+
+    @property
+    def patience(self) -> int:
+        """Steps that may be observed one after the other once all of them have run: as many as an
+        estimate is good for, and each at once while a probe waits for its own."""
+        if self._probing.active is not None:
+            return 1
+        return self._lasts(self._load) if self._adapts else _FRESH
 
     @property
     def _adapts(self) -> bool:
@@ -122,9 +132,10 @@ class Controller:
             return self._k
         probe = self._probing.active
         if probe is None:
-            estimate = self._estimated(load)
+            before, estimate = self._estimate, self._estimated(load)
             self._switch(load, estimate)
-            probe = self._start_probe(load, estimate.promise)
+            if estimate is not before:
+                probe = self._start_probe(load, estimate.promise)
         elif load.requests > 2 * probe.load.requests:  # a burst: no longer affordable
             self._probing.give_up()
             probe = None
@@ -187,7 +198,7 @@ class Controller:
                 }
             )
         if self._forecast.costs.measured:
-            steady = replace(load, prefill_tokens=0) if load.requests else Load(1)
+            steady = load._replace(prefill_tokens=0) if load.requests else Load(1)
             promised = self._forecast.promise(steady)
             for k, seconds in enumerate(promised.seconds):
                 state["costs"].append(
@@ -215,7 +226,7 @@ class Controller:
 
     def _lasts(self, load: Load) -> int:
         """Steps that an estimate is good for: few while the present K is hardly known."""
-        known = self._forecast.costs.weight(load.requests, self._k) >= _FRESH
+        known = self._forecast.costs.weight(load.requests, self._k) >= _KNOWN
         return _FRESH if known else _NEW
 
     def _appraise(self, load: Load) -> _Estimate:
@@ -229,11 +240,11 @@ class Controller:
             tpot = [load.requests * s / n for s, n in zip(steps, promise.tokens, strict=True)]
             held = [v if t <= self._tpot_s else 0.0 for v, t in zip(values, tpot, strict=True)]
             values = held if any(held) else [1.0 / t for t in tpot]
-        return _Estimate(promise, values, self._steps)
+        best = max(range(len(values)), key=values.__getitem__)
+        return _Estimate(promise, values, best, self._steps)
 
     def _switch(self, load: Load, estimate: _Estimate) -> None:
-        values = estimate.values
-        best = max(range(len(values)), key=values.__getitem__)
+        values, best = estimate.values, estimate.best
         if values[best] <= (1.0 + HYSTERESIS) * values[self._k]:
             self._missed = 0.0
             return

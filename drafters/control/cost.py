@@ -52,20 +52,18 @@ class CostModel:
 
     def row(self, requests: float, context: float, k_max: int) -> list[float]:
         """Seconds at each K: [k_max + 1]."""
-        step, level, request, draft, knee, cached, drafter = self.coefficients
-        plain = step + request * requests + cached * context
-        log2, row = math.log2, []
-        for k in range(k_max + 1):
-            tokens = requests * (1 + k)
-            seconds = plain + level * log2(tokens) + draft * requests * k
-            if tokens > KNEE:
-                seconds += knee * (tokens - KNEE)
-            row.append(seconds + drafter if k else seconds)
-        return row
+        return [self.seconds(requests, k, context) for k in range(k_max + 1)]
 
     def seconds(self, requests: float, k: int, context: float) -> float:
-        """At one K."""
-        return _dot(self.coefficients, _terms(requests, k, context))
+        """At one K: the coefficients times `_terms`, written out because every step asks."""
+        step, level, request, draft, knee, cached, drafter = self.coefficients
+        tokens = requests * (1 + k)
+        seconds = step + level * math.log2(tokens) + request * requests + cached * context
+        if k:
+            seconds += draft * requests * k + drafter
+        if tokens > KNEE:
+            seconds += knee * (tokens - KNEE)
+        return seconds
 
     def fit(self, cells: Sequence[Cell]) -> None:
         """Non-negative least squares of the relative error, from where the last fit ended."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What the scheduler knows when it lays out a step."""
 
     requests: int  # requests that have all of their prompt read: each makes a token or more
@@ -39,8 +37,7 @@ def reach(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
     return at_least(counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What a step did."""
 
     load: Load
@@ -57,14 +54,17 @@ class Step:
     doubted: tuple[int, ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
-    control_seconds: float = 0.0  # of `seconds`: choosing K, and counting what came of it
+    # Of `seconds`: choosing K, counting what came of it, and learning from that where nothing else
+    # runs meanwhile.
+    control_seconds: float = 0.0
 
 
 class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
     Calls come in step order. `observe` of a step comes after `choose` of the next one, while that
-    runs; steps that made nothing need not be observed.
+    runs, or later, with those of up to `patience` steps in all; steps that made nothing need not be
+    observed.
     """
 
     @property
@@ -75,6 +75,11 @@ class Policy(Protocol):
     @property
     def doubts(self) -> bool:
         """Whether the drafter may leave out drafts that it doubts itself."""
+        ...
+
+    @property
+    def patience(self) -> int:
+        """Steps that may be observed one after the other once all of them have run."""
         ...
 
     def choose(self, load: Load) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 from drafters.control.policy import Step
 
-# Where a step's time goes: `control` is choosing K and counting what came of it, `other` is
-# scheduling, and what lies between engine and worker.
+# Where a step's time goes: `control` is `Step.control_seconds`, `other` is scheduling, and what
+# lies between engine and worker.
 PHASES = ("target", "draft", "control", "other")
 
 
@@ -28,13 +28,16 @@ class Totals:
         """One step that made tokens, or read prompts."""
         self.steps[step.k] += 1
         for i, (drafted, accepted) in enumerate(zip(step.drafted, step.accepted, strict=True)):
+            if not drafted:  # nor any behind it
+                break
             self.drafted[i] += drafted
             self.accepted[i] += accepted
         self.left_out += step.load.doubted_tokens
         self.tokens += step.tokens
-        known = (step.target_seconds, step.draft_seconds, step.control_seconds)
-        for phase, seconds in zip(PHASES, (*known, step.seconds - sum(known)), strict=True):
-            self.phases[phase] += max(0.0, seconds)
+        target, draft, control = step.target_seconds, step.draft_seconds, step.control_seconds
+        other = max(0.0, step.seconds - target - draft - control)
+        for phase, seconds in zip(PHASES, (target, draft, control, other), strict=True):
+            self.phases[phase] += seconds
         if step.load.requests:
             self.decode_seconds += step.seconds
             self.plain_seconds += plain_seconds

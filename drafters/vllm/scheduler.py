@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -12,6 +11,8 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
 from drafters.config import DEFERRED, DrafterConfig
@@ -69,6 +70,10 @@ class DraftingScheduler(Scheduler):
         # By SchedulerOutput, until it has run: when it began, its load, and `_doubting` before it.
         self._begun: dict[int, tuple[float, Load, int]] = {}
         self._ended = self._control = 0.0
+        # The model runs in this thread: nothing else does while the policy learns.
+        self._alone = current_platform.is_cpu() and issubclass(
+            Executor.get_class(self.vllm_config), UniProcExecutor
+        )
         # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
         leaves_out = self.brings_drafts and current_platform.is_cpu()
         self._least_confidence = config.least_confidence if leaves_out else 0.0
@@ -191,8 +196,14 @@ class DraftingScheduler(Scheduler):
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """Called at every step while the workers run it (v1/engine/core.py, step): what the policy
-        learns from the step before costs no time then."""
-        self._observe()
+        learns from the step before costs no time then. Where it does, it learns from several steps
+        at a time, from the second one on with warm caches."""
+        if not self._alone:
+            self._observe()
+        elif len(self._unobserved) >= self.policy.patience:
+            begun = perf_counter()
+            self._observe()
+            self._control += perf_counter() - begun
         return super().get_grammar_bitmask(scheduler_output)
 
     def _observe(self) -> None:
@@ -236,7 +247,8 @@ class DraftingScheduler(Scheduler):
             elif command == "begin_with":
                 policy.begin_with(Cell(*cell) for cell in arguments["cells"])
             elif command == "recent":
-                return {"steps": [asdict(step) for step in self.recent]}
+                steps = [step._asdict() | {"load": step.load._asdict()} for step in self.recent]
+                return {"steps": steps}
             elif command != "state":
                 raise ValueError(f"unknown command {command!r}")
         except ValueError as error:

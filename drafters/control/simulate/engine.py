@@ -51,7 +51,9 @@ class Totals:
 
 
 class Engine:
-    """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late."""
+    """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late, and
+    `together` as in one process on a CPU: not before as many steps as the policy has patience for.
+    """
 
     def __init__(
         self,
@@ -64,10 +66,11 @@ class Engine:
         noise: float = NOISE,
         pauses: float = PAUSES,
         asynchronous: bool = False,
+        together: bool = False,
     ) -> None:
         self.hardware, self.policy, self.trace, self._rng = hardware, policy, trace, rng
         self._max_requests, self._noise, self._pauses = max_requests, noise, pauses
-        self._lag = int(asynchronous)
+        self._lag, self._together = int(asynchronous), together
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._unobserved: deque[Step] = deque()
@@ -143,8 +146,9 @@ class Engine:
         share = drafting / exact
         step = Step(load, k, seconds, made, drafted, accepted, runs, draft_seconds=share * seconds)
         self._unobserved.append(step)
-        if len(self._unobserved) > self._lag:
-            self.policy.observe(self._unobserved.popleft())
+        if len(self._unobserved) - self._lag >= (self.policy.patience if self._together else 1):
+            while len(self._unobserved) > self._lag:
+                self.policy.observe(self._unobserved.popleft())
         return step
 
     def _reach(self, decoding: list[Request]) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ def engine(
     pauses: float = 0.0,
     noise: float = 0.03,
     asynchronous: bool = True,
+    together: bool = False,
     limits: Sequence[int | None] = (None,),
     seed: int = 0,
 ) -> Engine:
@@ -94,6 +95,7 @@ def engine(
         hardware, policy,
         Clients(shape, lambda: Request(survival, prompt, output, limit=next(turns))),
         random.Random(seed), noise=noise, pauses=pauses, asynchronous=asynchronous,
+        together=together,
     )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_few_tokens_to_catch_up_with_are_caught_up_with_sooner() -> None:
         policy.choose(Load(48))
         read = Load(4, prefill_tokens=4000, context_tokens=4000)
         policy.observe(Step(read, 0, CPU.steady(4, 0) + 0.4, 4, (), ()))
-        load, steps[most] = replace(read, prefill_tokens=0), 0
+        load, steps[most] = read._replace(prefill_tokens=0), 0
         while policy.choose(load) == 0:
             policy.observe(Step(load, 0, CPU.steady(4, 0), 4, (), ()))
             steps[most] += 1
@@ -399,7 +400,7 @@ def test_a_drafter_that_has_many_prompts_to_read_must_gain_more(objective: dict[
         for number in range(400):
             load = Load(6, draft_tokens=drafts)
             k = policy.choose(load)
-            load = replace(load, prefill_tokens=20 if number % 2 else 0)  # to twelve tokens
+            load = load._replace(prefill_tokens=20 if number % 2 else 0)  # to twelve tokens
             spent = CPU.steady(6, k) + 1e-3 * load.prefill_tokens
             observed = ((6,) * 3, (4, 2, 0), runs) if drafts else ((), ())
             made = 12 if drafts else 6
@@ -507,6 +508,37 @@ def test_the_snapshot_is_plain_json_at_any_time() -> None:
         state = json.loads(json.dumps(policy.snapshot(), allow_nan=False))
         assert state["requests"] == 3 and len(state["acceptance"]) == K_MAX
         assert [row["k"] for row in state["costs"]] == list(range(K_MAX + 1))
+
+
+@pytest.mark.parametrize("survival", [PROSE, CODE], ids=["prose", "code"])
+def test_what_several_steps_tell_at_once_is_as_good(survival: Sequence[float]) -> None:
+    """Catches: estimates that are old when a load changes; a probe that misses its own steps."""
+    shape = [(2.0, 1), (1.0, 30), (2.0, 6), (0.5, 48), (2.0, 2)] * 4
+    ratios = []
+    for seed in range(5):
+        made = []
+        for together in (True, False):
+            run = engine(
+                controller(), shape, hardware=TWO_CORES, survival=survival, output=40,
+                asynchronous=True, together=together, seed=seed,
+            )  # fmt: skip
+            totals = run.run()
+            made.append(totals.expected_tokens / totals.expected_s)
+        ratios.append(made[0] / made[1])
+    assert statistics.median(ratios) >= 0.99
+
+
+def test_it_is_patient_where_it_knows_the_batch_and_no_probe_waits() -> None:
+    policy = controller(calibrated=False)
+    assert policy.patience == 2
+    run = engine(policy, [(math.inf, 1)], output=10**9, together=True)
+    seen: Counter[int] = Counter()
+    while run.totals.steps < 4000:
+        run.run(steps=run.totals.steps + 1)
+        seen[policy.patience] += 1
+    probes = sum(policy.snapshot()["probes"].values())
+    assert 2 * probes <= seen[1] <= 50 * probes and probes > 0
+    assert seen[16] > 3500
 
 
 def test_synchronous_and_asynchronous_scheduling_both_work() -> None:

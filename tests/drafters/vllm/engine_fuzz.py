@@ -45,6 +45,7 @@ class RandomK:
 
     def __init__(self, k_max: int, random: Random) -> None:
         self.k_max = k_max
+        self.patience = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
         self.accepted = self.left_out = 0

@@ -144,13 +144,13 @@ class Watched(ParallelDrafter):
 class Told:
     """A policy that does as it is told."""
 
-    k_max, k, doubts = K_MAX, 0, False
+    k_max, k, doubts, patience = K_MAX, 0, False, 1
 
     def choose(self, load: Load) -> int:
         return self.k
 
     def observe(self, step: Step) -> None:
-        self.newest = step
+        """It learns nothing."""
 
 
 class Lives:
@@ -262,6 +262,7 @@ class Lives:
         if not scheduled.num_scheduled_tokens:
             self.scheduler.update_from_output(scheduled, ModelRunnerOutput([], {}))
             return
+        self.scheduler.get_grammar_bitmask(scheduled)
         sampled, states, common = self._run(scheduled)
         offered = scheduled.scheduled_spec_decode_tokens
         left_out = self._left_out(offered)

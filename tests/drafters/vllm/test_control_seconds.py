@@ -1,0 +1,56 @@
+"""What the policy takes is told with the step that it took it from (Step.control_seconds)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+if not vllm_platforms.current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
+from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
+
+from tests.drafters.vllm.lives import Lives, Told, configuration  # noqa: E402
+
+if TYPE_CHECKING:
+    from drafters.control.policy import Step
+
+LEARNING_S = 0.01
+
+
+class Slow(Told):
+    """Takes its time to learn."""
+
+    def observe(self, step: Step) -> None:
+        time.sleep(LEARNING_S)
+
+
+@pytest.mark.parametrize(
+    ("executor", "patience", "learned"),
+    [
+        (UniProcExecutor, 1, [0, 1, 1, 1, 1, 1, 1]),
+        (UniProcExecutor, 3, [0, 0, 0, 3, 0, 0, 3]),
+        (MultiprocExecutor, 1, [0] * 7),
+        (MultiprocExecutor, 3, [0] * 7),
+    ],
+)
+def test_learning_counts_where_nothing_else_runs_meanwhile(
+    executor: type, patience: int, learned: list[int]
+) -> None:
+    config = configuration()
+    config.parallel_config.distributed_executor_backend = executor
+    lives = Lives(config, seed=1, window=6, blocks=60)
+    lives.scheduler.policy = lives.told = told = Slow()
+    told.patience = patience
+    lives.arrive(prompt=4, most=60)
+    for _ in learned:
+        lives.step(2)
+    found = [step.control_seconds for step in lives.scheduler.recent]
+    for seconds, steps in zip(found, learned, strict=True):
+        assert steps * LEARNING_S <= seconds < (steps + 1) * LEARNING_S
+    # All of them but the last was learned from, sooner or later.
+    assert len(lives.scheduler._unobserved) == 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from bench.load.intervals import Interval, interval, over_best, ratio, speed
@@ -173,6 +173,9 @@ class Table:
                 ends = item.interval or ()
                 spread = " to ".join(f"{end:.3f}" for end in ends)
                 rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread])
+            if len(best) > 1:
+                mean = geometric_mean(item.ratio for item in best)
+                rows.append(["geometric mean", "", f"{mean:.3f}", ""])
             lines += columns(rows)
         return "\n".join(lines)
 

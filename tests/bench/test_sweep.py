@@ -267,6 +267,14 @@ def test_the_table_divides_within_rounds() -> None:
     assert "1.98 ±0.00" in text
 
 
+def test_over_the_loads_the_mean_is_geometric() -> None:
+    few = {"off": [100.0], "k:3": [160.0], "adaptive": [80.0]}
+    many = {"off": [200.0], "k:3": [160.0], "adaptive": [400.0]}
+    table = Table(parse("off,k:3,adaptive"), cells(few) | cells(many, 8))
+    assert [best.ratio for best in table.best] == [0.5, 2.0]
+    assert "| geometric mean |            | 1.000           |" in table.text()
+
+
 def test_adaptive_is_compared_without_start_and_tail_too() -> None:
     whole = cells({"off": [100.0], "k:3": [90.0], "adaptive": [95.0]})
     for (name, *_), cell in whole.items():

@@ -520,7 +520,7 @@ def test_what_several_steps_tell_at_once_is_as_good(survival: Sequence[float]) -
         for together in (True, False):
             run = engine(
                 controller(), shape, hardware=TWO_CORES, survival=survival, output=40,
-                asynchronous=True, together=together, seed=seed,
+                together=together, seed=seed,
             )  # fmt: skip
             totals = run.run()
             made.append(totals.expected_tokens / totals.expected_s)

@@ -22,10 +22,7 @@ KNEE = 256.0  # tokens; where a GPU turns from memory-bound to compute-bound, wi
 # Before anything is measured: relative to the time of one plain step. Mild on purpose: drafts
 # that look cheap are tried, and then measured.
 GUESS = (1.0, 0.02, 0.005, 0.004, 0.004, 2e-6, 0.15)
-# (requests, K, context). The long context holds its term until contexts about as long are
-# measured: what short ones show of it is noise, which would be multiplied.
-_GUESSED_AT = ((1, 0, 0), (1, 8, 0), (32, 0, 1e5), (32, 8, 1e5), (256, 0, 0), (256, 8, 0))
-_GUESS_WEIGHT = 0.001  # of a measured step
+_GUESS_WEIGHT = 0.0005  # of each term, to a measured step
 TRUST = 2.0  # steps that make a cell half as good as any number of them: then the terms are wrong
 LEAST = 0.01  # of the cheapest cell: what a step costs whatever it does
 _SWEEPS = 30
@@ -40,8 +37,6 @@ class Cell:
     context: float  # tokens in the KV cache, over all requests
     seconds: float  # geometric mean
     weight: float = 1.0  # steps, up to a limit
-    correction: float = 0.0  # log of seconds / fitted cost
-    seen: int = 0  # number of the last step that it was measured at
 
 
 class CostModel:
@@ -74,11 +69,7 @@ class CostModel:
         size = len(TERMS)
         products = [[0.0] * size for _ in range(size)]
         sums = [0.0] * size
-        guesses = [
-            Cell(n, k, c, scale * _dot(GUESS, _terms(n, k, c)), _GUESS_WEIGHT)
-            for n, k, c in _GUESSED_AT
-        ]
-        for cell in (*cells, *guesses):
+        for cell in cells:
             terms = [x / cell.seconds for x in _terms(cell.requests, cell.k, cell.context)]
             trust = cell.weight / (cell.weight + TRUST)
             for i, x in enumerate(terms):
@@ -87,6 +78,9 @@ class CostModel:
                 row = products[i]
                 for j in range(size):
                     row[j] += weighted * terms[j]
+        for i, share in enumerate(GUESS):
+            products[i][i] += _GUESS_WEIGHT / (scale * share) ** 2
+            sums[i] += _GUESS_WEIGHT / (scale * share)
         if not self.coefficients:
             self.coefficients = [scale * share for share in GUESS]
         solution = self.coefficients

@@ -278,8 +278,8 @@ def test_what_plain_steps_cost_is_known_while_drafting_at_a_changing_pace() -> N
 
 
 def test_at_a_changing_pace_it_is_as_good_as_the_best_fixed_k() -> None:
-    """Two cores that others use: slower by 1.4 for some seconds, in the calibration as well. Counted
-    is the time that steps would have taken at one pace."""
+    """Two cores that others use: slower by 1.4 for some seconds, in the calibration as well. Steps
+    count for the time that they would have taken at one pace."""
     shares = []
     for requests, seed in product((2, 6), range(6)):
         rng = random.Random(seed)

@@ -53,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
 async def _measure(url: str, concurrency: int, requests: int) -> dict[str, Any]:
     job = Job.of("/v1/completions", {"prompt": "x" * 600, "max_tokens": CHUNKS, "stream": True})
     async with Client(url) as client:
-        await measure(client, [job], limits=[1], lag_s=0.0)  # what a process does once
-        found = await measure(client, [job] * requests, limits=[concurrency] * requests, lag_s=0.0)
+        await measure(client, [job], limits=[1])  # what a process does once
+        found = await measure(client, [job] * requests, limits=[concurrency] * requests)
     if found["failed"]:
         raise RuntimeError(found["failures"][0])
     per_second = found["chunks"] / found["seconds"]

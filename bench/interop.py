@@ -95,9 +95,9 @@ async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str
         users = args.concurrency
         # vLLM's client warms up with the first prompt, as often as there are users.
         warm_up = work.jobs(0, 1) * users
-        await measure(client, warm_up, limits=[users] * users, lag_s=0.0)
+        await measure(client, warm_up, limits=[users] * users)
         jobs = work.jobs(0, args.requests)
-        found = await measure(client, jobs, limits=[users] * len(jobs), lag_s=0.0)
+        found = await measure(client, jobs, limits=[users] * len(jobs))
     if found["failed"]:
         raise RuntimeError(f"{found['failed']} requests of ours failed: {found['failures'][0]}")
     return {

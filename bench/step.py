@@ -2,8 +2,7 @@
 
 In one process every part is timed by itself, without what it calls of the others. Served, the
 engine tells its steps by phase, the system the CPU of each process, and the client how long a step
-takes where its tokens arrive: what is left of that is the way between them. The processes' CPU
-includes a second of waiting for the page of metrics, in which the engine core polls.
+takes where its tokens arrive: what is left of that is the way between them.
 """
 
 from __future__ import annotations

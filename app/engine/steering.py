@@ -69,6 +69,7 @@ class Steering:
         self._last: dict[str, Any] | None = None
         self._calibration: Calibration | None = None
         self._wanted: dict[str, Any] = {}
+        self._asking = asyncio.Lock()  # states are counted in the order that they were made in
 
     async def begin(self, max_requests: int) -> None:
         """Measured or remembered costs first, then the objective of the settings."""
@@ -84,13 +85,14 @@ class Steering:
     async def resume(self, core: Core) -> None:
         """Another engine has come up: what the last one knew and was told."""
         self._core, self._last = core, None
+        self._asking = asyncio.Lock()  # a question to the one that is gone may hold the old one
         self._samples.clear()
         await self._begin_with_costs()
         await self.steer(self._wanted)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
-        answer = await self._core.speculation("steer", changes)
+        answer = await self._asked("steer", changes)
         if "error" in answer:
             text = str(answer["error"])
             raise ApiError(400, f"'{text.split()[0]}': {text}.", param=text.split()[0])
@@ -100,23 +102,22 @@ class Steering:
         return self._with_speedup(answer)
 
     async def state(self) -> dict[str, Any]:
-        """What the policy believes and has done, and the speed-up of late."""
-        return self._with_speedup(await self._core.speculation("state", {}))
+        """What the policy believes and has done, and the speed-up of late. The metrics then say
+        the same."""
+        return self._with_speedup(await self._asked("state", {}))
 
     async def poll(self) -> None:
         """Keep the metrics current until cancelled."""
         while True:
-            self.take(await self._core.speculation("state", {}))
+            self.sample(await self._asked("state", {}))
             await asyncio.sleep(POLL_S)
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Count what has happened since the last state."""
+    def sample(self, state: dict[str, Any]) -> None:
+        """Remember a state for the speed-up of the windows that it is in."""
         now, totals = self._clock(), state["totals"]
         self._samples.append(_Sample(now, totals["decode_seconds"], totals["plain_seconds"]))
         while now - self._samples[0].at > max(WINDOWS_S.values()) + POLL_S:
             self._samples.popleft()
-        metrics.count_speculation(state, self._last)
-        self._last = state
 
     def speedup(self, window_s: float) -> float | None:
         """Seconds that decoding would have taken without drafts over those it took, within the
@@ -127,6 +128,15 @@ class Steering:
         first = next(s for s in self._samples if s is last or last.at - s.at <= window_s)
         decode = last.decode_s - first.decode_s
         return (last.plain_s - first.plain_s) / decode if decode > 0 else None
+
+    async def _asked(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The policy's state after a command, counted in the metrics; or its error."""
+        async with self._asking:
+            state = await self._core.speculation(command, arguments)
+            if "error" not in state:
+                metrics.count_speculation(state, self._last)
+                self._last = state
+        return state
 
     def _with_speedup(self, state: dict[str, Any]) -> dict[str, Any]:
         speedup = {name: self.speedup(seconds) for name, seconds in WINDOWS_S.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ from bench.load.counters import PATH, Counters, speculation
 from bench.load.events import outcome
 from bench.load.figures import figures, steady
 
-# The gateway adds the policy's counters to its page once a second.
-PAGE_LAG_S = 1.2
+SPECULATION = "/v1/speculation"  # of the gateway
 
 
 async def measure(
@@ -24,12 +22,11 @@ async def measure(
     *,
     limits: Sequence[int] | None = None,
     times: Sequence[float] | None = None,
-    lag_s: float = PAGE_LAG_S,
     started: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Send all jobs, closed loop with `limits` or open loop at `times`; figures of the run.
 
-    The page of metrics is read before, and `lag_s` after the load has ended.
+    The page of metrics is read before and after.
     """
     if (limits is None) == (times is None):
         raise ValueError("give limits or times")
@@ -50,7 +47,6 @@ async def measure(
         found |= steady(outcomes, limits[0])
     found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process took
     if before is not None:
-        await asyncio.sleep(lag_s)
         after = await counters(client)
         if after is not None:
             found |= speculation(after.since(before))
@@ -59,6 +55,8 @@ async def measure(
 
 async def counters(client: Client) -> Counters | None:
     """The server's counters now; None if it has none."""
+    # Those of the policy are up to a second old on the gateway's page, but not after this.
+    await client.text(SPECULATION)
     page = await client.text(PATH)
     return None if page is None else Counters.read(page)
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load.client import Client, Job
-from bench.load.counters import PATH
-from bench.load.run import PAGE_LAG_S, measure
+from bench.load.run import measure
 from bench.systems.method import Method
 from bench.workloads.prompt import Prompt
 
@@ -78,17 +77,9 @@ async def run_cell(
     await asyncio.sleep(SETTLE_S)
     first = number * requests
     warm_up = work.jobs(first + requests, concurrency, min(WARM_UP_TOKENS, work.max_tokens))
-    await measure(client, warm_up, limits=[concurrency] * concurrency, lag_s=0.0)
-    # The page of the gateway is a second behind: the warm-up must be on it before it is read.
-    await _page_catches_up(client)
+    await measure(client, warm_up, limits=[concurrency] * concurrency)
     jobs = work.jobs(first, requests)
     return await measure(client, jobs, limits=[concurrency] * requests)
-
-
-async def _page_catches_up(client: Client) -> None:
-    page = await client.text(PATH)
-    if page is not None and "\naerie_k " in page:
-        await asyncio.sleep(PAGE_LAG_S)
 
 
 async def takes_ignore_eos(client: Client, work: Work) -> bool:
@@ -98,7 +89,7 @@ async def takes_ignore_eos(client: Client, work: Work) -> bool:
     """
     for asked in (True, False):
         probe = Work(work.prompts, work.model, 4, asked)
-        found = await measure(client, probe.jobs(0, 1), limits=[1], lag_s=0.0)
+        found = await measure(client, probe.jobs(0, 1), limits=[1])
         if not found["failed"]:
             return asked
     raise RuntimeError(f"the server answers no request: {found['failures'][0]}")
@@ -109,8 +100,8 @@ async def requests_for(client: Client, work: Work, concurrency: int, seconds: fl
     count = max(8, concurrency)
     jobs = work.jobs(0, count)
     # Once for caches and compilation, once for the clock.
-    await measure(client, jobs[:concurrency], limits=[concurrency] * concurrency, lag_s=0.0)
-    found = await measure(client, jobs, limits=[concurrency] * count, lag_s=0.0)
+    await measure(client, jobs[:concurrency], limits=[concurrency] * concurrency)
+    found = await measure(client, jobs, limits=[concurrency] * count)
     if found["failed"]:
         raise RuntimeError(f"{found['failed']} of {count} requests failed: {found['failures'][0]}")
     waves = round(seconds * found["requests_per_second"] / concurrency)

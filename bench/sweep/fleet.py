@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.load.client import Client
+from bench.load.run import SPECULATION
 from bench.systems.commands import Shared, command
 from bench.systems.method import GATEWAY, Method, largest_k
 from bench.systems.server import Server, free_port
-
-SPECULATION = "/v1/speculation"
 
 Report = Callable[[str], None]
 

@@ -19,9 +19,7 @@ from bench.load.events import outcome
 from bench.load.run import counters
 from bench.sweep.cells import Work
 
-# After a switch: the drafter catches up, K follows the load, and the gateway's own counters, which
-# are up to a second old, are of this turn when it begins.
-SETTLE_S = 2.0
+SETTLE_S = 0.5  # after a switch: the drafter catches up, and the drafts before it are verified
 GENERATED = "vllm:generation_tokens_total"
 
 

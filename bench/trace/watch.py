@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bench.load.client import Client
-from bench.sweep.fleet import SPECULATION
+from bench.load.run import SPECULATION
 
 EVERY_S = 0.25
 

@@ -13,8 +13,8 @@ import pytest
 
 from bench import run, speedup
 from bench.load.null_server import Script, start
+from bench.load.run import SPECULATION
 from bench.sweep.cells import Work
-from bench.sweep.fleet import SPECULATION
 from bench.sweep.journal import Journal
 from bench.systems.method import parse
 from bench.trace import command

@@ -132,17 +132,17 @@ def test_the_speed_up_is_of_its_window_alone() -> None:
     now = [0.0]
     core = Core()
     hand = steering(core, clock=lambda: now[0])
-    hand.take(core.policy.snapshot())
+    hand.sample(core.policy.snapshot())
     assert hand.speedup(60) is None
     for _ in range(40):  # plain steps first: nothing is gained
         core.step(4, 0)
     now[0] = 100.0
-    hand.take(core.policy.snapshot())
+    hand.sample(core.policy.snapshot())
     assert hand.speedup(900) == pytest.approx(1.0)
     for _ in range(40):
         core.step(4, 5, accepted=5)
     now[0] = 150.0
-    hand.take(core.policy.snapshot())
+    hand.sample(core.policy.snapshot())
     # Six tokens in one step instead of one in each of six.
     gained = 6 * core.seconds(4, 0) / core.seconds(4, 5)
     assert hand.speedup(60) == pytest.approx(gained, rel=0.05)
@@ -153,7 +153,9 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
     def value(name: str, **labels: str) -> float:
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
-    core, hand = Core(), steering(Core())
+    core = Core()
+    hand = steering(core, objective="fixed", k=5)
+    asyncio.run(hand.begin(8))
     names = (
         ("aerie_steps_total", {"k": "5"}),
         ("aerie_steps_k_total", {}),
@@ -162,13 +164,13 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
     )
     before = [value(name, **labels) for name, labels in names]
     core.step(3, 5, accepted=2, left_out=4)
-    hand.take(core.policy.snapshot())
-    hand.take(core.policy.snapshot())  # nothing new
+    asyncio.run(hand.state())
+    asyncio.run(hand.state())  # nothing new
     assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3, 4]
     core = Core()
-    hand.take(core.policy.snapshot())
+    asyncio.run(hand.resume(core))
     core.step(2, 5, accepted=1)
-    hand.take(core.policy.snapshot())
+    asyncio.run(hand.steer({"k": 5}))
     assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5, 4]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0
@@ -183,7 +185,7 @@ def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
         await hand.begin(8)
         await hand.steer({"objective": "fixed", "k": 2})
         await hand.steer({"k": 3})
-        hand.take(await hand.state())
+        hand.sample(await hand.state())
         await hand.resume(second)
         assert second.loaded == first.loaded
         assert second.commands[-1] == ("steer", {"objective": "fixed", "k": 3})

@@ -16,6 +16,7 @@ FEWEST_ROUNDS = 3  # with fewer a bootstrap says nothing
 
 Interval = tuple[float, float]
 Speeds = Mapping[int, float]  # round -> tokens per second
+Mean = Callable[[Sequence[float]], float]
 
 
 def interval(
@@ -30,17 +31,33 @@ def interval(
     return quantile(values, tail), quantile(values, 1 - tail)
 
 
-def speed(speeds: Speeds, rounds: Sequence[int]) -> float:
-    """Tokens per second over rounds of equal work: the harmonic mean."""
-    return len(rounds) / sum(1.0 / speeds[number] for number in rounds)
+def of_equal_work(speeds: Sequence[float]) -> float:
+    """All tokens over all seconds, where every round made as many: the harmonic mean."""
+    return len(speeds) / sum(1.0 / speed for speed in speeds)
 
 
-def ratio(one: Speeds, other: Speeds) -> tuple[float, Interval | None]:
+def of_equal_time(speeds: Sequence[float]) -> float:
+    """All tokens over all seconds, where every round took as long. The harmonic mean would charge
+    a method for prompts that differ, which drafts make of equal ones: a turn of a second and a half
+    at one user lies in easy text or in hard."""
+    return sum(speeds) / len(speeds)
+
+
+def speed(speeds: Speeds, rounds: Sequence[int], *, mean: Mean = of_equal_work) -> float:
+    """Tokens per second over these rounds."""
+    return mean([speeds[number] for number in rounds])
+
+
+def ratio(
+    one: Speeds, other: Speeds, *, mean: Mean = of_equal_work
+) -> tuple[float, Interval | None]:
     """Speed of `one` over that of `other` in the rounds that both have."""
-    return over_best(one, [other])
+    return over_best(one, [other], mean=mean)
 
 
-def over_best(one: Speeds, others: Sequence[Speeds]) -> tuple[float, Interval | None]:
+def over_best(
+    one: Speeds, others: Sequence[Speeds], *, mean: Mean = of_equal_work
+) -> tuple[float, Interval | None]:
     """Speed of `one` over the fastest of `others`, which is chosen anew in every resample.
 
     The best of several is a little lucky, so this is on the careful side for `one`.
@@ -50,6 +67,8 @@ def over_best(one: Speeds, others: Sequence[Speeds]) -> tuple[float, Interval | 
         raise ValueError("no round that all of them ran")
 
     def statistic(chosen: Sequence[int]) -> float:
-        return speed(one, chosen) / max(speed(other, chosen) for other in others)
+        return speed(one, chosen, mean=mean) / max(
+            speed(other, chosen, mean=mean) for other in others
+        )
 
     return statistic(rounds), interval(rounds, statistic)

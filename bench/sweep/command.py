@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.errors import AerieError
 from bench import options
+from bench.load.intervals import of_equal_time, of_equal_work
 from bench.options import add_servers, add_work, tell
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"aerie bench: stopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130
-    table = Table(parse(plan.methods), journal.cells)
+    mean = of_equal_time if plan.switchback else of_equal_work
+    table = Table(parse(plan.methods), journal.cells, mean)
     print(table.text())
     _draw(table, plan, journal, args.out)
     return 0
@@ -106,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add("--concurrency", default=CONCURRENCIES, metavar="C,C", help=f"[{CONCURRENCIES}]")
     add("--rounds", type=int, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
-        help="a K below this share of the fastest in its first round has no more [0]")  # fmt: skip
+        help="a K below this of the fastest in a sixth of the rounds has no more [0]")  # fmt: skip
     add(
         "--switchback",
         action="store_true",

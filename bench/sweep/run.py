@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from bench.load.client import Client
@@ -35,7 +36,12 @@ class Plan:
     model_free: str = ""  # architecture without weights
     spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
     switchback: bool = False  # turns of `seconds` under one load, all methods of one gateway
-    drop_below: float = 0.0  # share of the fastest below which a K has the first round only
+    drop_below: float = 0.0  # share of the fastest below which a K has no more than `first_rounds`
+
+    @property
+    def first_rounds(self) -> int:
+        """That every method has; where turns are short and rounds are many, one says little."""
+        return max(1, self.rounds // 6)
 
     def entry(self) -> dict[str, Any]:
         """As JSON."""
@@ -80,12 +86,16 @@ def _missing(
     """Whether a cell is still to be run."""
     if _key(cell, concurrency) in journal.cells:
         return False
-    keys = {method: _key((0, method), concurrency) for method in group}
-    first = {
-        m: journal.cells[k]["tokens_per_second"] for m, k in keys.items() if k in journal.cells
-    }
     number, method = cell
-    return not number or method not in hopeless(first, plan.drop_below)
+    if number < plan.first_rounds:
+        return True
+    first = {m: _speed(journal, m, concurrency, range(plan.first_rounds)) for m in group}
+    return method not in hopeless(first, plan.drop_below)
+
+
+def _speed(journal: Journal, method: Method, concurrency: int, rounds: Iterable[int]) -> float:
+    cells = (journal.cells[_key((number, method), concurrency)] for number in rounds)
+    return fmean(cell["tokens_per_second"] for cell in cells)
 
 
 async def _cell(

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from bench.load.intervals import Interval, interval, over_best, ratio, speed
+from bench.load.intervals import (
+    Interval,
+    Mean,
+    interval,
+    of_equal_work,
+    over_best,
+    ratio,
+    speed,
+)
 from bench.systems.method import Method
 from drafters.markdown import columns
 
@@ -51,10 +59,11 @@ class Best:
 
 
 class Table:
-    """All rows, computed once; `cells` may be incomplete."""
+    """All rows, computed once; `cells` may be incomplete. `mean` is of one method's rounds."""
 
-    def __init__(self, methods: Sequence[Method], cells: Cells) -> None:
+    def __init__(self, methods: Sequence[Method], cells: Cells, mean: Mean = of_equal_work) -> None:
         self.methods = list(methods)
+        self._mean = mean
         self.concurrencies = sorted({key[1] for key in cells})
         self._cells = cells
         self.rows: dict[tuple[Method, int], Row] = {}
@@ -96,7 +105,7 @@ class Table:
                     continue
                 pair = self.speeds(method, concurrency), self.speeds(base, concurrency)
                 if set(pair[0]) & set(pair[1]):
-                    self.rows[method, concurrency].over[name] = ratio(*pair)
+                    self.rows[method, concurrency].over[name] = ratio(*pair, mean=self._mean)
 
     def _row(self, method: Method, concurrency: int, speeds: dict[int, float]) -> Row:
         cells = [self._cells[method.name, concurrency, number] for number in speeds]
@@ -117,8 +126,8 @@ class Table:
         deepest = max(map(len, positions), default=0)
         acceptance = [fmean(p[i] for p in positions if len(p) > i) for i in range(deepest)]
         rounds = sorted(speeds)
-        spread = interval(rounds, lambda chosen: speed(speeds, chosen))
-        total = speed(speeds, rounds)
+        spread = interval(rounds, lambda chosen: speed(speeds, chosen, mean=self._mean))
+        total = speed(speeds, rounds, mean=self._mean)
         return Row(method, concurrency, total, spread, len(rounds), figures, acceptance)
 
     def _bests(self, figure: str) -> list[Best]:
@@ -130,13 +139,13 @@ class Table:
         adaptive = next((m for m in there if m.kind == "adaptive"), None)
         if adaptive is None:
             return None
-        # One that went no further than the first round fell too far behind (--drop-below).
-        least = 2 if len(there[adaptive]) > 2 else 0
+        # One with far fewer rounds fell too far behind in the first ones (--drop-below).
+        least = len(there[adaptive]) / 2
         fixed = [m for m in there if m.kind in ("off", "k") and len(there[m]) >= least]
         if not fixed or not set(there[adaptive]).intersection(*(there[m] for m in fixed)):
             return None
-        share, spread = over_best(there[adaptive], [there[m] for m in fixed])
-        best = max(fixed, key=lambda m: speed(there[m], sorted(there[m])))
+        share, spread = over_best(there[adaptive], [there[m] for m in fixed], mean=self._mean)
+        best = max(fixed, key=lambda m: speed(there[m], sorted(there[m]), mean=self._mean))
         return Best(concurrency, best, share, spread)
 
     def text(self) -> str:

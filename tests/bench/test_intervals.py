@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.load.intervals import interval, over_best, ratio, speed
+from bench.load.intervals import interval, of_equal_time, of_equal_work, over_best, ratio, speed
 
 
 def test_a_paired_ratio_does_not_see_what_all_share() -> None:
@@ -33,6 +33,30 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 def test_speed_over_rounds_is_of_equal_work_not_of_equal_time() -> None:
     assert speed({0: 100.0, 1: 300.0}, [0, 1]) == pytest.approx(150.0)
+
+
+@pytest.mark.parametrize("uneven", [0.0, 0.4])
+def test_speed_over_turns_is_that_of_one_long_turn(uneven: float) -> None:
+    """A user asks on through turns of a second and a half, of which half a second before is left
+    out; texts differ in what drafts gain."""
+    rng = random.Random(1)
+    turns, tokens, seconds, left, pace = [], 0.0, 0.0, 0.0, 1.0
+    for number in range(12000):
+        took, counted = (0.5, 1.5)[number % 2], 0.0
+        seconds += took
+        while took > 0.0:
+            if left <= 0.0:
+                left, pace = rng.uniform(64, 192), 250.0 * rng.lognormvariate(0.0, uneven)
+            now = min(took, left / pace)
+            counted += now * pace
+            took -= now
+            left = left - now * pace if now < left / pace else 0.0
+        tokens += counted
+        if number % 2:
+            turns.append(counted / 1.5)
+    assert of_equal_time(turns) == pytest.approx(tokens / seconds, rel=0.01)
+    off = of_equal_work(turns) / (tokens / seconds)
+    assert off == pytest.approx(1.0, rel=0.001) if not uneven else off < 0.96
 
 
 def test_only_rounds_that_all_have_count() -> None:

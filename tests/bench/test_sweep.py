@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.load.intervals import of_equal_time
 from bench.load.null_server import Script, start
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
@@ -169,14 +170,18 @@ def test_rounds_differ_in_order_and_not_in_methods(tmp_path: Path) -> None:
     assert [number for *_, number in keys] == sorted(number for *_, number in keys)
 
 
-def test_a_k_that_falls_far_behind_has_one_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rounds", "fewest"), [(3, 1), (12, 2)])
+def test_a_k_that_falls_far_behind_has_a_sixth_of_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, fewest: int
 ) -> None:
     speeds = {"none": 9.0, "off": 100.0, "k:3": 51.0, "k:7": 49.0, "adaptive": 40.0}
 
     async def found(client: Any, work: Any, concurrency: int, requests: int, number: int) -> Any:
         name = names.pop()
-        return {"tokens_per_second": speeds[name], "failed": 0, "seconds": 1.0, "client_cpu": 0.0}
+        speed = speeds[name]
+        if name == "k:3" and fewest > 1 and number < fewest:  # one round alone is luck
+            speed = [30.0, 80.0][number]
+        return {"tokens_per_second": speed, "failed": 0, "seconds": 1.0, "client_cpu": 0.0}
 
     names: list[str] = []
     switch = Fleet.switch
@@ -187,14 +192,14 @@ def test_a_k_that_falls_far_behind_has_one_round(
 
     monkeypatch.setattr("bench.sweep.run.run_cell", found)
     monkeypatch.setattr(Fleet, "switch", noted)
-    asked = plan(rounds=3, concurrencies=(1,), drop_below=0.5)
+    asked = plan(rounds=rounds, concurrencies=(1,), drop_below=0.5)
     journal = run(asked, tmp_path / "a.jsonl", Script(2, 2), Script(2, 2))
-    rounds = {name: sum(key[0] == name for key in journal.cells) for name in speeds}
-    assert rounds == {"none": 3, "off": 3, "k:3": 3, "k:7": 1, "adaptive": 3}
+    had = {name: sum(key[0] == name for key in journal.cells) for name in speeds}
+    assert had == {name: fewest if name == "k:7" else rounds for name in speeds}
     # It is in the table, and does not take the other rounds from the comparison.
     table = Table(parse(METHODS), journal.cells)
-    assert table.rows[Method("k", 7), 1].rounds == 1
-    assert table.rows[Method("adaptive"), 1].rounds == 3
+    assert table.rows[Method("k", 7), 1].rounds == fewest
+    assert table.rows[Method("adaptive"), 1].rounds == rounds
     assert [(b.best.name, b.ratio) for b in table.best] == [("off", pytest.approx(0.4))]
     assert table.best[0].interval is not None
 
@@ -265,6 +270,13 @@ def test_the_table_divides_within_rounds() -> None:
     text = table.text()
     assert "| 1 | K=7        | 0.990           | 0.990 to 0.990 |" in text
     assert "1.98 ±0.00" in text
+
+
+def test_turns_of_equal_time_are_not_rounds_of_equal_work() -> None:
+    uneven = cells({"off": [100.0, 100.0], "k:3": [50.0, 150.0], "adaptive": [40.0, 160.0]})
+    methods = parse("off,k:3,adaptive")
+    assert Table(methods, uneven, of_equal_time).best[0].ratio == pytest.approx(1.0)
+    assert Table(methods, uneven).best[0].ratio == pytest.approx(0.64)
 
 
 def test_over_the_loads_the_mean_is_geometric() -> None:

@@ -3,7 +3,8 @@
 The gauge, over the window of a run with adaptive K, is
 rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total): an estimate of
 what the same tokens would have cost without drafts, made while drafting. Here the same prompts are
-run with drafts on and off in turn, and the gauge is held against what came of it:
+run with drafts on and off in turn, and the gauge is held against what came of it (with
+--switchback in turns of a few seconds under one load, which a noisy machine disturbs less):
 
     measured   tokens per second on / off, as a client sees it
     decode     seconds of steps per token off / on, as the engine counts them: what the gauge means
@@ -20,7 +21,7 @@ from typing import Any
 
 from app.errors import AerieError
 from bench import options
-from bench.load.intervals import interval, ratio
+from bench.load.intervals import Mean, interval, of_equal_work, ratio
 from bench.options import add_servers, add_work, tell
 from bench.provenance import provenance
 from bench.sweep.fleet import Fleet
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
             concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
             spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
-            settings=options.settings(args.set) | {"k": args.k},
+            settings=options.settings(args.set) | {"k": args.k}, switchback=args.switchback,
         )  # fmt: skip
         journal = Journal(args.out)
         journal.begin(plan.entry(), provenance(["speedup", *argv]))
@@ -50,11 +51,11 @@ def main(argv: Sequence[str]) -> int:
     except (AerieError, RuntimeError, ValueError) as error:
         print(f"aerie bench: {error}", file=sys.stderr)
         return 1
-    print("\n".join(columns(rows(journal.cells))))
+    print("\n".join(columns(rows(journal.cells, plan.mean))))
     return 0
 
 
-def rows(cells: Cells) -> list[list[str]]:
+def rows(cells: Cells, mean: Mean = of_equal_work) -> list[list[str]]:
     """The table: gauge, what was measured, and by how much the gauge is off."""
     found = [["c", "gauge", "measured on / off", "gauge is off by", "decode on / off", "off by"]]
     for c in sorted({key[1] for key in cells}):
@@ -72,7 +73,8 @@ def rows(cells: Cells) -> list[list[str]]:
             decode = sum(on[n]["decode_seconds"] for n in chosen)
             return float(sum(on[n]["gauge"] * on[n]["decode_seconds"] for n in chosen)) / decode
 
-        value, (measured, spread), (decode, narrow) = gauge(numbers), ratio(*speeds), ratio(*costs)
+        value = gauge(numbers)
+        (measured, spread), (decode, narrow) = (ratio(*x, mean=mean) for x in (speeds, costs))
         found.append([
             str(c), pm(value, interval(numbers, gauge), ".3f"), pm(measured, spread, ".3f"),
             f"{value / measured - 1:+.1%}", pm(decode, narrow, ".3f"), f"{value / decode - 1:+.1%}",
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")
     add("--rounds", type=options.positive, default=5, help="[5]")
     add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
+    add("--switchback", action="store_true", help="as in a sweep")
     add_work(parser)
     add_servers(parser)
     add("--out", type=Path, default=Path("runs/speedup.jsonl"), metavar="FILE",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from app.errors import AerieError
 from bench import options
-from bench.load.intervals import of_equal_time, of_equal_work
 from bench.options import add_servers, add_work, tell
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
@@ -46,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"aerie bench: stopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130
-    mean = of_equal_time if plan.switchback else of_equal_work
-    table = Table(parse(plan.methods), journal.cells, mean)
+    table = Table(parse(plan.methods), journal.cells, plan.mean)
     print(table.text())
     _draw(table, plan, journal, args.out)
     return 0

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.load.client import Client
+from bench.load.intervals import Mean, of_equal_time, of_equal_work
 from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
@@ -42,6 +43,11 @@ class Plan:
     def first_rounds(self) -> int:
         """That every method has; where turns are short and rounds are many, one says little."""
         return max(1, self.rounds // 6)
+
+    @property
+    def mean(self) -> Mean:
+        """Of a method's rounds."""
+        return of_equal_time if self.switchback else of_equal_work
 
     def entry(self) -> dict[str, Any]:
         """As JSON."""

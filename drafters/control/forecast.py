@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 from drafters.control.acceptance import Acceptance
 from drafters.control.offers import Offers
@@ -16,6 +17,7 @@ VERIFYING = 0.5  # of what one more draft costs: saved where the drafter leaves 
 SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as with them at first
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
+_TOGETHER = 64  # first drafts; few enough beside what is remembered to be learned from at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,11 @@ class Forecast:
         self._k_max = k_max
         self._catch_up_tokens = catch_up_tokens
         self.costs = CostTable(k_max)
-        self.acceptance = Acceptance(k_max)
-        self.offers = Offers(k_max)
+        self._acceptance, self._offers = Acceptance(k_max), Offers(k_max)
+        self._verified: list[Step] = []  # that these two have not learned from yet
+        self._drafts = 0  # first ones of these steps
         self.doubts = False  # whether drafts that the drafter doubts are left out
+        self._prices: dict[int, float] = {}  # of `_price` since the last promise, by requests
         self.gap = 0.0  # tokens per request that the drafter has not seen
         self._plain_s = math.inf  # since drafts were made or verified
         self._prefill, self._catch_up = Price(), Price()
@@ -56,8 +60,11 @@ class Forecast:
     def learn(self, step: Step) -> None:
         """From a step that has run."""
         load = step.load
-        self.acceptance.observe(step.drafted, step.accepted, step.runs)
-        self.offers.observe(step.drafted, step.doubted)
+        if step.drafted and step.drafted[0]:
+            self._verified.append(step)
+            self._drafts += step.drafted[0]
+            if self._drafts >= _TOGETHER:
+                self._learn_drafts()
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
@@ -68,6 +75,31 @@ class Forecast:
         unseen = self.gap + (step.tokens + load.prefill_tokens) / requests
         longest = min(self._catch_up_tokens, load.context_tokens / requests + 1.0)
         self.gap = min(longest, unseen) if step.k == 0 else 0.0
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """By all steps so far."""
+        self._learn_drafts()
+        return self._acceptance
+
+    @property
+    def offers(self) -> Offers:
+        """By all steps so far."""
+        self._learn_drafts()
+        return self._offers
+
+    def _learn_drafts(self) -> None:
+        """From several steps as from one, which takes a fraction of the time."""
+        steps = self._verified
+        if not steps:
+            return
+        drafted, accepted = _added(s.drafted for s in steps), _added(s.accepted for s in steps)
+        self._acceptance.observe(drafted, accepted, [run for s in steps for run in s.runs])
+        if free := [s for s in steps if s.doubted]:
+            drafted, doubted = _added(s.drafted for s in free), _added(s.doubted for s in free)
+            self._offers.observe(drafted, doubted)
+        steps.clear()
+        self._drafts = 0
 
     def _learn_cost(self, step: Step) -> None:
         load, requests, costs = step.load, step.load.requests, self.costs
@@ -94,6 +126,7 @@ class Forecast:
 
     def promise(self, load: Load) -> Promise:
         """What each K promises."""
+        self._prices.clear()
         seconds, tokens = self._seconds(load), self.tokens(load)
         if load.prefill_tokens and load.waiting:
             # More prompts follow, so drafts will be verified beside prompts. The device is busy
@@ -141,6 +174,12 @@ class Forecast:
 
     def _price(self, load: Load) -> float:
         """Seconds of verifying one more draft at this batch."""
+        price = self._prices.get(load.requests)
+        if price is None:
+            price = self._prices[load.requests] = self._priced(load)
+        return price
+
+    def _priced(self, load: Load) -> float:
         few, many = 1, self._k_max
         if few == many or not self.costs.measured:
             return 0.0
@@ -172,6 +211,10 @@ class Forecast:
             return step.seconds
         plain = self.costs.seconds(load.requests, 0, load.context_tokens)
         return plain * step.tokens / load.requests + self.reading(load.prefill_tokens, 0)
+
+
+def _added(counts: Iterable[tuple[int, ...]]) -> list[int]:
+    return list(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _evenly(drafts: int, requests: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from drafters.control.cost import Cell, CostModel
 from drafters.control.row import LIMIT, Row
@@ -15,6 +16,7 @@ _LAST_BUCKET = 24  # 4,096 requests; more share it
 _FIT_EVERY = 256  # steps; the first fits come at 1, 2, 4, ...
 
 
+@lru_cache(maxsize=4096)
 def bucket_of(requests: float) -> int:
     """Batches that share a row: 1, 2, 3, 4, 5-6, 7-9, 10-13, ... (half an octave each)."""
     return min(_LAST_BUCKET, round(2.0 * math.log2(max(1.0, requests))))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench import run, speedup
+from bench.load.intervals import of_equal_time
 from bench.load.null_server import Script, start
 from bench.load.run import SPECULATION
 from bench.sweep.cells import Work
@@ -119,6 +120,9 @@ def test_the_gauge_is_held_against_what_was_measured() -> None:
     assert row[3] == "+10.0%"
     assert row[4].startswith("1.600")
     assert row[5] == "+3.1%"
+    # Turns are equally long: what is measured is the mean of their speeds.
+    cells["adaptive", 8, 0]["tokens_per_second"] = 225.0
+    assert speedup.rows(cells, of_equal_time)[1][2].startswith("1.750")
 
 
 def test_run_compares_servers_in_turns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -33,7 +34,9 @@ def mean_offered(k: int) -> float:
     return sum(OFFERED**i for i in range(k))
 
 
-def run(forecast: Forecast, k: int, steps: int) -> tuple[float, float]:
+def run(
+    forecast: Forecast, k: int, steps: int, after: Callable[[], object] = bool
+) -> tuple[float, float]:
     """Steps at `k`; the seconds they took and the tokens they made, on average."""
     rng, runs = random.Random(1), [0] * BATCH
     drafts = [offered(k, rng) for _ in range(BATCH)]
@@ -56,6 +59,7 @@ def run(forecast: Forecast, k: int, steps: int) -> tuple[float, float]:
             tuple(sum(i == n < k for n in drafts) for i in range(K_MAX)),
         )
         forecast.learn(step)
+        after()
         took, made = took + step.seconds, made + tokens
         for i, count in enumerate(drafts):
             runs[i] = runs[i] + right[i] + 1 if right[i] == count == k else 0
@@ -85,6 +89,17 @@ def test_costs_and_tokens_are_those_with_drafts_left_out(forecast: Forecast) -> 
         assert promise.seconds[k] == pytest.approx(expected, rel=0.06), k
     # All of them would cost more than a tenth more.
     assert seconds(BATCH * K_MAX, BATCH * K_MAX) > 1.1 * took
+
+
+def test_learning_from_several_steps_at_once_is_learning_from_each(forecast: Forecast) -> None:
+    each = Forecast(K_MAX, 256)
+    run(forecast, K_MAX, 301)
+    run(each, K_MAX, 301, after=lambda: (each.acceptance, each.offers))
+    one, other = forecast.acceptance, each.acceptance
+    assert one.trials == pytest.approx(other.trials, rel=0.06)
+    assert one.survival() == pytest.approx(other.survival(), rel=0.06)
+    assert one.tokens() == pytest.approx(other.tokens(), rel=0.06)
+    assert forecast.offers.survival() == pytest.approx(each.offers.survival(), rel=0.06)
 
 
 def test_until_drafts_were_left_out_all_are_expected(forecast: Forecast) -> None:

@@ -55,6 +55,8 @@ gpu-check: ## On a GPU: kernels, the V2 runner's drafts, and their times beside 
 	@$(BIN)/python -m bench.kernels --device cuda \
 	  --out bench/results/kernels-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 	@$(BIN)/python -m pytest -q tests/drafters/vllm/test_v2.py
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/aerie bench device --model-free qwen3-8b \
+	  --out bench/results/device-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/aerie bench sweep --model-free qwen3-8b \
 	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
 	  --concurrency 1,8,32,128 --out bench/results/v2-$$(date -u +%Y%m%dT%H%M%SZ).jsonl

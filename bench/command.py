@@ -16,6 +16,7 @@ COMMANDS = {
     "prompts": ("bench.workloads.command", "a workload as JSON lines"),
     "ceiling": ("bench.ceiling", "what the client itself can take"),
     "step": ("bench.step", "where the time of a step goes"),
+    "device": ("bench.device", "what a step and the drafter's pass take, ours beside vLLM's"),
     "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
 }
 

@@ -35,8 +35,8 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
     parser.add_argument("--seed", type=int, default=SEED, help=f"of prompts and order [{SEED}]")
 
 
-def add_servers(parser: argparse.ArgumentParser) -> None:
-    """What is started, or is there already."""
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """What is started."""
     parser.add_argument(
         "--set",
         action="append",
@@ -47,6 +47,11 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the embedded model's]"
     )
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """What is started, or is there already."""
+    add_engines(parser)
     parser.add_argument(
         "--attach",
         action="append",

@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from app.engine import cpu
 from app.errors import AerieError
 from bench import options
 from bench.load.counters import Counters
 from bench.load.run import counters, measure
+from bench.offline import engine_core, held_out, lines, model_runner
 from bench.options import positive, tell
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
@@ -81,11 +81,7 @@ def main(argv: Sequence[str]) -> int:
         offline(args.k, args.concurrency)
         return 0
     try:
-        environment = {**os.environ, **cpu.environment(os.environ)}
-        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-        line = [sys.executable, "-m", "bench.step", "--offline", *argv]
-        printed = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=True).stdout
-        cells = [json.loads(text) for text in printed.splitlines() if text.startswith(b"{")]
+        cells = lines("bench.step", argv, os.environ)
         print("In one process, ms of a step:\n" + "\n".join(columns(parts_table(cells))))
         rows = asyncio.run(served(args.k, args.concurrency, args.requests))
         print("\nServed, ms of a step:\n" + "\n".join(columns(rows)))
@@ -136,8 +132,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
     llm = LLM(**{**engine_options(load(given, {})), "served_model_name": None})
-    core: Any = llm.llm_engine.engine_core.engine_core
-    runner = core.model_executor.driver_worker.worker.model_runner
+    core, runner = engine_core(llm), model_runner(llm)
     parts = Parts()
     parts.time(type(llm.llm_engine), "step", "engine loop, process boundary")
     parts.time(DraftingScheduler, "schedule update_from_output", "scheduler")
@@ -153,7 +148,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     parts.time(ParallelDrafter, "_likeliest", "draft head")
     parts.time(room, "gather", "draft hidden states")
     parts.time(OutputProcessor, "process_outputs", "detokenisation, outputs")
-    prompts = [{"prompt_token_ids": ids} for ids in _prompts(2 * max(batches))]
+    prompts = [{"prompt_token_ids": ids} for ids in held_out(2 * max(batches))]
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     for k in ks:
         core.scheduler.speculation("steer", {"objective": "fixed", "k": k})
@@ -166,14 +161,6 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
             steps = sum(core.scheduler.policy.snapshot()["totals"]["steps"]) - before
             cell = {"k": k, "c": batch, "steps": steps, "parts": dict(parts.seconds)}
             print("\n" + json.dumps(cell), flush=True)
-
-
-def _prompts(count: int) -> list[list[int]]:
-    from drafters.train.embedded.tokenizer import load_tokenizer
-    from drafters.train.evaluate import EMBEDDED
-    from drafters.train.workloads import held_out_prompts
-
-    return held_out_prompts(load_tokenizer(EMBEDDED / "target"), count)["code"]
 
 
 async def served(ks: Sequence[int], users: Sequence[int], requests: int) -> list[list[str]]:

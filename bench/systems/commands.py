@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engine.cpu import cpu_machine, preload
-from app.engine.options import V2, engine_options, speculative_config, wants_v2
+from app.engine.options import ONE_PROCESS, V2, engine_options, speculative_config, wants_v2
 from app.settings import load
 from bench.provenance import gpus, versions
 from bench.systems.method import GATEWAY, Method
@@ -72,9 +72,8 @@ class Shared:
 
 def command(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
     """(command line, environment) of the server of `method`. ValueError if there is none."""
-    if method.server == GATEWAY or method.kind == "plain":
-        most = max(shared.k, int(shared.given.get("k", 0))) or DEFAULT_K
-        settings = shared.settings(0 if method.kind == "plain" else most)
+    if _is_ours(method):
+        settings = shared.settings(_most(method, shared))
         options = [_option(name, value) for name, value in settings.items()]
         line = [sys.executable, "-m", "app.cli", "serve", "--host", "127.0.0.1"]
         return [*line, "--port", str(port), *options], dict(os.environ)
@@ -82,6 +81,24 @@ def command(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[
 
 
 def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
+    options = _stock_options(method, shared)
+    line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
+    flags = [_option(name, value) for name, value in options.items()]
+    environment = _stock_environment()
+    # The allocator is the one that the gateway's engine gets.
+    if _on_cpu():
+        environment["LD_PRELOAD"] = preload(os.environ)
+    return [*line, "--port", str(port), *flags], environment
+
+
+def _stock_environment() -> dict[str, str]:
+    """Our plugin stays out, and vLLM chooses the model runner: V2 unless it is to run P-EAGLE."""
+    environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
+    environment.pop(V2, None)
+    return environment
+
+
+def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
     settings = load({**ENGINE, **shared.given, "k": method.k}, os.environ)
     on_cpu = _on_cpu()
     if on_cpu and method.k and shared.architecture is not None:
@@ -100,15 +117,33 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
         kind = "eagle3" if method.kind == "eagle3" else "p-eagle"
         options["speculative_config"] |= speculation(shared.architecture, method.k, kind)
     options["served_model_name"] = settings.served_model_name
-    line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-    flags = [_option(name, value) for name, value in options.items()]
-    # Our plugin stays out, and vLLM chooses the model runner: V2 unless it is to run P-EAGLE.
-    environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
-    environment.pop(V2, None)
-    # The allocator is the one that the gateway's engine gets.
-    if on_cpu:
-        environment["LD_PRELOAD"] = preload(os.environ)
-    return [*line, "--port", str(port), *flags], environment
+    return options
+
+
+def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str, str]]:
+    """(arguments of a vLLM `LLM`, environment) of the engine behind the server of `method`.
+    ValueError if there is none."""
+    if _is_ours(method):
+        settings = load(shared.settings(_most(method, shared)), os.environ)
+        machine = cpu_machine() if _on_cpu() else None
+        options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        environment = dict(os.environ)
+    else:
+        options, environment = _stock_options(method, shared), _stock_environment()
+        if _on_cpu():  # else the model would be in a process that cannot be looked into
+            options.setdefault("distributed_executor_backend", ONE_PROCESS)
+    return {**options, "served_model_name": None}, environment
+
+
+def _is_ours(method: Method) -> bool:
+    return method.server == GATEWAY or method.kind == "plain"
+
+
+def _most(method: Method, shared: Shared) -> int:
+    """The K that our engine for `method` is started with."""
+    if method.kind == "plain":
+        return 0
+    return max(shared.k, int(shared.given.get("k", 0))) or DEFAULT_K
 
 
 def _option(name: str, value: Any) -> str:

@@ -117,9 +117,10 @@ class Controller:
             self._pinned = checked_k(k, self._k_max)
         if tpot_s is not None:
             self._tpot_s = tpot_s
-        self._objective = chosen
+        adapted, self._objective = self._adapts, chosen
         self._forecast.doubts = self.doubts
-        self._estimate, self._missed = None, 0.0
+        # Whoever asks for the best K is not made to wait until drafts have paid for themselves.
+        self._estimate, self._missed = None, math.inf if self._adapts and not adapted else 0.0
         self._probing.give_up()
 
     def choose(self, load: Load) -> int:

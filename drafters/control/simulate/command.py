@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from drafters.control.simulate.compare import (
     traces,
 )
 from drafters.control.simulate.fit import Ratio, published, replay
+from drafters.control.simulate.measured import measured
 from drafters.control.simulate.plot import draw
 from drafters.markdown import columns
 
@@ -27,12 +29,25 @@ SEED = 1
 def main(argv: Sequence[str]) -> int:
     """Print the tables; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    played = replay()
+    played, machine = replay(), None
+    if arguments.costs is not None:
+        try:
+            machine = measured(arguments.costs)
+        except (OSError, ValueError) as error:
+            print(f"aerie simulate: {error}", file=sys.stderr)
+            return 1
+    places = [*played.places, *(machine.places if machine is not None else ())]
     steadies = [
-        steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(played.places)
+        steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(places)
     ]
     loads = [moving(name, arguments.seed, arguments.replicas) for name in traces()]
     print(_report(played.ratios, steadies, loads))
+    if machine is not None:
+        errors = machine.errors
+        print(
+            f"measured: {arguments.costs}, {len(errors)} steps, the fit to them is off by "
+            f"{100 * median(errors):.1f}% in the median, {100 * max(errors):.1f}% at worst"
+        )
     if arguments.plot is not None:
         arguments.plot.write_text(draw(played.ratios, loads), "utf-8")
         print(f"plot: {arguments.plot}")
@@ -108,6 +123,10 @@ def _errors(ratios: Sequence[Ratio], fitted: bool = True) -> list[float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie simulate", description=__doc__, allow_abbrev=False)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a drawing")
+    parser.add_argument(
+        "--costs", type=Path, metavar="FILE.jsonl",
+        help="hardware as measured by `aerie bench device`, beside the published",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument(
         "--replicas", type=_positive, default=1, metavar="N",

@@ -102,7 +102,8 @@ def cpu() -> tuple[Hardware, tuple[float, ...]]:
 
 
 @cache
-def _curves() -> dict[tuple[str, str], list[float]]:
+def curves() -> dict[tuple[str, str], list[float]]:
+    """(workload, method) -> acceptance up to each position, of GPT-OSS-20B's heads in the blog."""
     return {
         (workload, method): from_lengths(3, lengths["3"], 7, lengths["7"])
         for workload, table in published()["blog"]["workloads"].items()
@@ -146,7 +147,7 @@ def _rate(
 ) -> float:
     if method == NONE:
         return device[NONE].rate(requests, 0, [])
-    return device[method].rate(requests, ks[method], _curves()[workload, method])
+    return device[method].rate(requests, ks[method], curves()[workload, method])
 
 
 def _blog() -> Replay:
@@ -160,7 +161,7 @@ def _blog() -> Replay:
                 other = _rate(device, over, workload, requests, table["k"])
                 fitted = _is_fitted(workload, i)
                 ratios.append(Ratio("blog", workload, requests, over, value, ours / other, fitted))
-            survival = tuple(_curves()[workload, P_EAGLE])
+            survival = tuple(curves()[workload, P_EAGLE])
             k_max = table["k"][P_EAGLE]
             places.append(Place("blog", workload, requests, k_max, device[P_EAGLE], survival))
     return Replay(tuple(ratios), tuple(places))
@@ -261,7 +262,7 @@ def _paper() -> Replay:
                 _rate(device, m, workload, requests, table["k"]) for m in (P_EAGLE, EAGLE_3)
             )
             ratios.append(Ratio("paper", workload, requests, EAGLE_3, value, ours / other, i == 0))
-            survival = tuple(_curves()[workload, P_EAGLE])
+            survival = tuple(curves()[workload, P_EAGLE])
             k_max = table["k"][P_EAGLE]
             places.append(Place("paper", workload, requests, k_max, device[P_EAGLE], survival))
     return Replay(tuple(ratios), tuple(places))

@@ -111,6 +111,19 @@ def test_between_two_bursts_the_drafter_does_not_catch_up() -> None:
     assert steps(4, 200)[-1] > 0
 
 
+def test_who_turns_drafts_on_does_not_wait_until_they_pay() -> None:
+    """As above 100 tokens of each of 4 requests are unseen, but somebody has asked for drafts."""
+    chosen = {}
+    for objective in ("off", "throughput"):
+        policy = controller(objective=objective)
+        policy.choose(Load(48))
+        load = Load(4, context_tokens=1000)
+        policy.observe(Step(load._replace(prefill_tokens=400), 0, 0.01, 4, (), ()))
+        policy.steer(objective="throughput")
+        chosen[objective] = policy.choose(load)
+    assert chosen["off"] > 0 == chosen["throughput"]
+
+
 def test_few_tokens_to_catch_up_with_are_caught_up_with_sooner() -> None:
     steps = {}
     for most in (16, 256):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -200,11 +200,11 @@ def figures(steps: Sequence[Step], clock: Clock, batch: int, k: int) -> dict[str
 def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> list[str]:
     """Markdown: times, and what they are over."""
 
-    def grid(title: str, show: Callable[[Method, int], float | None], form: str) -> list[str]:
-        rows = [[title, *(method.label for method in methods)]]
+    def grid(show: Callable[[Method, int], float | None]) -> list[str]:
+        rows = [["batch", *(method.label for method in methods)]]
         for batch in batches:
             values = [show(method, batch) for method in methods]
-            rows.append([str(batch), *("" if v is None else format(v, form) for v in values)])
+            rows.append([str(batch), *("" if v is None else f"{v:.3f}" for v in values)])
         return columns(rows)
 
     def of(name: str, method: Method, batch: int) -> float | None:
@@ -216,15 +216,16 @@ def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> l
         ours, theirs = of("step_ms", method, batch), other and of("step_ms", other, batch)
         return ours / theirs if ours and theirs else None
 
-    heads = [
-        ("A step, ms (from its beginning to that of the next)", lambda m, b: of("step_ms", m, b), ".3f"),
-        ("The drafter's pass in it, ms", lambda m, b: of("draft_ms", m, b), ".3f"),
-        ("A step of ours over vLLM's P-EAGLE at this K, K = 0 over no head, no head over none", over, ".3f"),
-    ]  # fmt: skip
-    found: list[str] = []
-    for heading, show, form in heads:
-        found += ["", f"{heading}:", *grid("batch", show, form)]
-    return found[1:]
+    return [
+        "A step, ms (from its beginning to that of the next):",
+        *grid(partial(of, "step_ms")),
+        "",
+        "The drafter's pass in it, ms:",
+        *grid(partial(of, "draft_ms")),
+        "",
+        "A step at K over that of vLLM's P-EAGLE, at K = 0 over no head, without a head over none:",
+        *grid(over),
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,11 +48,12 @@ class Controller:
         rng: random.Random,
         catch_up_tokens: int = DrafterConfig.catch_up_tokens,
         calibration: Calibration | None = None,
+        grows: bool = False,
         objective: str = THROUGHPUT,
         k: int | None = None,
         tpot_s: float | None = None,
     ) -> None:
-        self._k_max, self._catch_up_tokens = k_max, catch_up_tokens
+        self._k_max, self._catch_up_tokens, self._grows = k_max, catch_up_tokens, grows
         self._probing = Probing(rng)
         self._k = 0  # chosen for its own sake, not by a probe
         self._missed = 0.0  # seconds that drafts would have saved since they began to promise more
@@ -74,6 +75,11 @@ class Controller:
         return self._adapts
 
     @property
+    def grows(self) -> bool:
+        """Whether requests are asked for more than K while all of theirs are accepted."""
+        return self._grows and self._adapts
+
+    @property
     def patience(self) -> int:
         """Steps that may be observed one after the other once all of them have run: as many as an
         estimate is good for, and each at once while a probe waits for its own."""
@@ -89,7 +95,7 @@ class Controller:
         """Take measured costs for granted until steps say otherwise. Steps so far measured them:
         the acceptance of their drafts says nothing about anybody's requests, so all is forgotten.
         """
-        self._forecast = Forecast(self._k_max, self._catch_up_tokens)
+        self._forecast = Forecast(self._k_max, self._catch_up_tokens, grows=self._grows)
         self._forecast.doubts = self.doubts
         if known := [cell for cell in cells if cell.k <= self._k_max]:
             self._forecast.costs.load(known)

@@ -35,13 +35,16 @@ class Forecast:
     """Costs, acceptance, and what prompts and the drafter's catching up add.
 
     `catch_up_tokens` are the most of a request that the drafter reads when it is switched on.
+    `grows`: drafts grow with runs while K adapts (docs/decisions/0017).
     """
 
-    def __init__(self, k_max: int, catch_up_tokens: int) -> None:
+    def __init__(self, k_max: int, catch_up_tokens: int, *, grows: bool = False) -> None:
         self._k_max = k_max
         self._catch_up_tokens = catch_up_tokens
         self.costs = CostTable(k_max)
-        self._acceptance, self._offers = Acceptance(k_max), Offers(k_max)
+        self._acceptance, self._offers = Acceptance(k_max, grows=grows), Offers(k_max)
+        self._grows = grows
+        self._k = self._drafted_k = 0  # of the last step, and when `_verified` had been drafted
         self._verified: list[Step] = []  # that these two have not learned from yet
         self._drafts = 0  # first ones of these steps
         self.doubts = False  # whether drafts that the drafter doubts are left out
@@ -61,10 +64,14 @@ class Forecast:
         """From a step that has run."""
         load = step.load
         if step.drafted and step.drafted[0]:
+            if self._k != self._drafted_k:
+                self._learn_drafts()
+                self._drafted_k = self._k
             self._verified.append(step)
             self._drafts += step.drafted[0]
             if self._drafts >= _TOGETHER:
                 self._learn_drafts()
+        self._k = step.k
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
         self._outputs += (step.tokens - self._outputs) / _RECENT
         if load.requests:
@@ -94,16 +101,19 @@ class Forecast:
         if not steps:
             return
         drafted, accepted = _added(s.drafted for s in steps), _added(s.accepted for s in steps)
-        self._acceptance.observe(drafted, accepted, [run for s in steps for run in s.runs])
+        runs = [run for s in steps for run in s.runs]
+        # What grew says nothing of a larger K: such drafts are in easy text.
+        grew, deepest = (self._drafted_k,) * 2 if self._grows and self.doubts else (0, None)
+        self._acceptance.observe(drafted, accepted, runs, grew)
         if free := [s for s in steps if s.doubted]:
             drafted, doubted = _added(s.drafted for s in free), _added(s.doubted for s in free)
-            self._offers.observe(drafted, doubted)
+            self._offers.observe(drafted[:deepest], doubted[:deepest])
         steps.clear()
         self._drafts = 0
 
     def _learn_cost(self, step: Step) -> None:
         load, requests, costs = step.load, step.load.requests, self.costs
-        asked, before = load.drafts(step.k), load.draft_tokens + load.doubted_tokens
+        asked, before = load.drafts(step.k), _asked(load)
         unseen = load.drafts(1) * self.gap
         if load.prefill_tokens:
             if costs.measured:
@@ -116,7 +126,7 @@ class Forecast:
                     self._entering.observe(load.prefill_tokens, share * more)
         elif abs(before - asked) <= STEADY * asked:
             if asked or self.is_settled:
-                # As long as it would have taken with all drafts, of which calibration tells.
+                # As long as it would have taken with K drafts, of which calibration tells.
                 seconds = step.seconds + self._saved(load)
                 costs.observe(requests, _evenly(asked, requests), load.context_tokens, seconds)
         elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
@@ -160,6 +170,9 @@ class Forecast:
                 low = min(int(each), len(row) - 2)
                 found.append(row[low] + (each - low) * (row[low + 1] - row[low]))
             row = found
+        if self._grows:
+            price = load.requests * self._price(load) / VERIFYING
+            row = [s + price * more for s, more in zip(row, self.acceptance.grown(), strict=True)]
         if not self.doubts:
             return row
         reach, survival = load.reach or (load.requests,) * self._k_max, self.offers.survival()
@@ -169,8 +182,10 @@ class Forecast:
         return [seconds - price * n for seconds, n in zip(row, left_out, strict=True)]
 
     def _saved(self, load: Load) -> float:
-        """Seconds that the step would have taken longer with the drafts that were left out."""
-        return load.doubted_tokens * self._price(load) if load.doubted_tokens else 0.0
+        """Seconds that the step would have taken longer with K drafts of each request: those left
+        out verified, and those beyond K neither made nor verified."""
+        drafts = load.doubted_tokens - load.grown_tokens / VERIFYING
+        return drafts * self._price(load) if drafts else 0.0
 
     def _price(self, load: Load) -> float:
         """Seconds of verifying one more draft at this batch."""
@@ -190,7 +205,7 @@ class Forecast:
 
     def verified(self, load: Load) -> int:
         """The K whose drafts the step verifies, more or less: not all requests have any yet."""
-        drafts = load.draft_tokens + load.doubted_tokens
+        drafts = _asked(load)
         return min(range(self._k_max + 1), key=lambda k: abs(load.drafts(k) - drafts))
 
     def reading(self, prompts: int, k: int) -> float:
@@ -211,6 +226,11 @@ class Forecast:
             return step.seconds
         plain = self.costs.seconds(load.requests, 0, load.context_tokens)
         return plain * step.tokens / load.requests + self.reading(load.prefill_tokens, 0)
+
+
+def _asked(load: Load) -> int:
+    """Drafts that this step's drafter was asked for at K, whether it offered all or not."""
+    return load.draft_tokens + load.doubted_tokens - load.grown_tokens
 
 
 def _added(counts: Iterable[tuple[int, ...]]) -> list[int]:

@@ -16,6 +16,7 @@ class Load(NamedTuple):
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
     doubted_tokens: int = 0  # and those that its drafter was asked for and left out
+    grown_tokens: int = 0  # of both, those beyond K: their requests had all accepted before
     # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
     reach: tuple[int, ...] = ()
 
@@ -75,6 +76,12 @@ class Policy(Protocol):
     @property
     def doubts(self) -> bool:
         """Whether the drafter may leave out drafts that it doubts itself."""
+        ...
+
+    @property
+    def grows(self) -> bool:
+        """Whether a request whose drafts were all accepted is asked for more than K
+        (docs/decisions/0017)."""
         ...
 
     @property

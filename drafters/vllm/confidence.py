@@ -8,22 +8,29 @@ these, multiplied, leave next to nothing of that, verifying it costs more than i
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-_ATTRIBUTE = "aerie_least_confidence"  # of a SchedulerOutput, which is pickled with all it has
+_ATTRIBUTE = "aerie_ask"  # of a SchedulerOutput, which is pickled with all it has
 
 
-def ask(scheduled: Any, least_confidence: float) -> None:
-    """Tell the workers with a SchedulerOutput: one decision for all ranks, as K is."""
-    setattr(scheduled, _ATTRIBUTE, least_confidence)
+class Ask(NamedTuple):
+    """What a drafter is asked for beside K: one decision for all ranks, as K is."""
 
+    least_confidence: float = 0.0  # 0: drafts are offered whatever the drafter thinks of them
+    grows: bool = False  # drafts grow with runs (runs.py)
 
-def asked(scheduled: Any) -> float:
-    """0 where drafts are to be offered whatever the drafter thinks of them."""
-    return float(getattr(scheduled, _ATTRIBUTE, 0.0))
+    def attach(self, scheduled: Any) -> None:
+        """Tell the workers with a SchedulerOutput."""
+        setattr(scheduled, _ATTRIBUTE, self)
+
+    @classmethod
+    def of(cls, scheduled: Any) -> Ask:
+        """Nothing where nothing was said."""
+        found: Ask = getattr(scheduled, _ATTRIBUTE, None) or cls()
+        return found
 
 
 def confident(

@@ -20,11 +20,12 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
-from drafters.vllm.confidence import confident
+from drafters.vllm.confidence import Ask, confident
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
+from drafters.vllm.runs import Runs
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,6 +59,7 @@ class ParallelDrafter(EagleProposer):
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
         self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
+        self._runs = Runs(self.max_batch_size)
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
@@ -131,10 +133,10 @@ class ParallelDrafter(EagleProposer):
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
         states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
         common: CommonAttentionMetadata,
-        least_confidence: float = 0.0,
+        ask: Ask,
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch; None at `k` = 0. Those of which the
-        head doubts more than `least_confidence` allows are left out."""
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0. More where they
+        grow with runs, and fewer where the head doubts them more than is allowed."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -150,8 +152,9 @@ class ParallelDrafter(EagleProposer):
         tokens_made = sampled.cpu().numpy()
         self.synchronized = perf_counter()
         counts = (tokens_made >= 0).sum(1)
-        if drafted:
-            ends -= self._rejected(drafted, counts)
+        offered = self._offered(drafted)
+        ends -= np.where(offered > 0, offered + 1 - counts, 0)  # rejected
+        runs = self._runs.verified(slots, offered, counts)
         limits = contexts.limit[slots]
         followed = limits > 0
         if k == 0:
@@ -159,8 +162,9 @@ class ParallelDrafter(EagleProposer):
             return None
 
         unread = self.runner.discard_request_mask.np[:count]
-        wanted = np.where(unread, 0, np.minimum(limits, k))
+        wanted = np.where(unread, 0, np.minimum(limits, k + runs if ask.grows else k))
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
+        self._runs.ask(slots, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
         lengths = np.where(taken, ends - begin_at + np.maximum(wanted - 1, 0), 0)
@@ -199,11 +203,12 @@ class ParallelDrafter(EagleProposer):
             mask_token=self.parallel_drafting_token_id,
         )
         # A single draft is never left out, so that its probability is not needed.
-        doubts = least_confidence > 0.0 and rows.k.max() > 1
+        doubts = ask.least_confidence > 0.0 and rows.k.max() > 1
         tokens, sure = self._run(layout, rows, states, common, confidence=doubts)
         contexts.enter(chosen, rows.end, tables[index])
         self.passes += 1
-        offered = rows.k if sure is None else confident(sure.numpy(), rows.k, least_confidence)
+        least = ask.least_confidence
+        offered = rows.k if sure is None else confident(sure.numpy(), rows.k, least)
         begins_at = np.cumsum(rows.k) - rows.k
         for row, first, count in zip(
             index.tolist(), begins_at.tolist(), offered.tolist(), strict=True
@@ -211,11 +216,10 @@ class ParallelDrafter(EagleProposer):
             drafts[row] = tokens[first : first + count]
         return drafts
 
-    def _rejected(self, drafted: dict[str, list[int]], made: Ints) -> Ints:
-        """How many of each request's drafts the target did not accept."""
+    def _offered(self, drafted: dict[str, list[int]]) -> Ints:
+        """How many drafts of each request the step verified."""
         requests = self.runner.input_batch.req_ids
-        offered = np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
-        return np.where(offered > 0, offered + 1 - made, 0)
+        return np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
 
     def _keep(
         self,

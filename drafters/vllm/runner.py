@@ -11,7 +11,8 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
-from drafters.vllm import confidence, greedy
+from drafters.vllm import greedy
+from drafters.vllm.confidence import Ask
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise
@@ -149,7 +150,7 @@ class DraftingRunner(Base):
             sampled_token_ids,
             aux_hidden_states or [hidden_states],
             common_attn_metadata,
-            confidence.asked(scheduler_output),
+            Ask.of(scheduler_output),
         )
         self._draft_seconds = perf_counter() - max(began, self.parallel.synchronized)
         return ours

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,12 +19,29 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step, reach
-from drafters.vllm.confidence import ask
+from drafters.vllm.confidence import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
+
+
+class _Asked(NamedTuple):
+    """What the drafter was asked for at the end of a step."""
+
+    k: int = 0
+    doubts: bool = False  # it was free to offer fewer
+    grows: bool = False  # of each request as many more as its run is long
+
+    def beyond(self, limit: int, run: int) -> int:
+        """Drafts beyond K of a request that may have `limit` and is so far into a run."""
+        return max(0, min(limit - self.k, run)) if self.grows and self.k else 0
+
+    def left_out(self, limit: int, run: int, drafts: int) -> int:
+        """Of a request that was offered so many."""
+        asked = min(self.k, limit) + self.beyond(limit, run)
+        return max(0, asked - drafts) if self.doubts else 0
 
 
 class _AnyK:
@@ -57,27 +74,28 @@ class DraftingScheduler(Scheduler):
         self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)
+        # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
+        ragged = self.brings_drafts and current_platform.is_cpu()
         # The largest K, until the gateway has seen it draft and steers.
         self.policy = Controller(
             k_max,
             rng=Random(0),
+            grows=ragged,
             catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
             objective=FIXED,
             k=k_max,
         )
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Step] = deque()
-        # By SchedulerOutput, until it has run: when it began, its load, and `_doubting` before it.
-        self._begun: dict[int, tuple[float, Load, int]] = {}
+        # By SchedulerOutput, until it has run: when it began, its load, what had been asked before.
+        self._begun: dict[int, tuple[float, Load, _Asked]] = {}
         self._ended = self._control = 0.0
         # The model runs in this thread: nothing else does while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
         )
-        # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
-        leaves_out = self.brings_drafts and current_platform.is_cpu()
-        self._least_confidence = config.least_confidence if leaves_out else 0.0
-        self._doubting = 0  # K of the step before, if its drafter was free to offer fewer drafts
+        self._least_confidence = config.least_confidence if ragged else 0.0
+        self._asked = self._asking = _Asked()  # for the drafts that this step verifies; at its end
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
 
@@ -98,13 +116,14 @@ class DraftingScheduler(Scheduler):
         """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
         if scheduler_output.total_num_scheduled_tokens:
             begun = perf_counter()
-            self._asked = self._doubting
+            self._asked = self._asking
             self._load = self._measure(scheduler_output)
             k = self.policy.choose(self._load)
             least = self._least_confidence if self.policy.doubts else 0.0
+            grows = self.policy.grows
             scheduler_output.num_spec_tokens_to_schedule = k
-            ask(scheduler_output, least)
-            self._doubting = k if least else 0
+            Ask(least, grows).attach(scheduler_output)
+            self._asking = _Asked(k, least > 0.0, grows)
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
         self._trim()
@@ -141,9 +160,13 @@ class DraftingScheduler(Scheduler):
                 decoding.append(name)
         offered = scheduled.scheduled_spec_decode_tokens
         drafts = sum(map(len, offered.values()))
-        doubted, asked = 0, self._asked
-        if asked:
-            doubted = sum(self._left_out(name, len(ids), asked) for name, ids in offered.items())
+        doubted = grown = 0
+        asked, k_max = self._asked, self.num_spec_tokens
+        if asked.doubts or asked.grows:
+            for name, ids in offered.items():
+                limit, run = self._limits.get(name, k_max), self._runs.get(name, 0)
+                doubted += asked.left_out(limit, run, len(ids))
+                grown += asked.beyond(limit, run)
         return Load(
             requests=len(decoding),
             waiting=self.get_request_counts()[1],
@@ -151,12 +174,9 @@ class DraftingScheduler(Scheduler):
             context_tokens=context,
             draft_tokens=drafts,
             doubted_tokens=doubted,
+            grown_tokens=grown,
             reach=self._reach(decoding) if self._limits else (),
         )
-
-    def _left_out(self, name: str, drafts: int, asked: int) -> int:
-        """Drafts of a request that its drafter was asked for and did not offer."""
-        return max(0, min(asked, self._limits.get(name, asked)) - drafts)
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output)."""
@@ -210,22 +230,23 @@ class DraftingScheduler(Scheduler):
         while self._unobserved:
             self.policy.observe(self._unobserved.popleft())
 
-    def _verification(self, asked: int) -> dict[str, Any]:
-        """Fields of a Step whose drafts' drafter was asked for `asked`, or had to offer all; each
-        request's own run is remembered."""
+    def _verification(self, asked: _Asked) -> dict[str, Any]:
+        """Fields of a Step for whose drafts the drafter was `asked`; each request's own run is
+        remembered."""
         k_max = self.num_spec_tokens
-        drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked else 0)
-        runs = []
+        drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked.doubts else 0)
+        runs, goes_on = [], {}
         for name, drafts, right in self._verified:
             for counters, positions in ((drafted, drafts), (accepted, right)):
                 for position in range(positions):
                     counters[position] += 1
-            run, made = self._runs.pop(name, 0), right + 1
+            run, made = self._runs.get(name, 0), right + 1
             runs.append((run, made))
-            if self._left_out(name, drafts, asked):
+            if asked.left_out(self._limits.get(name, k_max), run, drafts):
                 doubted[drafts] += 1
             elif right == drafts:
-                self._runs[name] = run + made
+                goes_on[name] = run + made
+        self._runs = goes_on
         self._verified.clear()
         return {
             "drafted": tuple(drafted),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.control.acceptance import MEMORY, PRIOR, Acceptance
+from drafters.control.acceptance import MEMORY, PRIOR, Acceptance, _growing
 
 TRUE = (0.8, 0.6, 0.7, 0.5, 0.6)  # conditional
 SURVIVAL = list(accumulate(TRUE, lambda left, right: left * right))
@@ -116,6 +116,58 @@ def test_without_memory_the_sum_over_positions_is_what_a_step_makes() -> None:
         tokens = shown(steps, drafting, 5)[0]
         assert tokens[: drafting + 2] == pytest.approx(expected[: drafting + 2], rel=0.02)
         assert tokens == pytest.approx(expected, rel=0.1)
+
+
+def growing(runs: list[int], k: int, k_max: int) -> list[tuple[int, int, int]]:
+    """(tokens of the run so far, drafts, of those accepted) of each step, where drafts grow."""
+    steps, so_far = [], 0
+    for run in runs:
+        left = run
+        while left >= 0:
+            asked = min(k_max, k + so_far)
+            accepted = min(left, asked)
+            steps.append((so_far, asked, accepted))
+            so_far = so_far + accepted + 1 if accepted == asked else 0
+            left -= accepted + 1
+    return steps
+
+
+def test_where_drafts_grow_every_k_is_counted_with_what_it_would_have_asked_for() -> None:
+    rng, k_max = random.Random(6), 11
+    runs = [rng.choice((0, 0, 0, 0, 1, 1, 2, 5, 9, 12, 20, 40)) for _ in range(6000)]
+    ks = (1, 2, 3, 5, 7, 11)
+    through = {k: growing(runs, k, k_max) for k in ks}
+    made = {k: 1 + sum(a for _, _, a in steps) / len(steps) for k, steps in through.items()}
+    more = {k: sum(d - k for _, d, _ in steps) / len(steps) for k, steps in through.items()}
+    alike = steps_through(runs, 2)
+    assert more[2] > 0.5 and made[2] > 1.1 * (1 + sum(alike) / len(alike))
+    for k in ks:
+        model = Acceptance(k_max, grows=True)
+        readings = range(1000, len(through[k]) + 1, 500)
+        tokens, grown = [0.0] * (k_max + 1), [0.0] * (k_max + 1)
+        for number, (run, drafts, accepted) in enumerate(through[k], 1):
+            hits = (1,) * accepted + (0,) * (drafts - accepted)
+            model.observe((1,) * drafts, hits, [(run, accepted + 1)], k)
+            if number in readings:
+                for found, values in ((tokens, model.tokens()), (grown, model.grown())):
+                    found[:] = [x + y / len(readings) for x, y in zip(found, values, strict=True)]
+        assert tokens[k] == pytest.approx(made[k], rel=0.02)
+        assert grown[k] == pytest.approx(more[k], rel=0.05)
+        for other in ks:
+            assert tokens[other] == pytest.approx(made[other], rel=0.15), (k, other)
+
+
+@given(st.integers(0, 300), st.integers(1, 12), st.integers(1, 11))
+def test_a_long_run_is_counted_as_if_from_its_beginning(run: int, made: int, k: int) -> None:
+    """Where a run is long every step asks for the most, so that its beginning is left out."""
+    k_max, begin, steps, more = 11, 0, 0, 0
+    while begin < run + made:
+        if begin >= run:
+            steps, more = steps + 1, more + min(k_max - k, begin)
+        begin += min(k_max, k + begin) + 1
+    taken, grown = _growing(run, made, k_max + 1)
+    assert (taken[k], grown[k]) == (steps, more)
+    assert (taken[0], grown[0]) == (made, 0)
 
 
 def test_nothing_known_is_the_prior_at_every_position() -> None:

@@ -5,8 +5,8 @@
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n}. The first engine
 decodes plainly. The second drafts a random K at every step while requests arrive, are aborted
 and are preempted for want of KV cache, and in some steps the drafter may leave drafts out. RESULT
-gets {"finished", "aborted", "preempted", "accepted", "left_out", "passes", "ks": {k: steps},
-"different": [...]}; an entry of `different` is a request whose text is not the plain engine's,
+gets {"finished", "aborted", "preempted", "accepted", "left_out", "grown", "passes",
+"ks": {k: steps}, "different": [...]}; an entry of `different` is a request whose text is not the plain engine's,
 with the gap in log-probability between the two tokens where they part, as the plain engine saw it.
 """
 
@@ -48,7 +48,7 @@ class RandomK:
         self.patience = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
-        self.accepted = self.left_out = 0
+        self.accepted = self.left_out = self.grown = 0
         self.run_on = {0}
         self.idle = 0
 
@@ -56,7 +56,12 @@ class RandomK:
     def doubts(self) -> bool:
         return self.random.random() < 0.5
 
+    @property
+    def grows(self) -> bool:
+        return self.random.random() < 0.5
+
     def choose(self, load: Load) -> int:
+        self.grown += load.grown_tokens
         if self.idle:
             self.idle -= 1
         elif self.random.random() < 0.02:
@@ -177,6 +182,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
         "left_out": policy.left_out,
+        "grown": policy.grown,
         "passes": drafter.passes,
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ ParallelDrafter are the real ones; the runner is what ParallelDrafter reads of i
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -28,10 +29,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from drafters.control.policy import Load, Step
-from drafters.vllm import confidence
+from drafters.vllm.confidence import Ask
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
+from drafters.vllm.runs import Runs
 from drafters.vllm.scheduler import DraftingScheduler
 
 MODELS = Path(__file__).parents[3] / "models" / "embedded"
@@ -113,7 +115,7 @@ class Watched(ParallelDrafter):
         self.supports_mm_inputs = self.uses_mrope = self.uses_xdrope_dim = False
         self.draft_uses_xdrope_dim = 0
         self.pass_hidden_states_to_model = True
-        self._contexts = None
+        self._contexts, self._runs = None, Runs(SEQUENCES)
         # What no one stored must not look right.
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
@@ -144,7 +146,7 @@ class Watched(ParallelDrafter):
 class Told:
     """A policy that does as it is told."""
 
-    k_max, k, doubts, patience = K_MAX, 0, False, 1
+    k_max, k, doubts, grows, patience = K_MAX, 0, False, False, 1
 
     def choose(self, load: Load) -> int:
         return self.k
@@ -172,7 +174,7 @@ class Lives:
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
         self.scheduler.policy = self.told = Told()
-        self.asked = 0  # K of the step before, if it allowed doubts
+        self.asked = Told()  # as it was told in the step before
         self.runs: dict[str, int] = {}  # what a Step is to say of each request
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
@@ -237,10 +239,10 @@ class Lives:
             )
             self.seen["aborted"] += 1
 
-    def step(self, k: int, *, doubts: bool = False) -> None:
+    def step(self, k: int, *, doubts: bool = False, grows: bool = False) -> None:
         """One engine step with `k` draft tokens to be made for the next one; some of them may be
-        left out if `doubts`."""
-        self.told.k, self.told.doubts = k, doubts
+        left out if `doubts`, and runs have more if it `grows`."""
+        self.told.k, self.told.doubts, self.told.grows = k, doubts, grows
         scheduled = self.scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
             self.blocks[new.req_id] = list(new.block_ids[0])
@@ -267,11 +269,11 @@ class Lives:
         offered = scheduled.scheduled_spec_decode_tokens
         left_out = self._left_out(offered)
         load = self.scheduler._begun[id(scheduled)][1]
-        self._check_load(load)
+        self._check_load(load, offered)
         assert load.doubted_tokens == sum(left_out.values())
-        least = confidence.asked(scheduled)
-        assert (least > 0.0) == doubts
-        drafts = self.drafter.draft(k, offered, sampled, [states], common, least)
+        ask = Ask.of(scheduled)
+        assert (ask.least_confidence > 0.0, ask.grows) == (doubts, grows)
+        drafts = self.drafter.draft(k, offered, sampled, [states], common, ask)
         assert (drafts is None) == (k == 0)
         made = [
             [] if unread else [token for token in row if token >= 0]
@@ -282,17 +284,22 @@ class Lives:
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
         self.scheduler.update_from_output(scheduled, output)
         self._check_verified(self.scheduler.recent[-1], offered, left_out, lengths)
-        self.asked = k if doubts else 0
+        self.asked = copy(self.told)
         if drafts is not None:
-            self._check_counts(drafts, k)
+            self._check_counts(drafts)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         self.seen["steps"] += 1
 
     def _left_out(self, offered: dict[str, list[int]]) -> dict[str, int]:
         return {
-            name: max(0, min(self._limit(name), self.asked) - len(drafts))
+            name: max(0, self._most(name) - len(drafts)) if self.asked.doubts else 0
             for name, drafts in offered.items()
         }
+
+    def _most(self, name: str) -> int:
+        """Drafts of a request that the step before asked for, or that this one does."""
+        k = self.asked.k
+        return min(self._limit(name), k + self.runs.get(name, 0) if self.asked.grows and k else k)
 
     def _check_verified(
         self,
@@ -302,19 +309,18 @@ class Lives:
         made: dict[str, int],
     ) -> None:
         """What the policy is told of drafts, those that the drafter left out, and runs."""
-        runs = []
+        runs, goes_on = [], {}
         for name, drafts in offered.items():
-            run, tokens = self.runs.pop(name, 0), made[name]
+            run, tokens = self.runs.get(name, 0), made[name]
             runs.append((run, tokens))
             if tokens == len(drafts) + 1 and not left_out[name]:
-                self.runs[name] = run + tokens
-        if step.k == 0:
-            self.runs.clear()
+                goes_on[name] = run + tokens
+        self.runs = goes_on if step.k else {}
         assert sorted(step.runs) == sorted(runs)
         lengths = [len(drafts) for drafts in offered.values()]
         assert step.drafted == tuple(sum(n > i for n in lengths) for i in range(K_MAX))
         ends = [len(offered[name]) for name, count in left_out.items() if count]
-        doubted = tuple(ends.count(i) for i in range(K_MAX)) if self.asked else ()
+        doubted = tuple(ends.count(i) for i in range(K_MAX)) if self.asked.doubts else ()
         assert step.doubted == doubted
         self.seen["doubted"] += len(ends)
 
@@ -323,8 +329,10 @@ class Lives:
         assert parameters is not None
         return int((parameters.extra_args or {}).get(MAX_K, K_MAX))
 
-    def _check_load(self, load: Load) -> None:
+    def _check_load(self, load: Load, offered: dict[str, list[int]]) -> None:
         """What the policy is told of who may be drafted for, and how far."""
+        beyond = [self._most(name) - min(self._limit(name), self.asked.k) for name in offered]
+        assert load.grown_tokens == sum(beyond)
         rows = zip(self.batch.req_ids, self.discard_request_mask.np, strict=True)
         limits = [self._limit(name) for name, unread in rows if not unread]
         assert load.requests == len(limits)
@@ -332,9 +340,10 @@ class Lives:
             assert load.drafts(k) == sum(min(limit, k) for limit in limits)
         self.seen["limited"] += bool(load.reach)
 
-    def _check_counts(self, drafts: list[list[int]], k: int) -> None:
+    def _check_counts(self, drafts: list[list[int]]) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
-            assert len(row) <= min(k, self._limit(name))
+            assert len(row) <= self._most(name)
+            self.seen["grown"] += len(row) > self.asked.k
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.vllm.confidence import ask, asked, confident
+from drafters.vllm.confidence import Ask, confident
 
 chances = st.floats(0.01, 1.0)
 
@@ -42,6 +42,6 @@ def test_doubt_of_one_request_is_not_another_s() -> None:
 
 def test_it_travels_with_the_step() -> None:
     scheduled = SimpleNamespace()
-    assert asked(scheduled) == 0.0
-    ask(scheduled, 0.05)
-    assert asked(pickle.loads(pickle.dumps(scheduled))) == 0.05
+    assert Ask.of(scheduled) == Ask(0.0, False)
+    Ask(0.05, True).attach(scheduled)
+    assert Ask.of(pickle.loads(pickle.dumps(scheduled))) == Ask(0.05, True)

@@ -35,7 +35,7 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
         letters=random.choice([1, 2, 50]),  # few: texts agree by chance, and fork
         context=random.choice([0, 0, 9, 24]),
     )
-    k, left, doubts = 0, 0, False
+    k, left, doubts, grows = 0, 0, False, False
     for step in range(steps):
         if step < 3 or (random.random() < 0.25 and lives.alive() < 7):
             lives.arrive()
@@ -44,9 +44,9 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
         if left == 0:
             left = random.choice([1, 1, 1, 4, 10])
             k = random.choice([0, random.randint(0, K_MAX)])
-            doubts = random.random() < 0.5
+            doubts, grows = random.random() < 0.5, random.random() < 0.5
         left -= 1
-        lives.step(k, doubts=doubts)
+        lives.step(k, doubts=doubts, grows=grows)
     return lives.seen
 
 
@@ -59,7 +59,7 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     for seed in range(24):
         seen += live(config, seed)
     # Every danger was met, or the test says nothing.
-    dangers = "hits preempted resumed anew held aborted rejected limited doubted"
+    dangers = "hits preempted resumed anew held aborted rejected limited doubted grown"
     for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
     assert seen["passes"] > 1000

@@ -36,6 +36,6 @@ def test_text_is_the_same_as_without_speculation(tmp_path: Path) -> None:
     assert result["steps"] >= STEPS
     assert result["finished"] >= STEPS / 10
     assert result["aborted"] and result["preempted"]
-    assert result["accepted"] and result["left_out"]
+    assert result["accepted"] and result["left_out"] and result["grown"]
     assert len(result["ks"]) == 12 or STEPS < 1000
     assert result["ks"]["0"] and len(result["ks"]) > 4

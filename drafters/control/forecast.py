@@ -102,7 +102,8 @@ class Forecast:
             return
         drafted, accepted = _added(s.drafted for s in steps), _added(s.accepted for s in steps)
         runs = [run for s in steps for run in s.runs]
-        # What grew says nothing of a larger K: such drafts are in easy text.
+        # They grow while K adapts, which is when doubted ones are left out. What grew says nothing
+        # of a larger K: it is in easy text.
         grew, deepest = (self._drafted_k,) * 2 if self._grows and self.doubts else (0, None)
         self._acceptance.observe(drafted, accepted, runs, grew)
         if free := [s for s in steps if s.doubted]:

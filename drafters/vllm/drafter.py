@@ -152,9 +152,9 @@ class ParallelDrafter(EagleProposer):
         tokens_made = sampled.cpu().numpy()
         self.synchronized = perf_counter()
         counts = (tokens_made >= 0).sum(1)
-        offered = self._offered(drafted)
-        ends -= np.where(offered > 0, offered + 1 - counts, 0)  # rejected
-        runs = self._runs.verified(slots, offered, counts)
+        verified = self._verified(drafted)
+        ends -= np.where(verified > 0, verified + 1 - counts, 0)  # rejected
+        runs = self._runs.verified(slots, verified, counts)
         limits = contexts.limit[slots]
         followed = limits > 0
         if k == 0:
@@ -216,7 +216,7 @@ class ParallelDrafter(EagleProposer):
             drafts[row] = tokens[first : first + count]
         return drafts
 
-    def _offered(self, drafted: dict[str, list[int]]) -> Ints:
+    def _verified(self, drafted: dict[str, list[int]]) -> Ints:
         """How many drafts of each request the step verified."""
         requests = self.runner.input_batch.req_ids
         return np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)

@@ -114,11 +114,12 @@ LAZY_HOOKS = {
 GUARDED = {
     "vllm": {
         *("app.engine", "bench.context", "bench.kernels", "bench.preload", "bench.proposer"),
-        "bench.step",
+        *("bench.device", "bench.step"),
         "drafters.vllm",
     },
     "torch": {
         "app.engine",
+        "bench.device",
         "bench.kernels",
         "bench.training_memory",
         "drafters.model",

@@ -161,7 +161,7 @@ class DraftingScheduler(Scheduler):
         offered = scheduled.scheduled_spec_decode_tokens
         drafts = sum(map(len, offered.values()))
         doubted = grown = 0
-        asked, k_max = self._asked, self.num_spec_tokens
+        asked, k_max = self._asked, int(self.num_spec_tokens)
         if asked.doubts or asked.grows:
             for name, ids in offered.items():
                 limit, run = self._limits.get(name, k_max), self._runs.get(name, 0)
@@ -233,7 +233,7 @@ class DraftingScheduler(Scheduler):
     def _verification(self, asked: _Asked) -> dict[str, Any]:
         """Fields of a Step for whose drafts the drafter was `asked`; each request's own run is
         remembered."""
-        k_max = self.num_spec_tokens
+        k_max: int = self.num_spec_tokens
         drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked.doubts else 0)
         runs, goes_on = [], {}
         for name, drafts, right in self._verified:

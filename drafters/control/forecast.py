@@ -104,11 +104,11 @@ class Forecast:
         runs = [run for s in steps for run in s.runs]
         # They grow while K adapts, which is when doubted ones are left out. What grew says nothing
         # of a larger K: it is in easy text.
-        grew, deepest = (self._drafted_k,) * 2 if self._grows and self.doubts else (0, None)
+        grew = self._drafted_k if self._grows and self.doubts else 0
         self._acceptance.observe(drafted, accepted, runs, grew)
         if free := [s for s in steps if s.doubted]:
             drafted, doubted = _added(s.drafted for s in free), _added(s.doubted for s in free)
-            self._offers.observe(drafted[:deepest], doubted[:deepest])
+            self._offers.observe(drafted[: grew or None], doubted[: grew or None])
         steps.clear()
         self._drafts = 0
 

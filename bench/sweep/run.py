@@ -12,7 +12,7 @@ from bench.load.intervals import Mean, of_equal_time, of_equal_work
 from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
-from bench.sweep.switchback import Users, run_turn
+from bench.sweep.switchback import SETTLE_S, Users, run_turn
 from bench.systems.method import Method, parse, servers
 from bench.workloads.load import load_prompts
 
@@ -37,6 +37,7 @@ class Plan:
     model_free: str = ""  # architecture without weights
     spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
     switchback: bool = False  # turns of `seconds` under one load, all methods of one gateway
+    settle: float = SETTLE_S  # seconds of a turn that do not count
     drop_below: float = 0.0  # share of the fastest below which a K has no more than `first_rounds`
 
     @property
@@ -137,14 +138,14 @@ async def _turns(
 ) -> None:
     client = await fleet.client(group[0])
     async with Users(client, work, concurrency) as users:
-        await run_turn(client, users, plan.seconds)  # caches and batches fill
+        await run_turn(client, users, plan.seconds, plan.settle)  # caches and batches fill
         for cell in rounds(group, plan.rounds, plan.seed, concurrency):
             if not _missing(plan, journal, group, concurrency, cell):
                 continue
             number, method = cell
             await fleet.switch(method)
             users.begin(number * PROMPTS // plan.rounds)
-            found = await run_turn(client, users, plan.seconds)
+            found = await run_turn(client, users, plan.seconds, plan.settle)
             journal.add(_key(cell, concurrency), {**found, "ignore_eos": work.ignore_eos})
             speed = f"{found['tokens_per_second']:.0f} tok/s"
             report(f"c={concurrency} round {number} {method.label}: {speed}")

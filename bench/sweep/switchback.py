@@ -19,7 +19,10 @@ from bench.load.events import outcome
 from bench.load.run import counters
 from bench.sweep.cells import Work
 
-SETTLE_S = 0.5  # after a switch: the drafter catches up, and the drafts before it are verified
+# After a switch the drafter catches up, and the drafts before it are verified. Requests are those
+# of the method before for as long as one lasts: where some draft and some do not, their prompts are
+# not as many for each token as in a stay, and their text not as easy.
+SETTLE_S = 0.5
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -56,9 +59,9 @@ class Users:
             raise RuntimeError(f"a request failed: {self._failure}")
 
 
-async def run_turn(client: Client, users: Users, seconds: float) -> dict[str, Any]:
-    """Settle, then count for so many seconds; figures as of a cell."""
-    await asyncio.sleep(SETTLE_S)
+async def run_turn(client: Client, users: Users, seconds: float, settle: float) -> dict[str, Any]:
+    """Settle, then count, for so many seconds each; figures as of a cell."""
+    await asyncio.sleep(settle)
     before, began = await _page(client)
     await asyncio.sleep(seconds)
     after, ended = await _page(client)

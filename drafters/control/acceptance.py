@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+from drafters.control.growing import Growing
+
 PRIOR = 0.7  # of the first position: between the published heads' worst workload and their best
 PRIOR_TRIALS = 16.0  # how many trials it takes to outweigh what was expected of a position
 MEMORY = 1000.0  # trials of the first position that are remembered: 1.5% standard error
@@ -32,13 +34,10 @@ class Acceptance:
     last draft hides whether the run went on through it. It did not as often as a draft is rejected;
     the step then began one, and `run` is 0.
 
-    Where drafts `grow` with a run (docs/decisions/0017), a step at K asks for min(k_max, K + run)
-    drafts after `run` tokens of one. What other K would have taken is counted with that as well,
-    and with how many drafts.
+    Where drafts grow with a run (docs/decisions/0017) that is counted otherwise (growing.py).
     """
 
     def __init__(self, k_max: int, *, grows: bool = False) -> None:
-        self._grows = grows
         self._hits = [0.0] * k_max
         self._trials = [0.0] * k_max
         # As if there had been runs that nothing but the prior ends.
@@ -46,7 +45,7 @@ class Acceptance:
         self._prior_steps = [PRIOR_TRIALS / (1.0 - PRIOR ** (k + 1)) for k in range(k_max + 1)]
         self._tokens = 0.0
         self._steps = [0.0] * (k_max + 1)  # that they would have taken at each K
-        self._grown = [0.0] * (k_max + 1)  # and drafts beyond K that these would have asked for
+        self._growing = Growing(k_max) if grows else None
 
     def observe(
         self,
@@ -61,29 +60,20 @@ class Acceptance:
             return
         keep = max(0.0, 1.0 - drafted[0] / MEMORY)
         self._observe_positions(drafted, accepted, keep)
+        self._tokens = keep * self._tokens + sum(made for _, made in runs)
+        if self._growing is not None:
+            self._growing.observe(runs, k, keep)
+            self._steps = self._growing.steps
+            return
         hits = PRIOR * PRIOR_TRIALS + sum(self._hits)
         ends = 1.0 - hits / (PRIOR_TRIALS + sum(self._trials))
-        tokens, steps = keep * self._tokens, [keep * taken for taken in self._steps]
-        grown = [keep * more for more in self._grown] if self._grows else []
+        steps = [keep * taken for taken in self._steps]
         size = len(steps)
-        known = steps[k], grown[k] if k else 0.0
         for (run, made), count in Counter(runs).items():
-            tokens += count * made
+            through, alone = _steps_of(run, made, size), _steps_of(0, made, size)
             on, anew = (1.0 - ends) * count, ends * count
-            if not self._grows:
-                steps = _added(
-                    steps, _steps_of(run, made, size), on, _steps_of(0, made, size), anew
-                )
-                continue
-            through, alone = _growing(run, made, size), _growing(0, made, size)
-            steps = _added(steps, through[0], on, alone[0], anew)
-            grown = _added(grown, through[1], on, alone[1], anew)
-        if k:  # one step each, whatever a run's last token hides
-            steps[k] = known[0] + len(runs)
-            grown[k] = known[1] + sum(min(size - 1 - k, run) for run, _ in runs)
-        self._tokens, self._steps = tokens, steps
-        if self._grows:
-            self._grown = grown
+            steps = [s + on * a + anew * b for s, a, b in zip(steps, through, alone, strict=True)]
+        self._steps = steps
 
     def _observe_positions(
         self, drafted: Sequence[int], accepted: Sequence[int], keep: float
@@ -120,45 +110,22 @@ class Acceptance:
         found, most, size = [], 1.0, len(self._steps)
         for k, (steps, prior) in enumerate(zip(self._steps, self._prior_steps, strict=True)):
             # Runs whose beginning is forgotten may seem to take fewer steps than they can.
-            limit = size if self._grows and k else k + 1
+            limit = size if self._growing is not None and k else k + 1
             most = min(limit, max(most, made / (steps + prior)))
             found.append(most)
         return found
 
     def grown(self) -> list[float]:
         """Expected of a step at each K: drafts of a request that are asked for beyond K."""
-        parts = zip(self._grown, self._steps, self._prior_steps, strict=True)
+        if self._growing is None:
+            return [0.0] * len(self._steps)
+        parts = zip(self._growing.drafts, self._steps, self._prior_steps, strict=True)
         return [more / (steps + prior) for more, steps, prior in parts]
 
     @property
     def trials(self) -> list[float]:
         """Remembered trials of each position: the weight behind its rate."""
         return list(self._trials)
-
-
-def _added(
-    sums: Sequence[float], one: Sequence[int], a: float, other: Sequence[int], b: float
-) -> list[float]:
-    return [s + a * x + b * y for s, x, y in zip(sums, one, other, strict=True)]
-
-
-@lru_cache(maxsize=4096)
-def _growing(run: int, made: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps that `made` tokens take at each K, `run` tokens into a run, where drafts grow with it,
-    and the drafts beyond K that these ask for: [size] each."""
-    over = max(0, run // size - 2)  # by then every step asks for the most
-    first, last = run - over * size, run - over * size + made
-    steps, grown = [made], [0]
-    for k in range(1, size):
-        begin = taken = more = 0
-        while begin < last:
-            if begin >= first:
-                taken += 1
-                more += min(size - 1 - k, begin)
-            begin += min(size - 1, k + begin) + 1
-        steps.append(taken)
-        grown.append(more)
-    return tuple(steps), tuple(grown)
 
 
 @lru_cache(maxsize=4096)

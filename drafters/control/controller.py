@@ -96,7 +96,7 @@ class Controller:
         the acceptance of their drafts says nothing about anybody's requests, so all is forgotten.
         """
         self._forecast = Forecast(self._k_max, self._catch_up_tokens, grows=self._grows)
-        self._forecast.doubts = self.doubts
+        self._forecast.adapts = self._adapts
         if known := [cell for cell in cells if cell.k <= self._k_max]:
             self._forecast.costs.load(known)
         self._totals = Totals(self._k_max)
@@ -124,7 +124,7 @@ class Controller:
         if tpot_s is not None:
             self._tpot_s = tpot_s
         adapted, self._objective = self._adapts, chosen
-        self._forecast.doubts = self.doubts
+        self._forecast.adapts = self._adapts
         # Whoever asks for the best K is not made to wait until drafts have paid for themselves.
         self._estimate, self._missed = None, math.inf if self._adapts and not adapted else 0.0
         self._probing.give_up()

@@ -15,6 +15,7 @@ from drafters.control.table import STEADY, CostTable
 
 VERIFYING = 0.5  # of what one more draft costs: saved where the drafter leaves it out
 SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as with them at first
+READING = 0.2  # of a step's time: more prompts than that, and it tells little of the rest
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
 _TOGETHER = 64  # first drafts; few enough beside what is remembered to be learned from at once
@@ -47,8 +48,7 @@ class Forecast:
         self._k = self._drafted_k = 0  # of the last step, and when `_verified` had been drafted
         self._verified: list[Step] = []  # that these two have not learned from yet
         self._drafts = 0  # first ones of these steps
-        self.doubts = False  # whether drafts that the drafter doubts are left out
-        self._prices: dict[int, float] = {}  # of `_price` since the last promise, by requests
+        self.adapts = False  # whether doubted drafts are left out, and others grow with runs
         self.gap = 0.0  # tokens per request that the drafter has not seen
         self._plain_s = math.inf  # since drafts were made or verified
         self._prefill, self._catch_up = Price(), Price()
@@ -102,9 +102,8 @@ class Forecast:
             return
         drafted, accepted = _added(s.drafted for s in steps), _added(s.accepted for s in steps)
         runs = [run for s in steps for run in s.runs]
-        # They grow while K adapts, which is when doubted ones are left out. What grew says nothing
-        # of a larger K: it is in easy text.
-        grew = self._drafted_k if self._grows and self.doubts else 0
+        # What grew says nothing of a larger K: it is in easy text.
+        grew = self._drafted_k if self._grows and self.adapts else 0
         self._acceptance.observe(drafted, accepted, runs, grew)
         if free := [s for s in steps if s.doubted]:
             drafted, doubted = _added(s.drafted for s in free), _added(s.doubted for s in free)
@@ -116,28 +115,30 @@ class Forecast:
         load, requests, costs = step.load, step.load.requests, self.costs
         asked, before = load.drafts(step.k), _asked(load)
         unseen = load.drafts(1) * self.gap
+        reading = self.reading(load.prefill_tokens, step.k)
         if load.prefill_tokens:
             if costs.measured:
                 k = min(self._k_max, _evenly(before, requests))
-                expected = costs.seconds(requests, k, load.context_tokens) - self._saved(load)
+                expected = costs.seconds(requests, k, load.context_tokens, _beyond(load))
                 # The drafter had about the same share of it as of the whole step.
                 share, more = step.draft_seconds / step.seconds, step.seconds - expected
                 self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
                 if step.k and unseen < _TELLING:
                     self._entering.observe(load.prefill_tokens, share * more)
-        elif abs(before - asked) <= STEADY * asked:
+            if not 0.0 < reading <= READING * step.seconds:
+                return
+        seconds = step.seconds - reading
+        if abs(before - asked) <= STEADY * asked:
             if asked or self.is_settled:
-                # As long as it would have taken with K drafts, of which calibration tells.
-                seconds = step.seconds + self._saved(load)
-                costs.observe(requests, _evenly(asked, requests), load.context_tokens, seconds)
+                k, context = _evenly(asked, requests), load.context_tokens
+                costs.observe(requests, k, context, seconds, _beyond(load))
         elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
             # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
             steady = costs.seconds(requests, step.k, load.context_tokens)
-            self._catch_up.observe(unseen, step.seconds - steady)
+            self._catch_up.observe(unseen, seconds - steady)
 
     def promise(self, load: Load) -> Promise:
         """What each K promises."""
-        self._prices.clear()
         seconds, tokens = self._seconds(load), self.tokens(load)
         if load.prefill_tokens and load.waiting:
             # More prompts follow, so drafts will be verified beside prompts. The device is busy
@@ -162,47 +163,31 @@ class Forecast:
         return list(accumulate(gains, initial=float(load.requests)))
 
     def _seconds(self, load: Load) -> list[float]:
-        row = self.costs.row(load.requests, load.context_tokens)
-        if load.reach:
-            # As of the K at which all would have as many drafts as these have together.
-            found = row[:1]
-            for k in range(1, len(row)):
-                each = max(1.0, load.drafts(k) / load.requests)
-                low = min(int(each), len(row) - 2)
-                found.append(row[low] + (each - low) * (row[low + 1] - row[low]))
-            row = found
+        requests, context, beyond = load.requests, load.context_tokens, self._expected(load)
+        if not load.reach:
+            return self.costs.row(requests, context, beyond)
+        # As of the K at which all would have as many drafts as these have together.
+        found = [self.costs.seconds(requests, 0, context)]
+        for k in range(1, self._k_max + 1):
+            each = max(1.0, load.drafts(k) / requests)
+            low = min(int(each), self._k_max - 1)
+            fewer, more = (
+                self.costs.seconds(requests, n, context, beyond[k]) for n in (low, low + 1)
+            )
+            found.append(fewer + (each - low) * (more - fewer))
+        return found
+
+    def _expected(self, load: Load) -> list[float]:
+        """Drafts beyond K over all requests, by what they cost: [k_max + 1]."""
+        beyond = [0.0] * (self._k_max + 1)
+        if not self.adapts:
+            return beyond
         if self._grows:
-            price = load.requests * self._price(load) / VERIFYING
-            row = [s + price * more for s, more in zip(row, self.acceptance.grown(), strict=True)]
-        if not self.doubts:
-            return row
+            beyond = [load.requests * more for more in self.acceptance.grown()]
         reach, survival = load.reach or (load.requests,) * self._k_max, self.offers.survival()
         doubts = (n * (1.0 - offered) for n, offered in zip(reach, survival, strict=True))
-        price = self._price(load)
         left_out = accumulate(doubts, initial=0.0)
-        return [seconds - price * n for seconds, n in zip(row, left_out, strict=True)]
-
-    def _saved(self, load: Load) -> float:
-        """Seconds that the step would have taken longer with K drafts of each request: those left
-        out verified, and those beyond K neither made nor verified."""
-        drafts = load.doubted_tokens - load.grown_tokens / VERIFYING
-        return drafts * self._price(load) if drafts else 0.0
-
-    def _price(self, load: Load) -> float:
-        """Seconds of verifying one more draft at this batch."""
-        price = self._prices.get(load.requests)
-        if price is None:
-            price = self._prices[load.requests] = self._priced(load)
-        return price
-
-    def _priced(self, load: Load) -> float:
-        few, many = 1, self._k_max
-        if few == many or not self.costs.measured:
-            return 0.0
-        least, most = (
-            self.costs.seconds(load.requests, k, load.context_tokens) for k in (few, many)
-        )
-        return VERIFYING * max(0.0, most - least) / (load.requests * (many - few))
+        return [more - VERIFYING * n for more, n in zip(beyond, left_out, strict=True)]
 
     def verified(self, load: Load) -> int:
         """The K whose drafts the step verifies, more or less: not all requests have any yet."""
@@ -232,6 +217,11 @@ class Forecast:
 def _asked(load: Load) -> int:
     """Drafts that this step's drafter was asked for at K, whether it offered all or not."""
     return load.draft_tokens + load.doubted_tokens - load.grown_tokens
+
+
+def _beyond(load: Load) -> float:
+    """Of `_expected`, what it was."""
+    return load.grown_tokens - VERIFYING * load.doubted_tokens
 
 
 def _added(counts: Iterable[tuple[int, ...]]) -> list[int]:

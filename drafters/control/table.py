@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,6 +24,9 @@ def bucket_of(requests: float) -> int:
 
 class CostTable:
     """Seconds of a steady step at any batch and K, from steps measured at some of them.
+
+    A step may have had more drafts than K of each request, or fewer, over all requests as many as
+    `beyond` says: the fitted cost knows what one more takes, so that a row is of K alone.
 
     The fitted cost gives the shape, each row the deviation from it that was measured, and what
     slows all K of it alike (row.py). The fit is to what steps have taken, at whatever pace.
@@ -48,7 +51,7 @@ class CostTable:
         for _ in range(20):  # far from the guess: many sweeps
             self._model.fit(self.cells())
         for (bucket, k), cell in self._cells.items():
-            fitted = self._model.seconds(cell.requests, k, cell.context)
+            fitted = self._model.seconds(cell.requests, k, cell.context, cell.beyond)
             self._row(bucket).calibrate(k, math.log(cell.seconds / fitted), cell.weight)
 
     def cells(self) -> list[Cell]:
@@ -60,21 +63,23 @@ class CostTable:
         cell = self._cells.get((bucket_of(requests), k))
         return cell.weight if cell else 0.0
 
-    def row(self, requests: int, context: float) -> list[float]:
-        """Seconds at each K: [k_max + 1]."""
-        fitted = self._model.row(requests, context, self._k_max)
+    def row(self, requests: int, context: float, beyond: Sequence[float] = ()) -> list[float]:
+        """Seconds at each K, where `beyond` is said with so many drafts more: [k_max + 1]."""
+        fitted = self._model.row(requests, context, beyond or [0.0] * (self._k_max + 1))
         row = self._rows.get(bucket_of(requests))
         if row is None:
             return fitted
         return [seconds * math.exp(row.of(k)) for k, seconds in enumerate(fitted)]
 
-    def seconds(self, requests: int, k: int, context: float) -> float:
+    def seconds(self, requests: int, k: int, context: float, beyond: float = 0.0) -> float:
         """At one K."""
-        fitted = self._model.seconds(requests, k, context)
+        fitted = self._model.seconds(requests, k, context, beyond)
         row = self._rows.get(bucket_of(requests))
         return fitted if row is None else fitted * math.exp(row.of(k))
 
-    def observe(self, requests: int, k: int, context: float, seconds: float) -> None:
+    def observe(
+        self, requests: int, k: int, context: float, seconds: float, beyond: float = 0.0
+    ) -> None:
         """One steady step."""
         self._now += seconds
         bucket = bucket_of(requests)
@@ -84,11 +89,12 @@ class CostTable:
         cell.weight = min(cell.weight + 1.0, MEMORY)
         cell.requests += (requests - cell.requests) / cell.weight
         cell.context += (context - cell.context) / cell.weight
+        cell.beyond += (beyond - cell.beyond) / cell.weight
         surprise = min(LIMIT, math.log(seconds / cell.seconds))
         cell.seconds *= math.exp(surprise / cell.weight)
         if not self.measured:
             self._fit()
-        ratio = math.log(seconds / self._model.seconds(requests, k, context))
+        ratio = math.log(seconds / self._model.seconds(requests, k, context, beyond))
         self._row(bucket).learn(k, ratio, seconds, self._now)
         self._steps += 1
         if self._steps % _FIT_EVERY == 0 or self._steps & (self._steps - 1) == 0:
@@ -102,14 +108,15 @@ class CostTable:
     def _fit(self) -> None:
         at = {}  # the middle of each row, and what the fit has said of it so far
         for bucket in self._rows:
-            cells = [cell for k in range(self._k_max + 1) if (cell := self._cells.get((bucket, k)))]
-            weight = sum(cell.weight for cell in cells)
-            requests = sum(cell.weight * cell.requests for cell in cells) / weight
-            context = sum(cell.weight * cell.context for cell in cells) / weight
-            at[bucket] = requests, context, self._model.row(requests, context, self._k_max)
+            cells = {k: c for k in range(self._k_max + 1) if (c := self._cells.get((bucket, k)))}
+            weight = sum(cell.weight for cell in cells.values())
+            requests = sum(cell.weight * cell.requests for cell in cells.values()) / weight
+            context = sum(cell.weight * cell.context for cell in cells.values()) / weight
+            beyond = [cells[k].beyond if k in cells else 0.0 for k in range(self._k_max + 1)]
+            middle = requests, context, beyond
+            at[bucket] = middle, self._model.row(*middle), [k in cells for k in range(len(beyond))]
         self._model.fit(self.cells())
-        for bucket, (requests, context, before) in at.items():
-            now = self._model.row(requests, context, self._k_max)
+        for bucket, (middle, before, measured) in at.items():
+            now = self._model.row(*middle)
             shifts = [math.log(b / a) for a, b in zip(before, now, strict=True)]
-            measured = [(bucket, k) in self._cells for k in range(self._k_max + 1)]
             self._rows[bucket].refit(shifts, measured)

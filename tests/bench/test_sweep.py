@@ -109,10 +109,9 @@ class Growing(dict[str, str]):
         return path == "/metrics"
 
 
-def test_turns_are_taken_under_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.sweep.switchback.SETTLE_S", 0.01)
+def test_turns_are_taken_under_one_load(tmp_path: Path) -> None:
     gateway = Script(20, 20, gap_s=0.005, pages=Growing())
-    asked = plan(methods="off,k:3,adaptive", seconds=0.4, rounds=2, switchback=True)
+    asked = plan(methods="off,k:3,adaptive", seconds=0.4, rounds=2, switchback=True, settle=0.01)
     journal = run(asked, tmp_path / "a.jsonl", Script(2, 2), gateway)
     assert len(journal.cells) == 3 * 2 * 2
     assert gateway.most_running == 2
@@ -144,8 +143,7 @@ def test_turns_are_taken_under_one_load(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.sweep.switchback.SETTLE_S", 0.01)
-    asked = plan(methods="off,adaptive", seconds=0.05, switchback=True)
+    asked = plan(methods="off,adaptive", seconds=0.05, switchback=True, settle=0.01)
     idle = Growing()
     idle.speed = 0.0
     with pytest.raises(RuntimeError, match="did not grow"):

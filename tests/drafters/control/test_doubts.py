@@ -74,7 +74,7 @@ def forecast() -> Forecast:
     known.costs.load(
         Cell(n, k, 0.0, seconds(n * k, n * k), 16.0) for n in (1, BATCH, 16) for k in (0, 1, 4, 8)
     )
-    known.doubts = True
+    known.adapts = True
     return known
 
 

@@ -196,11 +196,11 @@ def test_whatever_is_measured_costs_stay_positive_and_finite(
 
 
 def test_the_fit_is_never_negative_and_finds_costs_made_of_its_terms() -> None:
-    true = [4e-3, 2e-4, 3e-5, 1e-4, 5e-5, 0.0, 2e-3]
+    true = [4e-3, 2e-4, 3e-5, 1e-4, 5e-5, 0.0, 2e-3, 2e-5]
     model = CostModel()
     model.coefficients = list(true)
     cells = [
-        Cell(n, k, 0.0, model.row(n, 0.0, 7)[k], 10.0)
+        Cell(n, k, 0.0, model.seconds(n, k, 0.0), 10.0)
         for n in (1, 4, 16, 64, 128)
         for k in range(8)
     ]

@@ -18,7 +18,7 @@ SETTLING_S = 0.1  # of plain steps after drafts: the processor is as slow as wit
 READING = 0.2  # of a step's time: more prompts than that, and it tells little of the rest
 _TELLING = 64  # skipped tokens from which on the time to catch up shows in a step
 _RECENT = 256  # steps from which the share of prompts in all tokens is taken
-_TOGETHER = 64  # first drafts; few enough beside what is remembered to be learned from at once
+_TOGETHER = 64  # first drafts; few beside what is remembered, so promises do without these
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Forecast:
         self._grows = grows
         self._k = self._drafted_k = 0  # of the last step, and when `_verified` had been drafted
         self._verified: list[Step] = []  # that these two have not learned from yet
-        self._drafts = 0  # first ones of these steps
+        self._drafts = self._learned = 0  # first ones of these steps, and of those before
         self.adapts = False  # whether doubted drafts are left out, and others grow with runs
         self.gap = 0.0  # tokens per request that the drafter has not seen
         self._plain_s = math.inf  # since drafts were made or verified
@@ -69,7 +69,7 @@ class Forecast:
                 self._drafted_k = self._k
             self._verified.append(step)
             self._drafts += step.drafted[0]
-            if self._drafts >= _TOGETHER:
+            if self._drafts >= min(_TOGETHER, self._learned):
                 self._learn_drafts()
         self._k = step.k
         self._prompts += (load.prefill_tokens - self._prompts) / _RECENT
@@ -109,6 +109,7 @@ class Forecast:
             drafted, doubted = _added(s.drafted for s in free), _added(s.doubted for s in free)
             self._offers.observe(drafted[: grew or None], doubted[: grew or None])
         steps.clear()
+        self._learned += self._drafts
         self._drafts = 0
 
     def _learn_cost(self, step: Step) -> None:
@@ -156,7 +157,7 @@ class Forecast:
 
     def tokens(self, load: Load) -> list[float]:
         """Expected of a step, over all requests, after K drafts: [k_max + 1]."""
-        each = self.acceptance.tokens()
+        each = self._acceptance.tokens()
         if not load.reach:
             return [load.requests * made for made in each]
         gains = (n * (b - a) for n, (a, b) in zip(load.reach, pairwise(each), strict=True))
@@ -183,8 +184,8 @@ class Forecast:
         if not self.adapts:
             return beyond
         if self._grows:
-            beyond = [load.requests * more for more in self.acceptance.grown()]
-        reach, survival = load.reach or (load.requests,) * self._k_max, self.offers.survival()
+            beyond = [load.requests * more for more in self._acceptance.grown()]
+        reach, survival = load.reach or (load.requests,) * self._k_max, self._offers.survival()
         doubts = (n * (1.0 - offered) for n, offered in zip(reach, survival, strict=True))
         left_out = accumulate(doubts, initial=0.0)
         return [more - VERIFYING * n for more, n in zip(beyond, left_out, strict=True)]

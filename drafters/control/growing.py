@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -33,31 +33,32 @@ class Growing:
 
     def observe(self, runs: Sequence[tuple[int, int]], k: int, keep: float) -> None:
         """As in `Acceptance`, of which a share of `keep` is remembered."""
-        counted = Counter(runs)
+        counted, size = Counter(runs), self._k_max + 1
         known = keep * self.steps[k], keep * self.drafts[k]
         shares = [n / (self._runs + PRIOR_TRIALS) for n in self._cut[1:]]  # [K]: of K + 1 tokens
-        for kept in (self._tried, self._wrong, self._cut, self.steps, self.drafts):
+        for kept in (self._tried, self._wrong, self._cut):
             kept[:] = [keep * x for x in kept]
         self._runs *= keep
+        weights: dict[tuple[int, int], float] = defaultdict(float)
         for (run, made), count in counted.items():
             unseen = self._unseen(run) if run else 0.0
-            self._add(run, made, count * (1.0 - unseen), shares)
+            weights[run, made] += count * (1.0 - unseen)
             if unseen:
-                self._add(0, made, count * unseen, shares)
+                weights[0, made] += count * unseen
             if k:
                 self._try(run, made, min(self._k_max, k + run), count, unseen)
+        sums = [0.0] * (4 * size)
+        for (run, made), weight in weights.items():
+            taken = _steps(run, made, size)
+            sums = [total + weight * n for total, n in zip(sums, taken, strict=True)]
+        alone, after = sums[: 2 * size], sums[2 * size :]
+        parts = zip(self.steps + self.drafts, alone, after, 2 * shares, strict=True)
+        found = [keep * n + one + share * more for n, one, more, share in parts]
+        self.steps, self.drafts = found[:size], found[size:]
         if k:  # one step each, whatever a run's last token hides
             self.steps[k] = known[0] + len(runs)
             asked = (count * min(self._k_max - k, run) for (run, _), count in counted.items())
             self.drafts[k] = known[1] + sum(asked)
-
-    def _add(self, run: int, made: int, weight: float, shares: Sequence[float]) -> None:
-        """Such a step, so many times."""
-        size = self._k_max + 1
-        alone, after = _steps(run, made, size, False), _steps(run, made, size, True)
-        for sums, one, other in zip((self.steps, self.drafts), alone, after, strict=True):
-            parts = zip(sums, one, other, shares, strict=True)
-            sums[:] = [n + weight * (a + share * (b - a)) for n, a, b, share in parts]
 
     def _try(self, run: int, made: int, asked: int, count: int, unseen: float) -> None:
         most = len(self._tried) - 1
@@ -84,12 +85,16 @@ class Growing:
 
 
 @lru_cache(maxsize=8192)
-def _steps(
-    run: int, made: int, size: int, goes_on: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps that `made` tokens take at each K, `run` tokens into a run, and the drafts beyond K
-    that these ask for: [size] each. `goes_on`: with K + 1 tokens before that count as of the run.
+def _steps(run: int, made: int, size: int) -> tuple[int, ...]:
+    """What `made` tokens take at each K, `run` tokens into a run: steps, and the drafts beyond K
+    that these ask for; then by how much both differ where K + 1 tokens before it count as of the
+    run. [size] each, one behind the other.
     """
+    alone, after = _walk(run, made, size, False), _walk(run, made, size, True)
+    return (*alone, *(b - a for a, b in zip(alone, after, strict=True)))
+
+
+def _walk(run: int, made: int, size: int, goes_on: bool) -> list[int]:
     over = max(0, run // size - 2)  # by then every step asks for the most
     first, last = run - over * size, run - over * size + made
     steps, drafts = [made], [0]
@@ -104,4 +109,4 @@ def _steps(
             begin += k + beyond + 1
         steps.append(taken)
         drafts.append(more)
-    return tuple(steps), tuple(drafts)
+    return steps + drafts

@@ -1,4 +1,4 @@
-"""Which drafts the drafter itself believes in, and what that travels with.
+"""Which drafts the drafter itself believes in.
 
 A draft is of use if it and all before it are accepted. Where the drafter's own probabilities of
 these, multiplied, leave next to nothing of that, verifying it costs more than it brings
@@ -8,29 +8,9 @@ these, multiplied, leave next to nothing of that, verifying it costs more than i
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-_ATTRIBUTE = "aerie_ask"  # of a SchedulerOutput, which is pickled with all it has
-
-
-class Ask(NamedTuple):
-    """What a drafter is asked for beside K: one decision for all ranks, as K is."""
-
-    least_confidence: float = 0.0  # 0: drafts are offered whatever the drafter thinks of them
-    grows: bool = False  # drafts grow with runs (runs.py)
-
-    def attach(self, scheduled: Any) -> None:
-        """Tell the workers with a SchedulerOutput."""
-        setattr(scheduled, _ATTRIBUTE, self)
-
-    @classmethod
-    def of(cls, scheduled: Any) -> Ask:
-        """Nothing where nothing was said."""
-        found: Ask = getattr(scheduled, _ATTRIBUTE, None) or cls()
-        return found
 
 
 def confident(

@@ -20,7 +20,8 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
-from drafters.vllm.confidence import Ask, confident
+from drafters.vllm.ask import Ask
+from drafters.vllm.confidence import confident
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
@@ -203,7 +204,7 @@ class ParallelDrafter(EagleProposer):
             mask_token=self.parallel_drafting_token_id,
         )
         # A single draft is never left out, so that its probability is not needed.
-        doubts = ask.least_confidence > 0.0 and rows.k.max() > 1
+        doubts = ask.doubts and rows.k.max() > 1
         tokens, sure = self._run(layout, rows, states, common, confidence=doubts)
         contexts.enter(chosen, rows.end, tables[index])
         self.passes += 1

@@ -12,7 +12,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm import greedy
-from drafters.vllm.confidence import Ask
+from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.noise import Noise

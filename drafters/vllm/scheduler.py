@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,29 +19,12 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
 from drafters.control.policy import Load, Policy, Step, reach
-from drafters.vllm.confidence import Ask
+from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
-
-
-class _Asked(NamedTuple):
-    """What the drafter was asked for at the end of a step."""
-
-    k: int = 0
-    doubts: bool = False  # it was free to offer fewer
-    grows: bool = False  # of each request as many more as its run is long
-
-    def beyond(self, limit: int, run: int) -> int:
-        """Drafts beyond K of a request that may have `limit` and is so far into a run."""
-        return max(0, min(limit - self.k, run)) if self.grows and self.k else 0
-
-    def left_out(self, limit: int, run: int, drafts: int) -> int:
-        """Of a request that was offered so many."""
-        asked = min(self.k, limit) + self.beyond(limit, run)
-        return max(0, asked - drafts) if self.doubts else 0
 
 
 class _AnyK:
@@ -88,14 +71,14 @@ class DraftingScheduler(Scheduler):
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Step] = deque()
         # By SchedulerOutput, until it has run: when it began, its load, what had been asked before.
-        self._begun: dict[int, tuple[float, Load, _Asked]] = {}
+        self._begun: dict[int, tuple[float, Load, Ask]] = {}
         self._ended = self._control = 0.0
         # The model runs in this thread: nothing else does while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
         )
         self._least_confidence = config.least_confidence if ragged else 0.0
-        self._asked = self._asking = _Asked()  # for the drafts that this step verifies; at its end
+        self._asked = self._asking = Ask()  # for the drafts that this step verifies; at its end
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
         self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
 
@@ -120,10 +103,9 @@ class DraftingScheduler(Scheduler):
             self._load = self._measure(scheduler_output)
             k = self.policy.choose(self._load)
             least = self._least_confidence if self.policy.doubts else 0.0
-            grows = self.policy.grows
             scheduler_output.num_spec_tokens_to_schedule = k
-            Ask(least, grows).attach(scheduler_output)
-            self._asking = _Asked(k, least > 0.0, grows)
+            self._asking = Ask(k, least, self.policy.grows)
+            self._asking.attach(scheduler_output)
             self._control += perf_counter() - begun
         super()._update_after_schedule(scheduler_output)
         self._trim()
@@ -230,7 +212,7 @@ class DraftingScheduler(Scheduler):
         while self._unobserved:
             self.policy.observe(self._unobserved.popleft())
 
-    def _verification(self, asked: _Asked) -> dict[str, Any]:
+    def _verification(self, asked: Ask) -> dict[str, Any]:
         """Fields of a Step for whose drafts the drafter was `asked`; each request's own run is
         remembered."""
         k_max: int = self.num_spec_tokens

@@ -6,6 +6,7 @@ import random
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,7 +169,9 @@ def test_a_long_run_is_counted_as_if_from_its_beginning(
         if begin >= run:
             steps, more = steps + 1, more + min(k_max - k, before + begin)
         begin += min(k_max, k + before + begin) + 1
-    taken, grown = _steps(run, made, k_max + 1, goes_on)
+    size = k_max + 1
+    alone, after = np.array(_steps(run, made, size)).reshape(2, 2, size)
+    taken, grown = alone + goes_on * after
     assert (taken[k], grown[k]) == (steps, more)
     assert (taken[0], grown[0]) == (made, 0)
 

@@ -29,7 +29,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from drafters.control.policy import Load, Step
-from drafters.vllm.confidence import Ask
+from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
@@ -272,7 +272,7 @@ class Lives:
         self._check_load(load, offered)
         assert load.doubted_tokens == sum(left_out.values())
         ask = Ask.of(scheduled)
-        assert (ask.least_confidence > 0.0, ask.grows) == (doubts, grows)
+        assert (ask.k, ask.doubts, ask.grows) == (k, doubts, grows)
         drafts = self.drafter.draft(k, offered, sampled, [states], common, ask)
         assert (drafts is None) == (k == 0)
         made = [

@@ -1,16 +1,14 @@
-"""Which drafts are offered, and what tells the workers to leave some out."""
+"""Which drafts are offered."""
 
 from __future__ import annotations
 
 import math
-import pickle
-from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.vllm.confidence import Ask, confident
+from drafters.vllm.confidence import confident
 
 chances = st.floats(0.01, 1.0)
 
@@ -38,10 +36,3 @@ def test_a_drafter_that_is_sure_offers_all() -> None:
 def test_doubt_of_one_request_is_not_another_s() -> None:
     logs = np.log(np.array([0.01, 0.9, 0.9, 0.9], np.float32))
     assert confident(logs, np.array([2, 2]), 0.05).tolist() == [1, 2]
-
-
-def test_it_travels_with_the_step() -> None:
-    scheduled = SimpleNamespace()
-    assert Ask.of(scheduled) == Ask(0.0, False)
-    Ask(0.05, True).attach(scheduled)
-    assert Ask.of(pickle.loads(pickle.dumps(scheduled))) == Ask(0.05, True)

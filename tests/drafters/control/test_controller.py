@@ -259,7 +259,7 @@ def test_what_plain_steps_cost_is_known_while_drafting_at_a_changing_pace() -> N
     """The machine is faster and slower in turn, for all K alike: other cells must not keep a pace
     that has passed. Near the break-even, where the choice hangs on it."""
     misses = []
-    for seed in range(6):
+    for seed in range(12):
         errors = []
         random_pace = random.Random(seed)
         known = calibration(TWO_CORES, 11, steps=15)
@@ -286,8 +286,8 @@ def test_what_plain_steps_cost_is_known_while_drafting_at_a_changing_pace() -> N
         errors.sort()
         assert len(errors) > 400
         misses.append(errors[int(0.9 * len(errors))])
-    # One in six may be out: a pace that doubles and halves between two probes.
-    assert sorted(misses)[-2] < 0.1, misses
+    # One in four may be out: a pace that doubles and halves between two probes.
+    assert sorted(misses)[-4] < 0.1, misses
 
 
 def test_at_a_changing_pace_it_is_as_good_as_the_best_fixed_k() -> None:

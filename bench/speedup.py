@@ -4,7 +4,8 @@ The gauge, over the window of a run with adaptive K, is
 rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total): an estimate of
 what the same tokens would have cost without drafts, made while drafting. Here the same prompts are
 run with drafts on and off in turn, and the gauge is held against what came of it (with
---switchback in turns of a few seconds under one load, which a noisy machine disturbs less):
+--switchback in turns under one load, which a noisy machine disturbs less; turns shorter than a
+request compare different work, bench/LOG.md of 2026-11-25):
 
     measured   tokens per second on / off, as a client sees it
     decode     seconds of steps per token off / on, as the engine counts them: what the gauge means

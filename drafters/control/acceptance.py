@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from drafters.control.growing import Growing
+from drafters.control.growing import PRIOR_TRIALS, WRONG, Growing
 
-PRIOR = 0.7  # of the first position: between the published heads' worst workload and their best
-PRIOR_TRIALS = 16.0  # how many trials it takes to outweigh what was expected of a position
+PRIOR = 1.0 - WRONG  # of the first position
 MEMORY = 1000.0  # trials of the first position that are remembered: 1.5% standard error
 
 

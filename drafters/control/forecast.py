@@ -113,30 +113,44 @@ class Forecast:
         self._drafts = 0
 
     def _learn_cost(self, step: Step) -> None:
-        load, requests, costs = step.load, step.load.requests, self.costs
+        prompts = step.load.prefill_tokens
+        reading = self.reading(prompts, step.k)
+        if prompts:
+            self._learn_reading(step)
+        if not prompts or 0.0 < reading <= READING * step.seconds:
+            self._learn_decoding(step, step.seconds - reading)
+
+    def _learn_reading(self, step: Step) -> None:
+        """What its prompts took beside the rest, which is known by now."""
+        load = step.load
+        if not self.costs.measured:
+            return
+        k = min(self._k_max, _evenly(_asked(load), load.requests))
+        expected = self.costs.seconds(load.requests, k, load.context_tokens, _beyond(load))
+        # The drafter had about the same share of it as of the whole step.
+        share, more = step.draft_seconds / step.seconds, step.seconds - expected
+        self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
+        if step.k and self._unseen(load) < _TELLING:
+            self._entering.observe(load.prefill_tokens, share * more)
+
+    def _learn_decoding(self, step: Step, seconds: float) -> None:
+        """A steady step's `seconds`, or what of them the drafter's catching up took."""
+        load, costs = step.load, self.costs
         asked, before = load.drafts(step.k), _asked(load)
-        unseen = load.drafts(1) * self.gap
-        reading = self.reading(load.prefill_tokens, step.k)
-        if load.prefill_tokens:
-            if costs.measured:
-                k = min(self._k_max, _evenly(before, requests))
-                expected = costs.seconds(requests, k, load.context_tokens, _beyond(load))
-                # The drafter had about the same share of it as of the whole step.
-                share, more = step.draft_seconds / step.seconds, step.seconds - expected
-                self._prefill.observe(load.prefill_tokens, (1.0 - share) * more)
-                if step.k and unseen < _TELLING:
-                    self._entering.observe(load.prefill_tokens, share * more)
-            if not 0.0 < reading <= READING * step.seconds:
-                return
-        seconds = step.seconds - reading
         if abs(before - asked) <= STEADY * asked:
             if asked or self.is_settled:
-                k, context = _evenly(asked, requests), load.context_tokens
-                costs.observe(requests, k, context, seconds, _beyond(load))
-        elif load.draft_tokens == 0 and unseen >= _TELLING and costs.measured:
-            # Verifies nothing yet, so the catching up looks cheaper by what verifying costs.
-            steady = costs.seconds(requests, step.k, load.context_tokens)
-            self._catch_up.observe(unseen, seconds - steady)
+                k = _evenly(asked, load.requests)
+                costs.observe(load.requests, k, load.context_tokens, seconds, _beyond(load))
+        elif load.draft_tokens == 0 and costs.measured:
+            unseen = self._unseen(load)
+            if unseen >= _TELLING:
+                # Verifies nothing yet, so it looks cheaper by what verifying costs.
+                steady = costs.seconds(load.requests, step.k, load.context_tokens)
+                self._catch_up.observe(unseen, seconds - steady)
+
+    def _unseen(self, load: Load) -> float:
+        """Tokens that a drafter which is switched on now has to read first."""
+        return load.drafts(1) * self.gap
 
     def promise(self, load: Load) -> Promise:
         """What each K promises."""

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
-PRIOR = 0.3  # of a draft to be wrong
-PRIOR_TRIALS = 16.0
+WRONG = 0.3  # of first drafts: between the published heads' worst workload and their best
+PRIOR_TRIALS = 16.0  # it takes so many to outweigh what was expected
 
 
 class Growing:
@@ -81,7 +81,7 @@ class Growing:
         ages = (min(max(0, run - 2), last), min(run, last))
         tried = sum(self._tried[age] for age in ages)
         wrong = sum(self._wrong[age] for age in ages)
-        return (wrong + PRIOR * PRIOR_TRIALS) / (tried + PRIOR_TRIALS)
+        return (wrong + WRONG * PRIOR_TRIALS) / (tried + PRIOR_TRIALS)
 
 
 @lru_cache(maxsize=8192)

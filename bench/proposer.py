@@ -25,6 +25,7 @@ from random import Random
 from typing import Any
 
 from app.engine import cpu
+from bench.offline import engine_core
 from drafters.train.evaluate import EMBEDDED
 
 OUTPUT_TOKENS = 96
@@ -71,8 +72,9 @@ def serve(kind: str, k: int) -> None:
     for line in sys.stdin:
         job = json.loads(line)
         if kind == "ours":
-            scheduler = engine.llm_engine.engine_core.engine_core.scheduler
-            scheduler.speculation("steer", {"objective": "fixed", "k": job["k"]})
+            engine_core(engine).scheduler.speculation(
+                "steer", {"objective": "fixed", "k": job["k"]}
+            )
         count = SEQUENCES[job["batch"]]
         started = (job["round"] * count) % len(prompts)
         chosen = (prompts + prompts)[started : started + count]

@@ -28,6 +28,7 @@ from bench.provenance import provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
 from bench.sweep.run import Plan, sweep
+from bench.sweep.switchback import add_turns
 from bench.sweep.table import pm
 from bench.systems.method import parse
 from drafters.markdown import columns
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
             concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
             spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
             settings=options.settings(args.set) | {"k": args.k}, switchback=args.switchback,
+            settle=args.settle,
         )  # fmt: skip
         journal = Journal(args.out)
         journal.begin(plan.entry(), provenance(["speedup", *argv]))
@@ -101,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")
     add("--rounds", type=options.positive, default=5, help="[5]")
     add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
-    add("--switchback", action="store_true", help="as in a sweep")
+    add_turns(parser)
     add_work(parser)
     add_servers(parser)
     add("--out", type=Path, default=Path("runs/speedup.jsonl"), metavar="FILE",

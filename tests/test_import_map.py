@@ -80,7 +80,7 @@ MAP: dict[str, set[str]] = {
     "bench.offline": ENGINE | {"drafters.train"},
     "bench.overload": set(),
     "bench.preload": SINGLE_PARTS,
-    "bench.proposer": SINGLE_PARTS,
+    "bench.proposer": SINGLE_PARTS | {"bench.offline"},
     "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.offline", "bench.sweep"},
     "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),

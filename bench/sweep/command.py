@@ -17,7 +17,7 @@ from bench.sweep.journal import Journal, JournalError
 from bench.sweep.plots import NoPlots, figure_of, save, svg
 from bench.sweep.report import html
 from bench.sweep.run import Plan, sweep
-from bench.sweep.switchback import SETTLE_S
+from bench.sweep.switchback import add_turns
 from bench.sweep.table import Table
 from bench.systems import method as methods_module
 from bench.systems.method import DEFAULT, parse, servers
@@ -109,14 +109,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
         help="a K below this of the fastest in a sixth of the rounds has no more [0]")  # fmt: skip
-    add(
-        "--switchback",
-        action="store_true",
-        help="turns of --seconds under one load that does not end, for methods of one gateway",
-    )
-    add("--settle", type=float, default=SETTLE_S, metavar="S",
-        help="of a turn, before it counts; whether methods draft or not is compared fairly once "
-        f"a request does not last longer [{SETTLE_S}]")  # fmt: skip
+    add_turns(made)
     add("--seconds", type=float, default=10.0, metavar="S",
         help="of a cell, about; its requests are counted once, for all methods [10]")  # fmt: skip
     add("--requests", type=int, metavar="N", help="N requests per user instead")

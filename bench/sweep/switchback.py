@@ -8,6 +8,7 @@ of tokens depends on the method), so this takes a server with vLLM's counters.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from itertools import count
@@ -24,6 +25,23 @@ from bench.sweep.cells import Work
 # not as many for each token as in a stay, and their text not as easy.
 SETTLE_S = 0.5
 GENERATED = "vllm:generation_tokens_total"
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """Options of a Plan whose cells may be turns."""
+    parser.add_argument(
+        "--switchback",
+        action="store_true",
+        help="turns of --seconds under one load that does not end, for methods of one gateway",
+    )
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=SETTLE_S,
+        metavar="S",
+        help="of a turn, before it counts; whether methods draft or not is compared fairly once "
+        f"a request does not last longer [{SETTLE_S}]",
+    )
 
 
 class Users:

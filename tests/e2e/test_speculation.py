@@ -42,8 +42,8 @@ def test_the_state_says_what_is_believed_and_done(http: httpx.Client) -> None:
     state = http.get("/v1/speculation").json()
     assert state["enabled"] is True
     assert state["objective"] == "throughput"
-    assert 0 <= state["k"] <= state["k_max"] == 5
-    assert [entry["position"] for entry in state["acceptance"]] == [1, 2, 3, 4, 5]
+    assert 0 <= state["k"] <= state["k_max"] == 11
+    assert [entry["position"] for entry in state["acceptance"]] == list(range(1, 12))
     assert all(entry["step_seconds"] > 0 for entry in state["costs"])
     assert set(state["speedup"]) == {"1m", "5m", "15m"}
     assert state["totals"]["tokens"] > 0
@@ -53,7 +53,7 @@ def test_a_pinned_k_is_drafted_from_the_next_step_on(http: httpx.Client, steer: 
     texts = set()
     for k in (5, 2, 1):
         state = steer(objective="fixed", k=k).json()
-        assert (state["objective"], state["k_max"]) == ("fixed", 5)
+        assert (state["objective"], state["k_max"]) == ("fixed", 11)
         before = metric(http, DRAFTS), metric(http, DRAFTED)
         texts.add(text(http, PROMPTS[1]))
         drafts, drafted = metric(http, DRAFTS) - before[0], metric(http, DRAFTED) - before[1]
@@ -70,7 +70,7 @@ def test_a_pinned_k_is_drafted_from_the_next_step_on(http: httpx.Client, steer: 
     ("changes", "field"),
     [
         ({"objective": "fast"}, "objective"),
-        ({"objective": "fixed", "k": 6}, "k"),
+        ({"objective": "fixed", "k": 12}, "k"),
         ({"objective": "fixed", "k": "3"}, "k"),
         ({"k": 3}, "k"),
         ({"objective": "latency", "tpot_s": 0}, "tpot_s"),

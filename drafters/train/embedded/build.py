@@ -25,9 +25,10 @@ RESPONSE_TOKENS = 160
 # Two layers: each costs 8% of the target's twelve, and four would eat what they gain. EAGLE-3
 # borrows the target's embeddings, or three models would not fit their 64 MiB.
 HEADS: dict[str, list[str]] = {
-    "p-eagle": ["--method", "p-eagle", "--layers", "2", "--mask-token", tokenizer.MASK],
+    "p-eagle": ["--method", "p-eagle", "--layers", "2", "--k-train", "11",
+                "--mask-token", tokenizer.MASK],
     "eagle3": ["--method", "eagle3", "--layers", "1"],
-}
+}  # fmt: skip
 # A parallel slot has to find out what its anchor implies, where EAGLE-3 reads the draft before it:
 # the later slots begin to learn after some 300,000 anchors only (bench/LOG.md).
 TIMES = {"p-eagle": 8.0, "eagle3": 1.0}

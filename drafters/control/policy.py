@@ -48,7 +48,8 @@ class Step(NamedTuple):
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
     # Of each request that had drafts: tokens since the step after its last rejection, this step's
-    # not among them, and this step's. A draft that was left out counts as a rejection.
+    # not among them, and this step's, none behind the request's end. A draft that was left out
+    # counts as a rejection.
     runs: tuple[tuple[int, int], ...] = ()
     # [i]: requests for which the drafter was asked for a draft at position i and left it out, but
     # not the one before; empty: it had to offer all.

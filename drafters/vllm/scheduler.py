@@ -184,7 +184,7 @@ class DraftingScheduler(Scheduler):
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
                 control_seconds=self._control,
-                **self._verification(begun[2]),
+                **self._verification(begun[2], model_runner_output),
             )
             self._ended = ended
             if scheduler_output.num_spec_tokens_to_schedule == 0:
@@ -212,9 +212,9 @@ class DraftingScheduler(Scheduler):
         while self._unobserved:
             self.policy.observe(self._unobserved.popleft())
 
-    def _verification(self, asked: Ask) -> dict[str, Any]:
+    def _verification(self, asked: Ask, output: Any) -> dict[str, Any]:
         """Fields of a Step for whose drafts the drafter was `asked`; each request's own run is
-        remembered."""
+        remembered. vLLM has left of the `output` what a request may have."""
         k_max: int = self.num_spec_tokens
         drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked.doubts else 0)
         runs, goes_on = [], {}
@@ -223,7 +223,7 @@ class DraftingScheduler(Scheduler):
                 for position in range(positions):
                     counters[position] += 1
             run, made = self._runs.get(name, 0), right + 1
-            runs.append((run, made))
+            runs.append((run, len(output.sampled_token_ids[output.req_id_to_index[name]])))
             if asked.left_out(self._limits.get(name, k_max), run, drafts):
                 doubted[drafts] += 1
             elif right == drafts:

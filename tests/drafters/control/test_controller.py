@@ -284,10 +284,11 @@ def test_what_plain_steps_cost_is_known_while_drafting_at_a_changing_pace() -> N
                 pace = math.exp(random_pace.gauss(0.0, 0.2))
                 run.hardware = Paced(0, 0, 0, 0, 0, 0, 0, pace=pace)
         errors.sort()
-        assert len(errors) > 400
+        assert len(errors) > 200
         misses.append(errors[int(0.9 * len(errors))])
     # One in four may be out: a pace that doubles and halves between two probes.
-    assert sorted(misses)[-4] < 0.1, misses
+    misses.sort()
+    assert misses[6] < 0.09 and misses[-4] < 0.12, misses
 
 
 def test_at_a_changing_pace_it_is_as_good_as_the_best_fixed_k() -> None:

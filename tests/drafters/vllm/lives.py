@@ -280,10 +280,11 @@ class Lives:
             for row, unread in zip(sampled.tolist(), self.discard_request_mask.np, strict=True)
         ]
         names = self.batch.req_ids
-        lengths = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
+        lengths = dict(zip(names, map(len, made), strict=True))
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
         self.scheduler.update_from_output(scheduled, output)
-        self._check_verified(self.scheduler.recent[-1], offered, left_out, lengths)
+        kept = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
+        self._check_verified(self.scheduler.recent[-1], offered, left_out, lengths, kept)
         self.asked = copy(self.told)
         if drafts is not None:
             self._check_counts(drafts)
@@ -307,12 +308,14 @@ class Lives:
         offered: dict[str, list[int]],
         left_out: dict[str, int],
         made: dict[str, int],
+        kept: dict[str, int],
     ) -> None:
         """What the policy is told of drafts, those that the drafter left out, and runs."""
         runs, goes_on = [], {}
         for name, drafts in offered.items():
             run, tokens = self.runs.get(name, 0), made[name]
-            runs.append((run, tokens))
+            runs.append((run, kept[name]))
+            self.seen["cut"] += kept[name] < tokens
             if tokens == len(drafts) + 1 and not left_out[name]:
                 goes_on[name] = run + tokens
         self.runs = goes_on if step.k else {}

@@ -59,7 +59,7 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     for seed in range(24):
         seen += live(config, seed)
     # Every danger was met, or the test says nothing.
-    dangers = "hits preempted resumed anew held aborted rejected limited doubted grown"
+    dangers = "hits preempted resumed anew held aborted rejected limited doubted grown cut"
     for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
     assert seen["passes"] > 1000

@@ -173,9 +173,9 @@ def test_a_panel_shows_what_happened(load: Load, asked: Asked) -> None:
     ("expr", "least", "most"),
     [
         ("aerie:speedup:ratio_rate5m", 0.1, 50),
-        ("aerie:acceptance_length:ratio_rate5m", 1, 6),
+        ("aerie:acceptance_length:ratio_rate5m", 1, 12),
         ("aerie:acceptance:ratio_rate5m", 0, 1.05),
-        ("aerie:k:mean_rate5m", 0, 5),
+        ("aerie:k:mean_rate5m", 0, 11),
         ("aerie:steps_without_drafts:ratio_rate5m", 0, 1.05),
         ("aerie:output_tokens:rate5m", 0.1, 1e5),
         ("aerie:ttft_seconds:quantile_rate5m", 0, 120),

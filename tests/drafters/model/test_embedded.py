@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from drafters.model.checkpoint import load_head
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
+PRESET = Path(__file__).parents[3] / "app" / "presets" / "embedded.toml"
 LIMIT = 64 * 2**20  # bytes, all models together
 
 
@@ -33,8 +35,10 @@ def test_both_heads_have_the_same_target_and_the_card_says_which_was_trained_for
         json.loads((EMBEDDED / name / "provenance.json").read_text())
         for name in ("p-eagle", "eagle3")
     ]
-    for key in ("target_sha256", "seed", "k_train", "retain"):
+    for key in ("target_sha256", "seed", "retain"):
         assert facts[0][key] == facts[1][key]
+    served = tomllib.loads(PRESET.read_text("utf-8"))
+    assert facts[0]["k_train"] == served["speculation"]["k"] == served["about"]["trained_k"]
     (parallel, sequential) = (runs_of(document) for document in facts)
     for key in ("rows", "tokens", "minutes"):
         assert sum(run[key] for run in parallel) > sum(run[key] for run in sequential)

@@ -75,7 +75,10 @@ class RandomK:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
         assert all(run in self.run_on for run, _ in step.runs)  # each goes on from an earlier step
         assert len(step.runs) == step.drafted[0]
-        assert sum(made - 1 for _, made in step.runs) == sum(step.accepted)
+        made = [made for _, made in step.runs]
+        # Fewer where a request has come to its end (which ones: lives.py).
+        assert min(made, default=1) >= 1
+        assert sum(made) <= min(step.tokens, sum(step.accepted) + len(made))
         self.run_on |= {run + made for run, made in step.runs}
         self.accepted += sum(step.accepted)
         self.left_out += step.load.doubted_tokens

@@ -222,8 +222,9 @@ class DraftingScheduler(Scheduler):
             for counters, positions in ((drafted, drafts), (accepted, right)):
                 for position in range(positions):
                     counters[position] += 1
-            run, made = self._runs.get(name, 0), right + 1
-            runs.append((run, len(output.sampled_token_ids[output.req_id_to_index[name]])))
+            run = self._runs.get(name, 0)
+            made = len(output.sampled_token_ids[output.req_id_to_index[name]])
+            runs.append((run, made))
             if asked.left_out(self._limits.get(name, k_max), run, drafts):
                 doubted[drafts] += 1
             elif right == drafts:

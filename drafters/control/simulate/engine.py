@@ -185,7 +185,7 @@ class Engine:
         offers = [0] * (self.policy.k_max + 1)
         ends = [0] * (self.policy.k_max + 1)
         for request in decoding:
-            drafted, run = request.drafted, request.run
+            drafted = request.drafted
             hits = 0
             if drafted:
                 # Survival falls with the position: the draft is accepted while it is above u.
@@ -193,10 +193,10 @@ class Engine:
                 offers[drafted] += 1
                 ends[hits] += 1
                 self.totals.expected_tokens += sum(request.survival[:drafted])
-            request.run = run + hits + 1 if 0 < hits == drafted else 0
             tokens = min(hits + 1, request.output)
             if drafted:
-                runs.append((run, tokens))
+                runs.append((request.run, tokens))
+            request.run = request.run + tokens if 0 < hits == drafted else 0
             made += tokens
             request.output -= tokens
             request.context += tokens

@@ -11,8 +11,9 @@ import pytest
 
 from drafters.model.checkpoint import load_head
 
-EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
-PRESET = Path(__file__).parents[3] / "app" / "presets" / "embedded.toml"
+ROOT = Path(__file__).parents[3]
+EMBEDDED = ROOT / "models" / "embedded"
+PRESET = ROOT / "app" / "presets" / "embedded.toml"
 LIMIT = 64 * 2**20  # bytes, all models together
 
 

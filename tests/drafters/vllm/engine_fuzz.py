@@ -78,7 +78,8 @@ class RandomK:
         made = [made for _, made in step.runs]
         # Fewer where a request has come to its end (which ones: lives.py).
         assert min(made, default=1) >= 1
-        assert sum(made) <= min(step.tokens, sum(step.accepted) + len(made))
+        assert sum(made) <= sum(step.accepted) + len(made)
+        assert step.tokens == sum(made) + step.load.requests - len(made)  # one each, undrafted
         self.run_on |= {run + made for run, made in step.runs}
         self.accepted += sum(step.accepted)
         self.left_out += step.load.doubted_tokens

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
 from drafters.control.growing import PRIOR_TRIALS, WRONG, Growing
+from drafters.control.policy import Run
 
 PRIOR = 1.0 - WRONG  # of the first position
 MEMORY = 1000.0  # trials of the first position that are remembered: 1.5% standard error
@@ -45,12 +47,13 @@ class Acceptance:
         self._tokens = 0.0
         self._steps = [0.0] * (k_max + 1)  # that they would have taken at each K
         self._growing = Growing(k_max) if grows else None
+        self._k = 0  # of the last step whose drafts grew
 
     def observe(
         self,
         drafted: Sequence[int],
         accepted: Sequence[int],
-        runs: Sequence[tuple[int, int]],
+        runs: Sequence[Run],
         k: int = 0,
     ) -> None:
         """One step's verification, the first three as in `Step`; the first two of any length. `k`:
@@ -59,17 +62,17 @@ class Acceptance:
             return
         keep = max(0.0, 1.0 - drafted[0] / MEMORY)
         self._observe_positions(drafted, accepted, keep)
-        self._tokens = keep * self._tokens + sum(made for _, made in runs)
+        self._tokens = keep * self._tokens + sum(run.made for run in runs)
         if self._growing is not None:
             self._growing.observe(runs, k, keep)
-            self._steps = self._growing.steps
+            self._steps, self._k = self._growing.steps, k
             return
         hits = PRIOR * PRIOR_TRIALS + sum(self._hits)
         ends = 1.0 - hits / (PRIOR_TRIALS + sum(self._trials))
         steps = [keep * taken for taken in self._steps]
         size = len(steps)
-        for (run, made), count in Counter(runs).items():
-            through, alone = _steps_of(run, made, size), _steps_of(0, made, size)
+        for run, count in Counter(runs).items():
+            through, alone = _steps_of(run.before, run.made, size), _steps_of(0, run.made, size)
             on, anew = (1.0 - ends) * count, ends * count
             steps = [s + on * a + anew * b for s, a, b in zip(steps, through, alone, strict=True)]
         self._steps = steps
@@ -106,11 +109,14 @@ class Acceptance:
     def tokens(self) -> list[float]:
         """Expected tokens of a step, its own one included, after K drafts: [k_max + 1]."""
         made = self._prior_tokens + self._tokens
-        found, most, size = [], 1.0, len(self._steps)
-        for k, (steps, prior) in enumerate(zip(self._steps, self._prior_steps, strict=True)):
+        parts = zip(self._steps, self._prior_steps, strict=True)
+        each = [made / (steps + prior) for steps, prior in parts]
+        found, most, size = [], 1.0, len(each)
+        for k, tokens in enumerate(each):
             # Runs whose beginning is forgotten may seem to take fewer steps than they can.
             limit = size if self._growing is not None and k else k + 1
-            most = min(limit, max(most, made / (steps + prior)))
+            known = each[self._k] if k < self._k else math.inf  # no smaller K makes more
+            most = min(limit, max(most, min(tokens, known)))
             found.append(most)
         return found
 

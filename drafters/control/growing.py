@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
+from drafters.control.policy import Run
+
 WRONG = 0.3  # of first drafts: between the published heads' worst workload and their best
 PRIOR_TRIALS = 16.0  # it takes so many to outweigh what was expected
 
@@ -19,6 +21,11 @@ class Growing:
     goes unseen. At the K in force that is allowed for by how often those before and after it are
     wrong. At another it falls on other tokens: where one ends a run of just K + 1, the step after
     it is asked for K + 1 more, as if it had gone on.
+
+    A draft that was left out, all before it accepted, is too far from where its pass begins rather
+    than wrong. At a smaller K that makes one of that token nearer to it, it may be right: as often
+    as first drafts behind such a place are if it is the first, never if it is no nearer, and in
+    between in proportion.
     """
 
     def __init__(self, k_max: int) -> None:
@@ -28,36 +35,51 @@ class Growing:
         # By tokens of the run before: drafts that were verified, and those that were wrong.
         self._tried = [0.0] * (2 * k_max + 2)
         self._wrong = [0.0] * (2 * k_max + 2)
-        self._cut = [0.0] * (k_max + 2)  # [n]: runs of n tokens
+        self._ended = [0.0] * (k_max + 2)  # [n]: runs of n tokens
         self._runs = 0.0  # of any length
+        self._behind = self._right = 0.0  # first drafts behind one that was left out
 
-    def observe(self, runs: Sequence[tuple[int, int]], k: int, keep: float) -> None:
+    def observe(self, runs: Sequence[Run], k: int, keep: float) -> None:
         """As in `Acceptance`, of which a share of `keep` is remembered."""
         counted, size = Counter(runs), self._k_max + 1
         known = keep * self.steps[k], keep * self.drafts[k]
-        shares = [n / (self._runs + PRIOR_TRIALS) for n in self._cut[1:]]  # [K]: of K + 1 tokens
-        for kept in (self._tried, self._wrong, self._cut):
+        shares = [n / (self._runs + PRIOR_TRIALS) for n in self._ended[1:]]  # [K]: of K + 1 tokens
+        right = (self._right + (1.0 - WRONG) * PRIOR_TRIALS) / (self._behind + PRIOR_TRIALS)
+        for kept in (self._tried, self._wrong, self._ended):
             kept[:] = [keep * x for x in kept]
-        self._runs *= keep
+        self._runs, self._behind, self._right = (
+            keep * n for n in (self._runs, self._behind, self._right)
+        )
         weights: dict[tuple[int, int], float] = defaultdict(float)
-        for (run, made), count in counted.items():
-            unseen = self._unseen(run) if run else 0.0
-            weights[run, made] += count * (1.0 - unseen)
+        spared = [0.0] * (2 * size)
+        for run, count in counted.items():
+            before, made, left_out_after, _ = run
+            unseen = self._unseen(before) if before else 0.0
+            weights[before, made] += count * (1.0 - unseen)
             if unseen:
                 weights[0, made] += count * unseen
             if k:
-                self._try(run, made, min(self._k_max, k + run), count, unseen)
+                self._try(before, made, min(self._k_max, k + before), count, unseen)
+            if left_out_after:
+                weight = count * (1.0 - unseen)
+                spared = [n + weight * x for n, x in zip(spared, _spared(run, size), strict=True)]
+                if not before:
+                    self._behind += count
+                    self._right += count * (made > 1)
         sums = [0.0] * (4 * size)
-        for (run, made), weight in weights.items():
-            taken = _steps(run, made, size)
+        for (before, made), weight in weights.items():
+            taken = _steps(before, made, size)
             sums = [total + weight * n for total, n in zip(sums, taken, strict=True)]
         alone, after = sums[: 2 * size], sums[2 * size :]
         parts = zip(self.steps + self.drafts, alone, after, 2 * shares, strict=True)
         found = [keep * n + one + share * more for n, one, more, share in parts]
+        for other in range(k):
+            for i in (other, size + other):
+                found[i] += right * spared[i]
         self.steps, self.drafts = found[:size], found[size:]
         if k:  # one step each, whatever a run's last token hides
             self.steps[k] = known[0] + len(runs)
-            asked = (count * min(self._k_max - k, run) for (run, _), count in counted.items())
+            asked = (count * min(self._k_max - k, run.before) for run, count in counted.items())
             self.drafts[k] = known[1] + sum(asked)
 
     def _try(self, run: int, made: int, asked: int, count: int, unseen: float) -> None:
@@ -72,8 +94,8 @@ class Growing:
 
     def _end(self, tokens: int, count: float) -> None:
         self._runs += count
-        if tokens < len(self._cut):
-            self._cut[tokens] += count
+        if tokens < len(self._ended):
+            self._ended[tokens] += count
 
     def _unseen(self, run: int) -> float:
         """How likely the last token of so many hid a wrong draft."""
@@ -94,9 +116,19 @@ def _steps(run: int, made: int, size: int) -> tuple[int, ...]:
     return (*alone, *(b - a for a, b in zip(alone, after, strict=True)))
 
 
+@lru_cache(maxsize=8192)
+def _spared(run: Run, size: int) -> tuple[float, ...]:
+    """By how much both differ at each K if the run goes on from the draft that was left out, as
+    likely as that is where first drafts are right."""
+    anew = _walk(run.before, run.made, size, False)
+    through = _walk(run.left_out_after + run.before, run.made, size, False)
+    likely = 2 * _nearer(run.left_out_after, run.position, size)
+    return tuple(share * (b - a) for a, b, share in zip(anew, through, likely, strict=True))
+
+
 def _walk(run: int, made: int, size: int, goes_on: bool) -> list[int]:
-    over = max(0, run // size - 2)  # by then every step asks for the most
-    first, last = run - over * size, run - over * size + made
+    over = _full(run, size)
+    first, last = run - over, run - over + made
     steps, drafts = [made], [0]
     for k in range(1, size):
         before = k + 1 if goes_on else 0
@@ -110,3 +142,25 @@ def _walk(run: int, made: int, size: int, goes_on: bool) -> list[int]:
         steps.append(taken)
         drafts.append(more)
     return steps + drafts
+
+
+def _nearer(place: int, position: int, size: int) -> list[float]:
+    """How much nearer to where its pass begins each K has the draft that is so many tokens from a
+    run's beginning than at `position`, from 0 to 1, which is the first one's share: [size]. 1 where
+    the token is the target's own as well."""
+    place -= _full(place, size)
+    shares = [0.0]
+    for k in range(1, size):
+        begin, tokens = 0, min(size, k + 1)
+        while begin + tokens < place:
+            begin += tokens
+            tokens = min(size, k + 1 + begin)
+        at = place - begin
+        shares.append(1.0 if at == tokens else max(0, position - at) / max(1, position - 1))
+    return shares
+
+
+def _full(tokens: int, size: int) -> int:
+    """Of so many tokens of a run those of whole passes that ask for the most, about the last two
+    not among them: where they lie in a pass does not depend on these."""
+    return size * max(0, tokens // size - 2)

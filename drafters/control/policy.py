@@ -38,6 +38,25 @@ def reach(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
     return at_least(counts)
 
 
+class Run(NamedTuple):
+    """Where a request's step lies in its run: from the step after its last rejection on. A draft
+    that was left out counts as one."""
+
+    before: int = 0  # tokens of the run before this step's
+    made: int = 0  # this step's, none behind the request's end
+    # Where a draft that was left out began the run: tokens up to its place since the last
+    # rejection, and its position in the pass that made it, from 1.
+    left_out_after: int = 0
+    position: int = 0
+
+    def next(self, *, left_out: bool) -> Run:
+        """Of the step after this one, whose drafts were all accepted; whether others of the same
+        pass were left out."""
+        if left_out:
+            return Run(0, 0, self.left_out_after + self.before + self.made, self.made)
+        return self._replace(before=self.before + self.made, made=0)
+
+
 class Step(NamedTuple):
     """What a step did."""
 
@@ -47,10 +66,7 @@ class Step(NamedTuple):
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
-    # Of each request that had drafts: tokens since the step after its last rejection, this step's
-    # not among them, and this step's, none behind the request's end. A draft that was left out
-    # counts as a rejection.
-    runs: tuple[tuple[int, int], ...] = ()
+    runs: tuple[Run, ...] = ()  # of each request that had drafts
     # [i]: requests for which the drafter was asked for a draft at position i and left it out, but
     # not the one before; empty: it had to offer all.
     doubted: tuple[int, ...] = ()

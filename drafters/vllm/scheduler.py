@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
-from drafters.control.policy import Load, Policy, Step, reach
+from drafters.control.policy import Load, Policy, Run, Step, reach
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
@@ -80,7 +80,7 @@ class DraftingScheduler(Scheduler):
         self._least_confidence = config.least_confidence if ragged else 0.0
         self._asked = self._asking = Ask()  # for the drafts that this step verifies; at its end
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
-        self._runs: dict[str, int] = {}  # tokens so far, where the last drafts were all accepted
+        self._runs: dict[str, Run] = {}  # of a next step; without: of a run's first
 
     def add_request(self, request: Request) -> None:
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
@@ -146,9 +146,9 @@ class DraftingScheduler(Scheduler):
         asked, k_max = self._asked, int(self.num_spec_tokens)
         if asked.doubts or asked.grows:
             for name, ids in offered.items():
-                limit, run = self._limits.get(name, k_max), self._runs.get(name, 0)
-                doubted += asked.left_out(limit, run, len(ids))
-                grown += asked.beyond(limit, run)
+                limit, run = self._limits.get(name, k_max), self._runs.get(name, Run())
+                doubted += asked.left_out(limit, run.before, len(ids))
+                grown += asked.beyond(limit, run.before)
         return Load(
             requests=len(decoding),
             waiting=self.get_request_counts()[1],
@@ -222,13 +222,14 @@ class DraftingScheduler(Scheduler):
             for counters, positions in ((drafted, drafts), (accepted, right)):
                 for position in range(positions):
                     counters[position] += 1
-            run = self._runs.get(name, 0)
             made = len(output.sampled_token_ids[output.req_id_to_index[name]])
-            runs.append((run, made))
-            if asked.left_out(self._limits.get(name, k_max), run, drafts):
+            run = self._runs.get(name, Run())._replace(made=made)
+            runs.append(run)
+            left_out = asked.left_out(self._limits.get(name, k_max), run.before, drafts) > 0
+            if left_out:
                 doubted[drafts] += 1
-            elif right == drafts:
-                goes_on[name] = run + made
+            if right == drafts:
+                goes_on[name] = run.next(left_out=left_out)
         self._runs = goes_on
         self._verified.clear()
         return {

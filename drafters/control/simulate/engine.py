@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from drafters.config import DrafterConfig
-from drafters.control.policy import Load, Policy, Step, at_least, reach
+from drafters.control.policy import Load, Policy, Run, Step, at_least, reach
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.traces import Trace
 
@@ -178,10 +178,10 @@ class Engine:
 
     def _verify(
         self, decoding: list[Request]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...], int]:
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Run, ...], int]:
         """Drafts verified and accepted at each position, runs, and tokens made."""
         draw, made = self._rng.random, 0
-        runs: list[tuple[int, int]] = []
+        runs: list[Run] = []
         offers = [0] * (self.policy.k_max + 1)
         ends = [0] * (self.policy.k_max + 1)
         for request in decoding:
@@ -195,7 +195,7 @@ class Engine:
                 self.totals.expected_tokens += sum(request.survival[:drafted])
             tokens = min(hits + 1, request.output)
             if drafted:
-                runs.append((request.run, tokens))
+                runs.append(Run(request.run, tokens))
             request.run = request.run + tokens if 0 < hits == drafted else 0
             made += tokens
             request.output -= tokens

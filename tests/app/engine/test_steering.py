@@ -14,7 +14,7 @@ from app.engine.steering import Steering
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
-from drafters.control.policy import Load, Step
+from drafters.control.policy import Load, Run, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
 
@@ -45,7 +45,7 @@ class Core:
         counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
         right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
         made = requests * (1 + min(k, accepted))
-        runs = ((0, 1 + min(k, accepted)),) * requests if k else ()
+        runs = (Run(0, 1 + min(k, accepted)),) * requests if k else ()
         self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right), runs))
         self.recent.append(
             {

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.control.acceptance import MEMORY, PRIOR, Acceptance
-from drafters.control.growing import _steps
+from drafters.control.growing import _nearer, _steps
+from drafters.control.policy import Run
 
 TRUE = (0.8, 0.6, 0.7, 0.5, 0.6)  # conditional
 SURVIVAL = list(accumulate(TRUE, lambda left, right: left * right))
@@ -74,7 +75,7 @@ def shown(steps: list[int], k: int, k_max: int = 11) -> tuple[list[float], list[
     model, run, tokens, sums = Acceptance(k_max), 0, [0.0] * (k_max + 1), [0.0] * (k_max + 1)
     readings = range(1000, len(steps) + 1, 500)
     for number, accepted in enumerate(steps, 1):
-        model.observe((1,) * k, (1,) * accepted + (0,) * (k - accepted), [(run, accepted + 1)])
+        model.observe((1,) * k, (1,) * accepted + (0,) * (k - accepted), [Run(run, accepted + 1)])
         run = run + accepted + 1 if accepted == k else 0
         if number in readings:
             positions = accumulate(model.survival(), initial=1.0)
@@ -149,7 +150,7 @@ def test_where_drafts_grow_every_k_is_counted_with_what_it_would_have_asked_for(
         tokens, grown = [0.0] * (k_max + 1), [0.0] * (k_max + 1)
         for number, (run, drafts, accepted) in enumerate(through[k], 1):
             hits = (1,) * accepted + (0,) * (drafts - accepted)
-            model.observe((1,) * drafts, hits, [(run, accepted + 1)], k)
+            model.observe((1,) * drafts, hits, [Run(run, accepted + 1)], k)
             if number in readings:
                 for found, values in ((tokens, model.tokens()), (grown, model.grown())):
                     found[:] = [x + y / len(readings) for x, y in zip(found, values, strict=True)]
@@ -174,6 +175,59 @@ def test_a_long_run_is_counted_as_if_from_its_beginning(
     taken, grown = alone + goes_on * after
     assert (taken[k], grown[k]) == (steps, more)
     assert (taken[0], grown[0]) == (made, 0)
+
+
+def leaving_out(text: list[list[int]], k: int, k_max: int) -> list[tuple[Run, int, int]]:
+    """(run, drafts, of those accepted) of each step through runs of tokens, each of which the
+    drafter is sure of up to so many tokens away."""
+    steps, run = [], Run()
+    for far in text:
+        at = 0
+        while at <= len(far):
+            asked = min(k_max, k + run.before)
+            seen = [sure >= i for i, sure in enumerate(far[at : at + asked], 1)]
+            accepted = seen.index(False) if False in seen else len(seen)
+            wrong = accepted == len(far) - at < asked  # the run ends with a draft of that
+            drafts = accepted + wrong
+            run = run._replace(made=accepted + 1)
+            steps.append((run, drafts, accepted))
+            run = Run() if wrong else run.next(left_out=drafts < asked)
+            at += accepted + 1
+    return steps
+
+
+@pytest.mark.parametrize("sure", [(1, 2, 3, 4), (1, 2, 3, 4, 6, 9, 12), (3, 8, 12, 12, 12)])
+def test_drafts_left_out_deep_in_a_pass_are_nearer_at_a_smaller_k(sure: tuple[int, ...]) -> None:
+    rng, k_max, ks = random.Random(7), 11, (1, 2, 3, 5, 7, 11)
+    lengths = [rng.choice((0, 0, 1, 2, 5, 9, 12, 20, 40)) for _ in range(4000)]
+    text = [[rng.choice(sure) for _ in range(length)] for length in lengths]
+    through = {k: leaving_out(text, k, k_max) for k in ks}
+    made = {k: 1 + sum(a for _, _, a in steps) / len(steps) for k, steps in through.items()}
+    for k in ks:
+        told, untold = Acceptance(k_max, grows=True), Acceptance(k_max, grows=True)
+        for run, drafts, accepted in through[k]:
+            hits = (1,) * accepted + (0,) * (drafts - accepted)
+            told.observe((1,) * drafts, hits, [run], k)
+            untold.observe((1,) * drafts, hits, [Run(run.before, run.made)], k)
+        assert told.tokens()[k] == pytest.approx(made[k], rel=0.05)
+        for other in (other for other in ks if other < k):
+            assert told.tokens()[other] == pytest.approx(made[other], rel=0.12), (k, other)
+        if k == k_max:
+            assert untold.tokens()[1] < 0.84 * made[1]
+
+
+@given(st.integers(1, 300), st.integers(2, 12), st.integers(1, 11))
+def test_how_much_nearer_to_where_its_pass_begins_a_draft_is(
+    place: int, position: int, k: int
+) -> None:
+    begins = [0]
+    while begins[-1] < place:
+        begins.append(begins[-1] + min(11, k + begins[-1]) + 1)
+    at = place - begins[-2]
+    expected = max(0.0, (position - at) / (position - 1))
+    if place == begins[-1]:
+        expected = 1.0
+    assert _nearer(place, position, 12)[k] == pytest.approx(expected)
 
 
 def test_nothing_known_is_the_prior_at_every_position() -> None:
@@ -234,7 +288,7 @@ def test_rates_are_shares_and_tokens_grow_with_k(
         for count in drafted:
             left = rng.randint(0, min(left, count))
             accepted.append(left)
-        runs = [(rng.randint(0, 40), rng.randint(1, 6)) for _ in range(min(drafted[0], 100))]
+        runs = [Run(rng.randint(0, 40), rng.randint(1, 6)) for _ in range(min(drafted[0], 100))]
         model.observe(drafted, accepted, runs)
     tokens = model.tokens()
     assert all(0.0 <= rate <= 1.0 for rate in model.conditional())

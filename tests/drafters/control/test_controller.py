@@ -17,7 +17,7 @@ import pytest
 
 from drafters.control.controller import LATENCY, OBJECTIVES, Controller
 from drafters.control.fixed import Fixed
-from drafters.control.policy import Load, Policy, Step
+from drafters.control.policy import Load, Policy, Run, Step
 from drafters.control.probing import ADVANCE, SHARE
 from drafters.control.simulate.engine import Totals
 from drafters.control.simulate.hardware import Hardware
@@ -336,7 +336,7 @@ def test_plain_steps_just_after_drafts_do_not_tell_what_plain_steps_take() -> No
             plain_s = 0.0
         accepted = tuple(int(i < 2) for i in range(drafts))
         made = 1 + sum(accepted)
-        runs = ((0, made),) if drafts else ()
+        runs = (Run(0, made),) if drafts else ()
         policy.observe(Step(load, k, seconds, made, (1,) * drafts, accepted, runs))
         drafts = k
     assert policy.snapshot()["k"] > 0 and policy.snapshot()["probes"]["plain"] > 1
@@ -438,7 +438,7 @@ def test_beside_prompts_a_busy_device_drafts_less() -> None:
 def test_a_drafter_that_has_many_prompts_to_read_must_gain_more(objective: dict[str, Any]) -> None:
     """At 6 requests drafts gain a tenth, less than reading the prompts costs the drafter."""
     assert best(CPU, 6, PROSE, K_MAX) > 0
-    runs = tuple((0, made) for made in (1, 1, 2, 2, 3, 3))
+    runs = tuple(Run(0, made) for made in (1, 1, 2, 2, 3, 3))
     for share, drafting in ((0.0, True), (0.3, False)):
         policy = controller(**objective)
         run = engine(policy, [(math.inf, 6)], output=10**9)

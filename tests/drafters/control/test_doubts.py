@@ -10,7 +10,7 @@ import pytest
 from drafters.control.controller import FIXED, LATENCY, OFF, THROUGHPUT, Controller
 from drafters.control.cost import Cell
 from drafters.control.forecast import VERIFYING, Forecast
-from drafters.control.policy import Load, Step
+from drafters.control.policy import Load, Run, Step
 
 K_MAX, BATCH = 8, 4
 OFFERED = 0.75  # of the drafts at each position behind the first, if all before it were offered
@@ -55,7 +55,7 @@ def run(
             tokens,
             tuple(sum(n > i for n in drafts) for i in range(K_MAX)),
             tuple(sum(n > i for n in right) for i in range(K_MAX)),
-            tuple((run, n + 1) for run, n in zip(runs, right, strict=True)),
+            tuple(Run(run, n + 1) for run, n in zip(runs, right, strict=True)),
             tuple(sum(i == n < k for n in drafts) for i in range(K_MAX)),
         )
         forecast.learn(step)

@@ -73,14 +73,16 @@ class RandomK:
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
-        assert all(run in self.run_on for run, _ in step.runs)  # each goes on from an earlier step
+        assert all(
+            run.before in self.run_on for run in step.runs
+        )  # each goes on from an earlier step
         assert len(step.runs) == step.drafted[0]
-        made = [made for _, made in step.runs]
+        made = [run.made for run in step.runs]
         # Fewer where a request has come to its end (which ones: lives.py).
         assert min(made, default=1) >= 1
         assert sum(made) <= sum(step.accepted) + len(made)
         assert step.tokens == sum(made) + step.load.requests - len(made)  # one each, undrafted
-        self.run_on |= {run + made for run, made in step.runs}
+        self.run_on |= {run.before + run.made for run in step.runs}
         self.accepted += sum(step.accepted)
         self.left_out += step.load.doubted_tokens
 

@@ -175,7 +175,9 @@ class Lives:
         )
         self.scheduler.policy = self.told = Told()
         self.asked = Told()  # as it was told in the step before
-        self.runs: dict[str, int] = {}  # what a Step is to say of each request
+        # What a Step is to say of each request: its run, and the draft left out before that.
+        self.runs: dict[str, int] = {}
+        self.left_out: dict[str, tuple[int, int]] = {}
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -311,14 +313,20 @@ class Lives:
         kept: dict[str, int],
     ) -> None:
         """What the policy is told of drafts, those that the drafter left out, and runs."""
-        runs, goes_on = [], {}
+        runs, goes_on, begun = [], {}, {}
         for name, drafts in offered.items():
             run, tokens = self.runs.get(name, 0), made[name]
-            runs.append((run, kept[name]))
+            place, position = self.left_out.get(name, (0, 0))
+            runs.append((run, kept[name], place, position))
             self.seen["cut"] += kept[name] < tokens
-            if tokens == len(drafts) + 1 and not left_out[name]:
-                goes_on[name] = run + tokens
-        self.runs = goes_on if step.k else {}
+            if tokens == len(drafts) + 1:
+                if left_out[name]:
+                    begun[name] = (place + run + tokens, tokens)
+                    self.seen["twice"] += place > 0
+                else:
+                    goes_on[name] = run + tokens
+                    begun[name] = (place, position)
+        self.runs, self.left_out = (goes_on, begun) if step.k else ({}, {})
         assert sorted(step.runs) == sorted(runs)
         lengths = [len(drafts) for drafts in offered.values()]
         assert step.drafted == tuple(sum(n > i for n in lengths) for i in range(K_MAX))

@@ -62,7 +62,7 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     dangers = "hits preempted resumed anew held aborted rejected limited doubted grown cut"
     for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
-    assert seen["passes"] > 1000
+    assert seen["passes"] > 1000 and seen["twice"] > 20
     # Keys that differ by the next token at a block's end come from vLLM's cache alone, seldom.
     assert seen["forked"] < 0.02 * seen["passes"]
 

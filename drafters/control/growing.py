@@ -73,9 +73,9 @@ class Growing:
         alone, after = sums[: 2 * size], sums[2 * size :]
         parts = zip(self.steps + self.drafts, alone, after, 2 * shares, strict=True)
         found = [keep * n + one + share * more for n, one, more, share in parts]
-        for other in range(k):
+        for other, share in enumerate(shares[:k]):
             for i in (other, size + other):
-                found[i] += right * spared[i]
+                found[i] += (1.0 - share) * right * spared[i]  # not what has gone on already
         self.steps, self.drafts = found[:size], found[size:]
         if k:  # one step each, whatever a run's last token hides
             self.steps[k] = known[0] + len(runs)

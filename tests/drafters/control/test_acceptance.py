@@ -216,6 +216,22 @@ def test_drafts_left_out_deep_in_a_pass_are_nearer_at_a_smaller_k(sure: tuple[in
             assert untold.tokens()[1] < 0.84 * made[1]
 
 
+RUN = st.builds(Run, st.integers(0, 60), st.integers(1, 12), st.integers(0, 60), st.integers(1, 12))
+
+
+@given(st.lists(st.tuples(st.integers(1, 11), st.lists(RUN, min_size=1, max_size=8)), max_size=40))
+@settings(max_examples=60)
+def test_whatever_runs_say_steps_make_a_token_or_more_and_no_more_than_they_can(
+    steps: list[tuple[int, list[Run]]],
+) -> None:
+    model = Acceptance(11, grows=True)
+    for k, runs in steps:
+        model.observe((len(runs),), (0,), runs, k)
+    tokens = model.tokens()
+    assert tokens[0] == 1.0 and all(b >= a for a, b in pairwise(tokens)) and tokens[-1] <= 12
+    assert all(more >= 0.0 for more in model.grown())
+
+
 @given(st.integers(1, 300), st.integers(2, 12), st.integers(1, 11))
 def test_how_much_nearer_to_where_its_pass_begins_a_draft_is(
     place: int, position: int, k: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -111,12 +110,13 @@ class Acceptance:
         made = self._prior_tokens + self._tokens
         parts = zip(self._steps, self._prior_steps, strict=True)
         each = [made / (steps + prior) for steps, prior in parts]
-        found, most, size = [], 1.0, len(each)
+        in_force, found, most, size = each[self._k], [], 1.0, len(each)
         for k, tokens in enumerate(each):
             # Runs whose beginning is forgotten may seem to take fewer steps than they can.
             limit = size if self._growing is not None and k else k + 1
-            known = each[self._k] if k < self._k else math.inf  # no smaller K makes more
-            most = min(limit, max(most, min(tokens, known)))
+            if k < self._k:  # no smaller K makes more
+                tokens = min(tokens, in_force)
+            most = min(limit, max(most, tokens))
             found.append(most)
         return found
 

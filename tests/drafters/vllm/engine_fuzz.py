@@ -73,9 +73,8 @@ class RandomK:
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
-        assert all(
-            run.before in self.run_on for run in step.runs
-        )  # each goes on from an earlier step
+        # Each goes on from an earlier step.
+        assert all(run.before in self.run_on for run in step.runs)
         assert len(step.runs) == step.drafted[0]
         made = [run.made for run in step.runs]
         # Fewer where a request has come to its end (which ones: lives.py).

@@ -15,8 +15,10 @@ class Load(NamedTuple):
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
-    doubted_tokens: int = 0  # and those that its drafter was asked for and left out
-    grown_tokens: int = 0  # of both, those beyond K: their requests had all accepted before
+    # Counted only for `observe`: those that its drafter was asked for and left out, and of both
+    # those beyond K, whose requests had all accepted before.
+    doubted_tokens: int = 0
+    grown_tokens: int = 0
     # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
     reach: tuple[int, ...] = ()
 

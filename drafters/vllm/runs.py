@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 class Runs:
     """By slot of a request: tokens since its last rejection, while all that it was asked for were
-    offered and accepted. The scheduler counts the same (scheduler.py, `_runs`)."""
+    offered and accepted. The scheduler counts the same (account.py)."""
 
     def __init__(self, slots: int) -> None:
         self._tokens: Ints = np.zeros(slots, np.int64)

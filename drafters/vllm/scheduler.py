@@ -18,7 +18,8 @@ from vllm.v1.request import Request
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
-from drafters.control.policy import Load, Policy, Run, Step, reach
+from drafters.control.policy import Load, Policy, Step, reach
+from drafters.vllm.account import Account, Ran, Verified
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit
@@ -69,9 +70,11 @@ class DraftingScheduler(Scheduler):
             k=k_max,
         )
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self._unobserved: deque[Step] = deque()
-        # By SchedulerOutput, until it has run: when it began, its load, what had been asked before.
-        self._begun: dict[int, tuple[float, Load, Ask]] = {}
+        self._unobserved: deque[Ran] = deque()
+        self._account = Account(k_max)
+        # By SchedulerOutput, until it has run: when it began, its load, what had been asked before
+        # and the limits of then.
+        self._begun: dict[int, tuple[float, Load, Ask, dict[str, int]]] = {}
         self._ended = self._control = 0.0
         # The model runs in this thread: nothing else does while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
@@ -80,7 +83,6 @@ class DraftingScheduler(Scheduler):
         self._least_confidence = config.least_confidence if ragged else 0.0
         self._asked = self._asking = Ask()  # for the drafts that this step verifies; at its end
         self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
-        self._runs: dict[str, Run] = {}  # of a next step; without: of a run's first
 
     def add_request(self, request: Request) -> None:
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
@@ -92,7 +94,7 @@ class DraftingScheduler(Scheduler):
         begun = perf_counter()
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
-            self._begun[id(scheduled)] = begun, self._load, self._asked
+            self._begun[id(scheduled)] = begun, self._load, self._asked, self._limits.copy()
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -140,23 +142,13 @@ class DraftingScheduler(Scheduler):
             context += end
             if end >= request.num_tokens:
                 decoding.append(name)
-        offered = scheduled.scheduled_spec_decode_tokens
-        drafts = sum(map(len, offered.values()))
-        doubted = grown = 0
-        asked, k_max = self._asked, int(self.num_spec_tokens)
-        if asked.doubts or asked.grows:
-            for name, ids in offered.items():
-                limit, run = self._limits.get(name, k_max), self._runs.get(name, Run())
-                doubted += asked.left_out(limit, run.before, len(ids))
-                grown += asked.beyond(limit, run.before)
+        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         return Load(
             requests=len(decoding),
             waiting=self.get_request_counts()[1],
             prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
             context_tokens=context,
             draft_tokens=drafts,
-            doubted_tokens=doubted,
-            grown_tokens=grown,
             reach=self._reach(decoding) if self._limits else (),
         )
 
@@ -175,25 +167,26 @@ class DraftingScheduler(Scheduler):
         begun = self._begun.pop(id(scheduler_output), None)
         if begun is not None:
             ended = perf_counter()
+            start, load, asked, limits = begun
+            made, rows = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
             step = Step(
-                load=begun[1],
+                load=load,
                 k=scheduler_output.num_spec_tokens_to_schedule,
                 # Asynchronous steps begin while the one before runs.
-                seconds=ended - max(begun[0], self._ended),
-                tokens=sum(map(len, model_runner_output.sampled_token_ids)),
+                seconds=ended - max(start, self._ended),
+                tokens=sum(map(len, made)),
+                drafted=(),
+                accepted=(),
                 target_seconds=extras.target_seconds,
                 draft_seconds=extras.draft_seconds,
                 control_seconds=self._control,
-                **self._verification(begun[2], model_runner_output),
             )
             self._ended = ended
-            if scheduler_output.num_spec_tokens_to_schedule == 0:
-                self._runs.clear()
-            self.recent.append(step)
-            self._unobserved.append(step)
+            # vLLM has left of the output what a request may have.
+            verified = [Verified(*known, len(made[rows[known[0]]])) for known in self._verified]
+            self._verified.clear()
+            self._unobserved.append(Ran(step, asked, verified, limits))
             self._control = perf_counter() - ended  # is part of the next step
-        for name in self._runs.keys() - self.requests.keys():
-            del self._runs[name]
         return outputs
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
@@ -210,34 +203,9 @@ class DraftingScheduler(Scheduler):
 
     def _observe(self) -> None:
         while self._unobserved:
-            self.policy.observe(self._unobserved.popleft())
-
-    def _verification(self, asked: Ask, output: Any) -> dict[str, Any]:
-        """Fields of a Step for whose drafts the drafter was `asked`; each request's own run is
-        remembered. vLLM has left of the `output` what a request may have."""
-        k_max: int = self.num_spec_tokens
-        drafted, accepted, doubted = [0] * k_max, [0] * k_max, [0] * (k_max if asked.doubts else 0)
-        runs, goes_on = [], {}
-        for name, drafts, right in self._verified:
-            for counters, positions in ((drafted, drafts), (accepted, right)):
-                for position in range(positions):
-                    counters[position] += 1
-            made = len(output.sampled_token_ids[output.req_id_to_index[name]])
-            run = self._runs.get(name, Run())._replace(made=made)
-            runs.append(run)
-            left_out = asked.left_out(self._limits.get(name, k_max), run.before, drafts) > 0
-            if left_out:
-                doubted[drafts] += 1
-            if right == drafts:
-                goes_on[name] = run.next(left_out=left_out)
-        self._runs = goes_on
-        self._verified.clear()
-        return {
-            "drafted": tuple(drafted),
-            "accepted": tuple(accepted),
-            "doubted": tuple(doubted),
-            "runs": tuple(runs),
-        }
+            step = self._account.count(self._unobserved.popleft())
+            self.recent.append(step)
+            self.policy.observe(step)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The gateway's way in, over the engine core's utility calls: `state`, `steer` with

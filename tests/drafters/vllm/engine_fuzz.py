@@ -62,7 +62,6 @@ class RandomK:
         return self.random.random() < 0.5
 
     def choose(self, load: Load) -> int:
-        self.grown += load.grown_tokens
         if self.idle:
             self.idle -= 1
         elif self.random.random() < 0.02:
@@ -84,6 +83,7 @@ class RandomK:
         self.run_on |= {run.before + run.made for run in step.runs}
         self.accepted += sum(step.accepted)
         self.left_out += step.load.doubted_tokens
+        self.grown += step.load.grown_tokens
 
 
 class FuzzScheduler(DraftingScheduler):
@@ -183,8 +183,9 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     policy = core.scheduler.policy
     drafter = core.model_executor.driver_worker.worker.model_runner.parallel
     # What finished in the last step would be told with the next one; nothing else may be left.
-    assert set(drafter.contexts._slots) <= core.scheduler.finished_req_ids
-    assert not core.scheduler._runs and len(core.scheduler._unobserved) <= 1
+    ended = core.scheduler.finished_req_ids
+    assert set(drafter.contexts._slots) <= ended and set(core.scheduler._account._runs) <= ended
+    assert len(core.scheduler._unobserved) <= 1
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
         "left_out": policy.left_out,

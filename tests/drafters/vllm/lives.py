@@ -241,9 +241,12 @@ class Lives:
             )
             self.seen["aborted"] += 1
 
-    def step(self, k: int, *, doubts: bool = False, grows: bool = False) -> None:
+    def step(
+        self, k: int, *, doubts: bool = False, grows: bool = False, observed: bool = True
+    ) -> None:
         """One engine step with `k` draft tokens to be made for the next one; some of them may be
-        left out if `doubts`, and runs have more if it `grows`."""
+        left out if `doubts`, and runs have more if it `grows`. Unless `observed`, the scheduler
+        tells the policy of it when it likes to, and that is not looked at."""
         self.told.k, self.told.doubts, self.told.grows = k, doubts, grows
         scheduled = self.scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
@@ -270,9 +273,6 @@ class Lives:
         sampled, states, common = self._run(scheduled)
         offered = scheduled.scheduled_spec_decode_tokens
         left_out = self._left_out(offered)
-        load = self.scheduler._begun[id(scheduled)][1]
-        self._check_load(load, offered)
-        assert load.doubted_tokens == sum(left_out.values())
         ask = Ask.of(scheduled)
         assert (ask.k, ask.doubts, ask.grows) == (k, doubts, grows)
         drafts = self.drafter.draft(k, offered, sampled, [states], common, ask)
@@ -286,7 +286,11 @@ class Lives:
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
         self.scheduler.update_from_output(scheduled, output)
         kept = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
-        self._check_verified(self.scheduler.recent[-1], offered, left_out, lengths, kept)
+        if observed:
+            self.scheduler._observe()
+            ran = self.scheduler.recent[-1]
+            self._check_load(ran.load, offered, left_out)
+            self._check_verified(ran, offered, left_out, lengths, kept)
         self.asked = copy(self.told)
         if drafts is not None:
             self._check_counts(drafts)
@@ -340,8 +344,11 @@ class Lives:
         assert parameters is not None
         return int((parameters.extra_args or {}).get(MAX_K, K_MAX))
 
-    def _check_load(self, load: Load, offered: dict[str, list[int]]) -> None:
+    def _check_load(
+        self, load: Load, offered: dict[str, list[int]], left_out: dict[str, int]
+    ) -> None:
         """What the policy is told of who may be drafted for, and how far."""
+        assert load.doubted_tokens == sum(left_out.values())
         beyond = [self._most(name) - min(self._limit(name), self.asked.k) for name in offered]
         assert load.grown_tokens == sum(beyond)
         rows = zip(self.batch.req_ids, self.discard_request_mask.np, strict=True)

@@ -48,9 +48,10 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     told.patience = patience
     lives.arrive(prompt=4, most=60)
     for _ in learned:
-        lives.step(2)
+        lives.step(2, observed=False)
+    # All of them but the last was learned from, sooner or later.
+    assert len(lives.scheduler._unobserved) == 1
+    lives.scheduler._observe()
     found = [step.control_seconds for step in lives.scheduler.recent]
     for seconds, steps in zip(found, learned, strict=True):
         assert steps * LEARNING_S <= seconds < (steps + 1) * LEARNING_S
-    # All of them but the last was learned from, sooner or later.
-    assert len(lives.scheduler._unobserved) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -45,52 +45,48 @@ class Growing:
         known = keep * self.steps[k], keep * self.drafts[k]
         shares = [n / (self._runs + PRIOR_TRIALS) for n in self._ended[1:]]  # [K]: of K + 1 tokens
         right = (self._right + (1.0 - WRONG) * PRIOR_TRIALS) / (self._behind + PRIOR_TRIALS)
-        for kept in (self._tried, self._wrong, self._ended):
-            kept[:] = [keep * x for x in kept]
-        self._runs, self._behind, self._right = (
-            keep * n for n in (self._runs, self._behind, self._right)
-        )
-        weights: dict[tuple[int, int], float] = defaultdict(float)
-        spared = [0.0] * (2 * size)
+        self._forget(keep)
+        alone, after, spared = ([0.0] * (2 * size) for _ in range(3))
         for run, count in counted.items():
-            before, made, left_out_after, _ = run
-            unseen = self._unseen(before) if before else 0.0
-            weights[before, made] += count * (1.0 - unseen)
-            if unseen:
-                weights[0, made] += count * unseen
+            unseen = self._unseen(run.before) if run.before else 0.0
             if k:
-                self._try(before, made, min(self._k_max, k + before), count, unseen)
-            if left_out_after:
-                weight = count * (1.0 - unseen)
-                spared = [n + weight * x for n, x in zip(spared, _spared(run, size), strict=True)]
-                if not before:
-                    self._behind += count
-                    self._right += count * (made > 1)
-        sums = [0.0] * (4 * size)
-        for (before, made), weight in weights.items():
-            taken = _steps(before, made, size)
-            sums = [total + weight * n for total, n in zip(sums, taken, strict=True)]
-        alone, after = sums[: 2 * size], sums[2 * size :]
-        parts = zip(self.steps + self.drafts, alone, after, 2 * shares, strict=True)
-        found = [keep * n + one + share * more for n, one, more, share in parts]
-        for other, share in enumerate(shares[:k]):
-            for i in (other, size + other):
-                found[i] += (1.0 - share) * right * spared[i]  # not what has gone on already
-        self.steps, self.drafts = found[:size], found[size:]
+                self._try(run, min(self._k_max, k + run.before), count, unseen)
+            for before, likely in ((run.before, 1.0 - unseen), (0, unseen)):
+                if likely:
+                    taken, more = _steps(before, run.made, size)
+                    _add(alone, count * likely, taken)
+                    _add(after, count * likely, more)
+            if run.left_out_after:
+                _add(spared, count * (1.0 - unseen), _spared(run, size))
+        for other, share in enumerate(shares):
+            for kept, i in ((self.steps, other), (self.drafts, size + other)):
+                kept[other] = keep * kept[other] + alone[i] + share * after[i]
+                if other < k:
+                    kept[other] += (1.0 - share) * right * spared[i]  # not what has gone on already
         if k:  # one step each, whatever a run's last token hides
             self.steps[k] = known[0] + len(runs)
             asked = (count * min(self._k_max - k, run.before) for run, count in counted.items())
             self.drafts[k] = known[1] + sum(asked)
 
-    def _try(self, run: int, made: int, asked: int, count: int, unseen: float) -> None:
-        most = len(self._tried) - 1
-        for age in range(run, run + min(made, asked)):
+    def _forget(self, keep: float) -> None:
+        for kept in (self._tried, self._wrong, self._ended):
+            kept[:] = [keep * x for x in kept]
+        self._runs, self._behind, self._right = (
+            keep * n for n in (self._runs, self._behind, self._right)
+        )
+
+    def _try(self, run: Run, asked: int, count: int, unseen: float) -> None:
+        most, (before, made, left_out_after, _) = len(self._tried) - 1, run
+        for age in range(before, before + min(made, asked)):
             self._tried[min(age, most)] += count
         if unseen:
-            self._end(run, count * unseen)
+            self._end(before, count * unseen)
         if made <= asked:
-            self._wrong[min(run + made - 1, most)] += count
-            self._end(run + made, count)
+            self._wrong[min(before + made - 1, most)] += count
+            self._end(before + made, count)
+        if left_out_after and not before:
+            self._behind += count
+            self._right += count * (made > 1)
 
     def _end(self, tokens: int, count: float) -> None:
         self._runs += count
@@ -106,14 +102,18 @@ class Growing:
         return (wrong + WRONG * PRIOR_TRIALS) / (tried + PRIOR_TRIALS)
 
 
+def _add(totals: list[float], weight: float, part: Sequence[float]) -> None:
+    totals[:] = [total + weight * x for total, x in zip(totals, part, strict=True)]
+
+
 @lru_cache(maxsize=8192)
-def _steps(run: int, made: int, size: int) -> tuple[int, ...]:
+def _steps(run: int, made: int, size: int) -> tuple[list[int], list[int]]:
     """What `made` tokens take at each K, `run` tokens into a run: steps, and the drafts beyond K
-    that these ask for; then by how much both differ where K + 1 tokens before it count as of the
-    run. [size] each, one behind the other.
+    that these ask for; and by how much both differ where K + 1 tokens before it count as of the
+    run. [2 * size] each.
     """
     alone, after = _walk(run, made, size, False), _walk(run, made, size, True)
-    return (*alone, *(b - a for a, b in zip(alone, after, strict=True)))
+    return alone, [b - a for a, b in zip(alone, after, strict=True)]
 
 
 @lru_cache(maxsize=8192)

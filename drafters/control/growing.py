@@ -50,7 +50,7 @@ class Growing:
         for run, count in counted.items():
             unseen = self._unseen(run.before) if run.before else 0.0
             if k:
-                self._try(run, min(self._k_max, k + run.before), count, unseen)
+                self._try(run.before, run.made, min(self._k_max, k + run.before), count, unseen)
             for before, likely in ((run.before, 1.0 - unseen), (0, unseen)):
                 if likely:
                     taken, more = _steps(before, run.made, size)
@@ -58,6 +58,9 @@ class Growing:
                     _add(after, count * likely, more)
             if run.left_out_after:
                 _add(spared, count * (1.0 - unseen), _spared(run, size))
+                if not run.before:
+                    self._behind += count
+                    self._right += count * (run.made > 1)
         for other, share in enumerate(shares):
             for kept, i in ((self.steps, other), (self.drafts, size + other)):
                 kept[other] = keep * kept[other] + alone[i] + share * after[i]
@@ -75,8 +78,8 @@ class Growing:
             keep * n for n in (self._runs, self._behind, self._right)
         )
 
-    def _try(self, run: Run, asked: int, count: int, unseen: float) -> None:
-        most, (before, made, left_out_after, _) = len(self._tried) - 1, run
+    def _try(self, before: int, made: int, asked: int, count: int, unseen: float) -> None:
+        most = len(self._tried) - 1
         for age in range(before, before + min(made, asked)):
             self._tried[min(age, most)] += count
         if unseen:
@@ -84,9 +87,6 @@ class Growing:
         if made <= asked:
             self._wrong[min(before + made - 1, most)] += count
             self._end(before + made, count)
-        if left_out_after and not before:
-            self._behind += count
-            self._right += count * (made > 1)
 
     def _end(self, tokens: int, count: float) -> None:
         self._runs += count

@@ -47,19 +47,34 @@ check: $(INSTALLED) ## Lint, formatting, types and the import map
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_import_map.py
 
-# A machine without a GPU has checked nothing, and says so before it installs anything.
+# A machine without a GPU has checked nothing, and says so before it installs anything. Each part
+# runs whatever became of those before it; `make gpu-steps` runs one alone.
+GPU_CHECKS := gpu-kernels gpu-kernel-times gpu-drafts gpu-steps gpu-sweep
+QWEN := --model-free qwen3-8b
+RESULT = --out bench/results/$(1)-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
+.PHONY: $(GPU_CHECKS)
+
 gpu-check: ## On a GPU: kernels, the V2 runner's drafts, and their times beside vLLM's (bench/results)
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
 	@$(MAKE) --no-print-directory install
+	@$(MAKE) --no-print-directory --keep-going $(GPU_CHECKS)
+
+gpu-kernels:
 	@$(BIN)/python -m pytest -q tests/drafters/ops/kernels.py
-	@$(BIN)/python -m bench.kernels --device cuda \
-	  --out bench/results/kernels-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
+
+gpu-kernel-times:
+	@$(BIN)/python -m app.cli bench kernels --device cuda $(call RESULT,kernels)
+
+gpu-drafts:
 	@$(BIN)/python -m pytest -q tests/drafters/vllm/test_v2.py
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/aerie bench device --model-free qwen3-8b \
-	  --out bench/results/device-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/aerie bench sweep --model-free qwen3-8b \
+
+gpu-steps:
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench device $(QWEN) $(call RESULT,device)
+
+gpu-sweep:
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench sweep $(QWEN) \
 	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
-	  --concurrency 1,8,32,128 --out bench/results/v2-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
+	  --concurrency 1,8,32,128 $(call RESULT,v2)
 
 format: $(INSTALLED) ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .

@@ -17,7 +17,7 @@ COMMANDS = {
     "ceiling": ("bench.ceiling", "what the client itself can take"),
     "step": ("bench.step", "where the time of a step goes"),
     "device": ("bench.device", "what a step and the drafter's pass take, ours beside vLLM's"),
-    "kernels": ("bench.kernels", "kernels of the drafting path against vLLM's"),
+    "kernels": ("bench.kernels.command", "kernels of the drafting path against vLLM's"),
 }
 
 

@@ -76,7 +76,7 @@ MAP: dict[str, set[str]] = {
     },
     "bench.context": SINGLE_PARTS,
     "bench.device": MEASURING | {"bench", "bench.offline", "bench.sweep"} | GROUND,
-    "bench.kernels": SINGLE_PARTS,
+    "bench.kernels": SINGLE_PARTS | MEASURING,
     "bench.offline": ENGINE | {"drafters.train"},
     "bench.overload": set(),
     "bench.preload": SINGLE_PARTS,

@@ -2,7 +2,7 @@
 
 Selecting from every tap, joining the taps and then joining what the store holds copies each up to
 three times, into memory that is new each time. This writes 2 * taps * hidden elements per row
-(docs/decisions/0009; `python -m bench.kernels --only inputs`, arm `once`).
+(docs/decisions/0009; `aerie bench kernels --only inputs`, arm `once`).
 """
 
 from __future__ import annotations

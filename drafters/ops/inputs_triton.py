@@ -1,11 +1,13 @@
-"""The drafting inputs on a GPU, around `fc`: two launches, from arrays of one entry per request.
+"""The drafting inputs on a GPU, around `fc`: three launches, from arrays of one entry per request.
 
+    plan    where each request's tokens begin and end, from what the device knows of the step
     enter   ids, positions and KV cache slots of every token; the hidden states of entered ones
     spread  the rows that `fc` made, and the shared hidden state in masked slots
 
 A token finds its request by bisection of where requests begin. Each hidden state is read and
 written once: 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in
-`spread`, and 20 bytes of integers. Served by drafters/vllm/v2; not timed on a GPU yet.
+`spread`, and 20 bytes of integers; in `plan` 80 bytes per request and 8 per draft. Served by
+drafters/vllm/v2; not timed on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,18 +26,61 @@ from drafters.ops.reference import Requests
 COLUMNS = 1024  # of a hidden state, for each program
 STEPS = 13  # of the bisection: 8,192 requests. One number, or each size of a batch is compiled anew
 MOST_TAPS = 3
-_FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
+FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 
 
 @triton.jit
 def _owner(rows, count, token, STEPS: tl.constexpr):
-    """The last request that begins at or before `token`; `begin` is row 6 of `rows`."""
+    """The last request that begins at or before `token`; `begin` is row 7 of `rows`."""
     owner = 0
     for step in tl.static_range(STEPS):
         middle = owner + (1 << (STEPS - 1 - step))
-        begin = tl.load(rows + 6 * count + middle, mask=middle < count, other=token + 1)
+        begin = tl.load(rows + 7 * count + middle, mask=middle < count, other=token + 1)
         owner = tl.where(begin <= token, middle, owner)
     return owner
+
+
+@triton.jit(do_not_specialize=["count", "padded", "total", "k"])
+def plan_kernel(
+    numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest, rows,
+    queries, lengths, drafts, k, FRESH: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0)
+    here, written = request < count, request < padded
+    first = tl.load(numbers + request, mask=here, other=total)
+    width = tl.load(numbers + count + request, mask=here, other=0)
+    held = tl.load(numbers + 2 * count + request, mask=here, other=0)
+    needed = tl.load(numbers + 3 * count + request, mask=here, other=0)
+    slot = tl.load(slots + request, mask=here, other=0).to(tl.int64)
+    row = tl.load(starts + request, mask=here, other=0)
+    scheduled = tl.load(positions + row, mask=here, other=0)
+    end = scheduled
+    if FRESH:
+        read = tl.load(starts + request + 1, mask=here, other=0) - row
+        end += read - tl.load(rejected + request, mask=here, other=0)
+    start = scheduled - held
+    length = start + width
+    inside = length <= longest
+    last = tl.minimum(end, longest - 1)
+    newest = tl.load(tokens + slot * longest + last, mask=here, other=0).to(tl.int64)
+    stop = tl.where(inside & here, start + needed, 0)
+    if not KEPT:
+        stop *= 0
+    tl.store(queries + request, first.to(tl.int32))
+    tl.store(lengths + request, tl.where(inside, length, width).to(tl.int32), mask=written)
+    rows += request
+    tl.store(rows, tl.where(here, request, 0).to(tl.int64), mask=written)
+    tl.store(rows + padded, slot, mask=written)
+    tl.store(rows + 2 * padded, start, mask=written)
+    tl.store(rows + 3 * padded, scheduled, mask=written)
+    tl.store(rows + 4 * padded, end, mask=written)
+    tl.store(rows + 5 * padded, stop, mask=written)
+    tl.store(rows + 6 * padded, newest, mask=written)
+    tl.store(rows + 7 * padded, first, mask=written)
+    tl.store(rows + 8 * padded, first, mask=written)
+    draft = tl.arange(0, K)
+    source = tl.where(here, first + end - start - 1 + draft, 0)
+    tl.store(drafts + request * k + draft, source, mask=draft < tl.where(written, k, 0))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -47,26 +92,24 @@ def enter_kernel(
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
     index = tl.load(rows + owner)
-    kept = index >= 0
-    index = tl.maximum(index, 0)
     slot = tl.load(rows + count + owner)
     start = tl.load(rows + 2 * count + owner)
     scheduled = tl.load(rows + 3 * count + owner)
     end = tl.load(rows + 4 * count + owner)
-    offset = token - tl.load(rows + 6 * count + owner)
+    offset = token - tl.load(rows + 7 * count + owner)
     position = start + offset
     if tl.program_id(1) == 0:
         following = tl.load(tokens + slot * longest + position + 1, mask=position + 1 < end)
-        newest = tl.load(rows + 5 * count + owner)
+        newest = tl.load(rows + 6 * count + owner)
         id = tl.where(position == end - 1, newest.to(tl.int32), following)
         tl.store(ids + token, tl.where(position >= end, mask_token, id))
         tl.store(positions + token, tl.minimum(position, longest - 1))
-        inside = kept & (position < longest)
+        inside = position < tl.load(rows + 5 * count + owner)
         block = tl.load(tables + index * blocks + position // block_size, mask=inside, other=0)
         at = block.to(tl.int64) * block_size + position % block_size
         tl.store(slots + token, tl.where(inside, at, -1))
     if position < end:
-        entry = tl.load(rows + 7 * count + owner) + offset
+        entry = tl.load(rows + 8 * count + owner) + offset
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         held = position < scheduled
         # The side that is not read has no columns.
@@ -87,9 +130,9 @@ def spread_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
-    offset = token - tl.load(rows + 6 * count + owner)
+    offset = token - tl.load(rows + 7 * count + owner)
     length = tl.load(rows + 4 * count + owner) - tl.load(rows + 2 * count + owner)
-    entry = tl.load(rows + 7 * count + owner) + offset
+    entry = tl.load(rows + 8 * count + owner) + offset
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     entered = offset < length
     own_columns, shared_columns = tl.where(entered, hidden, 0), tl.where(entered, 0, hidden)
@@ -99,8 +142,38 @@ def spread_kernel(
 
 
 def pack(found: Requests) -> torch.Tensor:
-    """`[8, requests]` int64: one copy to the device for all."""
-    return torch.stack([getattr(found, name) for name in _FIELDS])
+    """`[fields, requests]` int64: one copy to the device for all."""
+    return torch.stack([getattr(found, name) for name in FIELDS])
+
+
+def plan(
+    numbers: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    positions: torch.Tensor,
+    rejected: torch.Tensor | None,
+    tokens: torch.Tensor,
+    total: int,
+    kept: bool,
+    rows: torch.Tensor,  # the rest is written: as of `pack`, [fields, padded],
+    queries: torch.Tensor,  # int32 [padded + 1],
+    lengths: torch.Tensor,  # int32 [padded],
+    drafts: torch.Tensor,  # int64 [padded, k]
+) -> None:
+    """`reference.plan` into buffers."""
+    count, (padded, k) = numbers.shape[1], drafts.shape
+    assert numbers.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
+    assert len(starts) == count + 1 and len(slots) == count
+    assert (numbers.dtype, positions.dtype, drafts.dtype) == (torch.int64,) * 3
+    assert all(x.dtype == torch.int32 for x in (starts, tokens, queries, lengths))
+    every = (numbers, slots, starts, positions, tokens, queries, lengths, drafts)
+    assert all(x.is_contiguous() for x in every)
+    plan_kernel[(padded + 1,)](
+        numbers, count, padded, total, slots, starts, positions, rejected, tokens,
+        tokens.shape[1], rows, queries, lengths, drafts, k,
+        FRESH=rejected is not None, KEPT=kept, K=triton.next_power_of_2(max(1, k)),
+    )  # fmt: skip
 
 
 def enter(
@@ -156,6 +229,6 @@ def spread(
 
 
 def _check(rows: torch.Tensor) -> int:
-    assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.shape[0] == len(_FIELDS)
+    assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.shape[0] == len(FIELDS)
     assert rows.shape[1] < 1 << STEPS
     return rows.shape[1]

@@ -13,11 +13,12 @@ class Requests:
     """The requests of a pass, `[requests]` of int64 each: `drafters.vllm.layout.Rows` as tensors,
     and where their tokens begin. Every request has tokens."""
 
-    index: torch.Tensor  # row in the batch; -1: keys and values of this one are not kept
+    index: torch.Tensor  # row in the batch
     slot: torch.Tensor  # row in the store, and among the tokens
     start: torch.Tensor  # positions start..end-1 are entered in this pass
     scheduled: torch.Tensor  # hidden states from here on came with this step
-    end: torch.Tensor  # then max(k - 1, 0) masked slots
+    end: torch.Tensor  # then masked slots
+    stop: torch.Tensor  # keys and values of positions from here on are not kept
     newest: torch.Tensor  # the token at `end`
     begin: torch.Tensor  # first token of the pass
     entry: torch.Tensor  # where the hidden states of its entered tokens go, one after the other
@@ -36,8 +37,60 @@ def requests(
     entered = end - start
     lengths = entered + (k - 1).clamp(min=0)
     begin, entry = lengths.cumsum(0) - lengths, entered.cumsum(0) - entered
-    found = Requests(index, slot, start, scheduled, end, newest, begin, entry)
+    stop = start + lengths
+    found = Requests(index, slot, start, scheduled, end, stop, newest, begin, entry)
     return found, int(lengths.sum()), int(entered.sum())
+
+
+def plan(
+    numbers: torch.Tensor,  # int64 [4, requests], what the host knows of each: see below
+    *,
+    slots: torch.Tensor,  # [requests]
+    starts: torch.Tensor,  # [requests + 1], first row of each request in the step
+    positions: torch.Tensor,  # of the step's rows
+    rejected: torch.Tensor | None,  # [requests]; None: what the step read is not entered
+    tokens: torch.Tensor,  # [slots, longest]
+    total: int,  # tokens of the pass
+    k: int,
+    padded: int,  # requests of the graph that the pass runs in
+    kept: bool = True,  # False: a dummy, of which the KV cache sees nothing
+) -> tuple[Requests, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The requests of a pass of which the host does not know how many drafts were accepted:
+    `(requests, queries int32 [padded + 1], lengths int32 [padded], drafts int64 [padded, k])`.
+
+    `numbers` are the first token of each request in the pass, its tokens there, how many of its
+    hidden states are in the store, and its tokens less what pads them. `queries` are where requests
+    begin, `lengths` what they attend to at the last token, `drafts` the tokens to draft from.
+    Requests that pad begin behind all tokens and are zero otherwise. Of a request that would run
+    past the longest context nothing is kept: it ends in this step.
+    """
+    first, width, held, needed = numbers
+    count, longest = len(first), tokens.shape[1]
+    none = first.new_zeros(padded - count)
+    scheduled = positions[starts[:count].long()]
+    end = scheduled if rejected is None else scheduled + starts.diff() - rejected
+    start, slot = scheduled - held, slots.long()
+    length = start + width
+    inside = length <= longest
+    last = first + end - start - 1
+    drafts = last[:, None] + torch.arange(k, device=last.device)
+    found = {
+        "index": torch.arange(count, device=first.device),
+        "slot": slot,
+        "start": start,
+        "scheduled": scheduled,
+        "end": end,
+        "stop": (start + needed).where(inside & kept, 0),
+        "newest": tokens[slot, end.clamp(max=longest - 1)].long(),
+    }
+    queries = torch.cat([first, none.new_full((padded - count + 1,), total)])
+    begin = queries[:-1]
+    return (
+        Requests(**{n: torch.cat([x, none]) for n, x in found.items()}, begin=begin, entry=begin),
+        queries.int(),
+        torch.cat([length.where(inside, width), none]).int(),
+        torch.cat([drafts, none.new_zeros(padded - count, k)]),
+    )
 
 
 def owners(
@@ -69,16 +122,15 @@ def enter(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """ids int32 `[count]`, positions and KV cache slots int64 `[count]`, and the target's hidden
     states of the entered tokens `[entries, taps * hidden]`, zero where none goes. Slots that are
-    not kept, and those behind the `longest` position, are -1; no position is behind it."""
+    not kept are -1. No position is behind the `longest`, and no `stop` may be."""
     owner, position, masked, rows = owners(found, count)
     longest, index, slot = tokens.shape[1], found.index[owner], found.slot[owner]
     ids = tokens[slot, (position + 1).clamp(max=longest - 1)]
     ids = torch.where(position == found.end[owner] - 1, found.newest[owner].int(), ids)
     ids = ids.masked_fill(masked, mask_token)
-    inside, index = (index >= 0) & (position < longest), index.clamp(min=0)
     block = (position // block_size).clamp(max=tables.shape[1] - 1)
     slots = tables[index, block].long() * block_size + position % block_size
-    slots = slots.where(inside, -1)
+    slots = slots.where(position < found.stop[owner], -1)
     held = position < found.scheduled[owner]
     row = (starts[index] + position - found.scheduled[owner]).masked_fill(held | masked, 0)
     kept = (slot * window + position % window).masked_fill(~held, 0)

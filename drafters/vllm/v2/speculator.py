@@ -1,14 +1,11 @@
-"""P-EAGLE inside vLLM's V2 model runner: laid out on the device, one CUDA graph for each K."""
+"""P-EAGLE inside vLLM's V2 model runner: laid out on the device, one CUDA graph a pass."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
@@ -18,7 +15,6 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
@@ -26,12 +22,9 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops import inputs_triton
-from drafters.ops.reference import Requests
+from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.greedy import likeliest
-
-Ints = npt.NDArray[np.int64]
-
-FIELDS = len(Requests.__dataclass_fields__)
+from drafters.vllm.v2.graphs import Graphs, Ints, drafted
 
 
 class ParallelSpeculator(DraftModelSpeculator):
@@ -47,8 +40,8 @@ class ParallelSpeculator(DraftModelSpeculator):
         draft from  the last one     all
 
     Drafts come before what rejected ones leave, so that no draft attends to it. All positions lie
-    within the blocks that the scheduler reserved for the step. With every request's K drafts
-    verified and K more wanted that is 2 K tokens a request: one graph for each K and batch.
+    within the blocks that the scheduler reserved for the step, but for what a graph (graphs.py) is
+    padded with, which is not kept.
 
     At K = 0 hidden states are kept for DEFERRED steps, and entered together.
     """
@@ -73,9 +66,9 @@ class ParallelSpeculator(DraftModelSpeculator):
         self.hidden_states = torch.zeros(
             self.max_num_tokens, self.hidden_size, dtype=self.dtype, device=device
         )
-        self._rows = torch.zeros(FIELDS * self.max_num_reqs, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
-        self._graphs: dict[int, DFlashCudaGraphManager] = {}
+        self._graphs: Graphs | None = None
 
     # Loading
 
@@ -113,32 +106,19 @@ class ParallelSpeculator(DraftModelSpeculator):
                 )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """One manager for each K: vLLM's know one query length, or those of a table by batch."""
-        self._graphs.clear()  # those of the memory profile
+        """None where the attention has none; else anew: the first are of the memory profile."""
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
-        if not full or supported < AttentionCGSupport.UNIFORM_BATCH.value:
-            return
-        config = copy.copy(self.vllm_config)
-        config.speculative_config = copy.copy(config.speculative_config)
-        config.speculative_config.num_speculative_tokens_per_batch_size = None
-        compilation = self.vllm_config.compilation_config
-        for k in range(1, self.k_max + 1):
-            most = min(self.max_num_reqs, (compilation.max_cudagraph_capture_size or 0) // (2 * k))
-            config = copy.copy(config)
-            config.compilation_config = copy.copy(compilation)
-            config.compilation_config.cudagraph_capture_sizes = [2 * k * n for n in batches(most)]
-            self._graphs[k] = DFlashCudaGraphManager(
-                config, self.device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
-            )
+        self._graphs = None
+        if full and supported >= AttentionCGSupport.UNIFORM_BATCH.value:
+            self._graphs = Graphs(self.vllm_config, self.device, self.k_max)
 
     def capture(self) -> None:
-        """The largest K first: what it needs of memory is enough for the others."""
         self._rows.zero_()
         self._drafts.zero_()
-        for k, manager in sorted(self._graphs.items(), reverse=True):
-            manager.capture(
-                partial(self._generate, k),
+        if self._graphs is not None:
+            self._graphs.capture(
+                self._generate,
                 self.input_buffers,
                 self.block_tables,
                 self.attn_groups,
@@ -146,7 +126,6 @@ class ParallelSpeculator(DraftModelSpeculator):
                 self.max_model_len,
                 causal=True,
                 prepare_forward=self._refresh,
-                progress_bar_desc=f"Capturing P-EAGLE, K = {k}",
             )
 
     def _refresh(self, count: int, metadata: dict[str, Any] | None) -> None:
@@ -231,39 +210,40 @@ class ParallelSpeculator(DraftModelSpeculator):
         dummy: bool = False,
     ) -> None:
         """Enter what is kept, with what this step read unless `fresh` is False, and draft `k`."""
-        count = batch.num_reqs
+        count, most = batch.num_reqs, self.max_model_len
         held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
-        widths = held + max(0, k - 1)
-        if fresh:
-            widths = widths + batch.num_scheduled_tokens
+        entered = held + batch.num_scheduled_tokens if fresh else held  # at most, of each request
+        needed = entered + max(0, k - 1)
+        upper = batch.seq_lens_cpu_upper_bound
+        longest = int(upper[:count].max())
+        graph = self._graphs.find(k, entered, most - longest) if self._graphs else None
+        if graph is not None:
+            k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
+        else:
+            widths = needed
         total = int(widths.sum())
         assert total <= self.max_num_tokens  # else slices of the buffers would be too short
-        width = int(widths[0]) if (widths == widths[0]).all() else None
-        manager = self._graphs.get(k)
-        if manager is not None and width == 2 * k and not held.any():
-            graph = manager.dispatch(count, total, width, 0)
-        else:
-            graph = BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)
-        padded = graph.num_reqs or count
+        shape = graph or BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)
 
         queries = np.zeros(count + 1, np.int32)
         np.cumsum(widths, out=queries[1:])
-        self._lay_out(batch, states, rejected, k, held, queries, padded, fresh, dummy)
-        upper = batch.seq_lens_cpu_upper_bound
-        self.draft_max_seq_len = min(self.max_model_len, int(upper[:count].max()) + max(0, k - 1))
-        full = graph.cg_mode == CUDAGraphMode.FULL
+        numbers = self._device(np.stack([queries[:-1], widths, held, needed]))
+        padded = shape.num_reqs or count
+        self._lay_out(batch, states, rejected, k, numbers, total, padded, fresh, dummy)
+        behind = int((widths - entered).max())
+        self.draft_max_seq_len = min(most, longest + behind)
         metadata = None
-        if not (full and self.supports_decode_metadata_update):
+        if graph is None or not self.supports_decode_metadata_update:
             metadata = self._build_attn_metadata(
                 num_reqs=count,
-                batch_desc=graph,
+                batch_desc=shape,
                 query_start_loc_np=queries,
                 seq_lens_cpu_upper_bound=upper,
-                step=max(0, k - 1),
+                step=behind,
             )
-        if full:
-            assert manager is not None
-            manager.run_fullgraph(graph)
+        if graph is not None:
+            assert self._graphs is not None
+            self._graphs.run(graph)
         else:
             slots = build_slot_mappings_by_layer(
                 self.block_tables.slot_mappings[:, :total], self.kv_cache_config
@@ -276,37 +256,34 @@ class ParallelSpeculator(DraftModelSpeculator):
         states: Sequence[torch.Tensor],
         rejected: torch.Tensor,
         k: int,
-        held: Ints,
-        queries: npt.NDArray[np.int32],  # [requests + 1], first token of each request
+        # [4, requests]: first token, tokens, those of hidden states kept, tokens without padding
+        numbers: torch.Tensor,
+        total: int,
         padded: int,  # requests, of a graph
         fresh: bool,
         dummy: bool,
     ) -> None:
         """Fill the buffers of the pass."""
-        count, total, buffers = batch.num_reqs, int(queries[-1]), self.input_buffers
-        begin = self._device(queries)
-        starts = batch.query_start_loc[: count + 1]
-        scheduled = batch.positions[starts[:-1].long()]
-        end = scheduled + (starts.diff() - rejected[:count] if fresh else 0)
-        start = scheduled - self._device(held) if held.any() else scheduled
-        slot = batch.idx_mapping[:count].long()
-        tokens = self.requests.all_token_ids.gpu
-        newest = tokens[slot, end.clamp(max=tokens.shape[1] - 1)].long()
-        length = start + begin.diff()
-        # Of a request that would run past the longest context, nothing is kept: it ends here.
-        inside = length <= self.max_model_len
-        if dummy:
-            inside = torch.zeros_like(inside)
-        index = torch.arange(count, device=self.device).where(inside, -1)
-        fields = self._rows[: FIELDS * padded].view(FIELDS, padded)
-        fields[:, count:] = 0
-        # Requests that a graph is padded with begin behind all tokens.
-        fields[6, count:] = total
-        first = begin[:-1].long()
-        fields[:, :count] = torch.stack([index, slot, start, scheduled, end, newest, first, first])
+        count, buffers = batch.num_reqs, self.input_buffers
+        rows = self._rows[: len(FIELDS) * padded].view(-1, padded)
+        starts, tokens = batch.query_start_loc[: count + 1], self.requests.all_token_ids.gpu
+        inputs_triton.plan(
+            numbers,
+            slots=batch.idx_mapping[:count],
+            starts=starts,
+            positions=batch.positions,
+            rejected=rejected if fresh else None,
+            tokens=tokens,
+            total=total,
+            kept=not dummy,
+            rows=rows,
+            queries=buffers.query_start_loc[: padded + 1],
+            lengths=buffers.seq_lens[:padded],
+            drafts=self._drafts[: padded * k].view(padded, k),
+        )
         slots = self.block_tables.slot_mappings[self.group]
         inputs_triton.enter(
-            fields[:, :count].contiguous(),
+            rows,
             tokens=tokens,
             tables=self.block_tables.input_block_tables[self.group],
             starts=starts,
@@ -321,15 +298,6 @@ class ParallelSpeculator(DraftModelSpeculator):
             gathered=self._gathered[:total],
         )
         slots[total:] = PAD_SLOT_ID
-        buffers.query_start_loc[: count + 1] = begin
-        buffers.query_start_loc[count + 1 :] = total
-        buffers.seq_lens[:count] = length.where(inside, begin.diff())
-        buffers.seq_lens[count:] = 0
-        if k:
-            last = first + end - start - 1
-            drafts = self._drafts[: padded * k].view(padded, k)
-            drafts[:count] = last[:, None] + torch.arange(k, device=self.device)
-            drafts[count:] = 0
 
     def _generate(
         self,
@@ -343,7 +311,7 @@ class ParallelSpeculator(DraftModelSpeculator):
     ) -> None:
         """The pass itself, from buffers to buffers: what a graph records."""
         combined = self.model.combine_hidden_states(self._gathered[:tokens])
-        rows = self._rows[: FIELDS * count].view(FIELDS, count)
+        rows = self._rows[: len(FIELDS) * count].view(-1, count)
         shared = self.parallel_drafting_hidden_state_tensor
         inputs_triton.spread(rows, combined, shared, self.hidden_states[:tokens])
         with set_forward_context(
@@ -366,18 +334,12 @@ class ParallelSpeculator(DraftModelSpeculator):
             chosen, _ = likeliest(self.model, self.model.lm_head, drafting)
             self.draft_tokens[:count, :k] = chosen.view(count, k)
 
-    def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
+    def _device(self, values: Ints) -> torch.Tensor:
         """Without waiting: a copy from memory that may be paged out would."""
         pinned = torch.from_numpy(values)
         if self.device.type == "cuda":
             pinned = pinned.pin_memory()
         return pinned.to(self.device, non_blocking=True)
-
-
-def batches(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... `most`: the others are padded, by half of themselves at most."""
-    sizes = (n for i in range(most.bit_length()) for n in (1 << i, 3 << i))
-    return sorted({most, *(n for n in sizes if n < most)}) if most else []
 
 
 def refuse(vllm_config: VllmConfig, config: DrafterConfig) -> None:

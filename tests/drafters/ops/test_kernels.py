@@ -17,11 +17,15 @@ from triton.compiler import ASTSource
 from drafters.ops import head_triton, inputs_triton
 INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "starts": "*i32", "ids": "*i32",
             "positions": "*i64", "slots": "*i64"}
+PLANNED = {**dict.fromkeys(("numbers", "slots", "positions", "rows", "drafts"), "*i64"),
+           **dict.fromkeys(("starts", "rejected", "tokens", "queries", "lengths"), "*i32")}
 def built(kernel, pointers, **constants):
     names = [name for name in kernel.arg_names if name not in constants]
     source = ASTSource(kernel, {name: pointers.get(name, "i32") for name in names}, constants)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 STEPS = inputs_triton.STEPS
+for fresh in (True, False):
+    built(inputs_triton.plan_kernel, PLANNED, FRESH=fresh, KEPT=True, K=8)
 for dtype in ("*bf16", "*fp32"):
     wide = dict.fromkeys(("state0", "state1", "state2", "store", "gathered"), dtype)
     built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)

@@ -1,8 +1,9 @@
 """Our speculator on vLLM's V2 model runner drafts what the torch module drafts, whatever K was in
-the steps before, and whether or not a step is laid out before the one before it has run.
+the steps before, whether or not a step is laid out before the one before it has run, and in CUDA
+graphs of another K and of more requests.
 
 Random weights as in test_heads.py, and chance in place of the target's verdict. On a CPU all of the
-runner's kernels run in Triton's interpreter, without CUDA graphs.
+runner's kernels run in Triton's interpreter, and what a graph would record runs in its place.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ pytestmark = pytest.mark.slow
 
 K = 5
 SCRIPT = Path(__file__).with_name("engine_drafts_v2.py")
-# Head, whether steps overlap, and the tokens of a step: 20 are fewer than the pass after a step of
-# vLLM's warm-up would have.
-ENGINES = [("p-eagle", False, 256), ("p-eagle-draft-vocabulary", True, 20)]
+# Head, whether steps overlap, whether the drafter's pass has graphs, the tokens of a step (20 are
+# fewer than the pass after a step of vLLM's warm-up would have) and of a request. With graphs each
+# request crosses from one block of the KV cache to the next and runs to the end of the longest
+# context, where a graph's pass would be longer than the request's blocks and than that context.
+LONGEST = 60
+ENGINES = [
+    ("p-eagle", False, False, 256, 128),
+    ("p-eagle-draft-vocabulary", True, False, 20, 128),
+    ("p-eagle", True, True, 256, LONGEST),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +57,14 @@ def steps(
 ) -> dict[str, list[dict[str, Any]]]:
     """Head and way of scheduling -> what was drafted."""
     engines = {
-        f"{name}, {overlapped}": {
+        f"{name}, {overlapped}, {graphs}": {
             "model": str(target.folder),
             "block_size": 32,
             "async_scheduling": overlapped,
+            "graphs": graphs,
             "max_num_batched_tokens": budget,
+            "max_model_len": longest,
+            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(heads[name]),
@@ -62,29 +73,44 @@ def steps(
                 "num_speculative_tokens_per_batch_size": every_k(K),
             },
         }
-        for name, overlapped, budget in ENGINES
+        for name, overlapped, graphs, budget, longest in ENGINES
     }
     folder = tmp_path_factory.mktemp("v2")
     # Some of two at a time end at K = 0, and the next ones get their slots.
-    job = {"engines": engines, "prompts": 3 * PROMPTS, "max_tokens": 40}
+    job = {"engines": engines, "max_tokens": 40}
     result: dict[str, list[dict[str, Any]]] = engine_job.run(SCRIPT, folder, job, timeout=280)
     return result
 
 
-@pytest.mark.parametrize(("name", "overlapped"), [engine[:2] for engine in ENGINES])
+@pytest.mark.parametrize(("name", "overlapped", "graphs"), [engine[:3] for engine in ENGINES])
 def test_no_draft_comes_from_a_stale_state(
-    name: str, overlapped: bool, target: Target, heads: dict[str, Path],
+    name: str, overlapped: bool, graphs: bool, target: Target, heads: dict[str, Path],
     steps: dict[str, list[dict[str, Any]]],
 ) -> None:  # fmt: skip
     head = target.lend(load_head(heads[name]))
-    drafted = steps[f"{name}, {overlapped}"]
+    drafted = steps[f"{name}, {overlapped}, {graphs}"]
     assert len({len(step["draft"]) for step in drafted}) == K
     wrong = [step for step in drafted if not agrees(head, target, step)]
     assert not wrong, f"{len(wrong)} of {len(drafted)} steps"
 
 
+def test_graphs_are_taken_when_k_changes(steps: dict[str, list[dict[str, Any]]]) -> None:
+    """And a batch that ends, and the end of the longest context, have both been met."""
+    for name, drafted in steps.items():
+        graphs = {(step["graph"], len(step["draft"])) for step in drafted if step["graph"]}
+        if not name.endswith("True"):
+            assert not graphs
+            continue
+        assert {k for k, _ in graphs} == set(range(1, K + 1))
+        assert sum(graph > k for graph, k in graphs) >= K  # of K * (K - 1) / 2
+        without = [step for step in drafted if not step["graph"]]
+        assert len(without) < len(drafted) / 4
+        assert any(len(step["text"]) > LONGEST - 2 * K for step in without)
+        assert torch.cuda.is_available() or any(step["padded"] for step in drafted)
+
+
 def test_graphs_are_for_batches_that_pad_the_others_by_half_at_most() -> None:
-    from drafters.vllm.v2.speculator import batches  # needs Triton
+    from drafters.vllm.v2.graphs import batches  # needs Triton
 
     assert batches(23) == [1, 2, 3, 4, 6, 8, 12, 16, 23]
     assert [batches(n) for n in (0, 1, 2)] == [[], [1], [1, 2]]

@@ -1,0 +1,1 @@
+"""The drafting path's operations beside vLLM's own: arms to time, and the clock."""

@@ -1,0 +1,97 @@
+"""`aerie bench kernels`: time and bytes of the drafting path's operations against vLLM's own.
+
+`inputs`: from the target's hidden states to the head's input buffers, without `fc`. Every request
+verified K drafts, half of them accepted. `head`: from the head's hidden states to draft tokens.
+Arms take turns, best of --rounds each, in the thread's CPU seconds or on the GPU's clock. There an
+arm that needs nothing of the host is timed once more in a CUDA graph, as `name (graph)`: what is
+left is the device's time. Bytes are those of the tensors that an arm reads and writes, counted, not
+measured; on a GPU `floor` is what copying as many takes. `vllm` is vLLM's own code, left out where
+it is not installed; it enters rejected tokens too. Prints a table, then all of it as one line of
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.kernels.clock import best, copied_per_us
+from bench.kernels.head import head
+from bench.kernels.inputs import inputs
+from bench.provenance import provenance
+
+# batch, K, hidden
+INPUTS = [(1, 5, 384), (1, 11, 8192), (16, 5, 384), (16, 7, 2880), (64, 7, 2880), (256, 3, 512),
+          (256, 11, 4096)]  # fmt: skip
+MORE_INPUTS = [(1, 1, 512), (4, 7, 4096), (64, 3, 8192), (256, 1, 2880), (256, 7, 8192)]
+# batch, K, hidden, draft vocabulary, target vocabulary (the same: no mapping)
+HEADS = [(1, 5, 384, 8192, 8192), (1, 1, 512, 4096, 32000), (1, 7, 2880, 32000, 200000),
+         (16, 5, 2880, 32000, 200000), (64, 7, 512, 4096, 200000), (256, 11, 512, 4096, 200000),
+         (1, 11, 8192, 32000, 128000)]  # fmt: skip
+MORE_HEADS = [(16, 5, 384, 8192, 8192), (4, 7, 4096, 200000, 200000), (64, 5, 2880, 32000, 200000),
+              (256, 1, 4096, 32000, 128000)]  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="aerie bench kernels", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a subset, a few minutes on a core")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=("inputs", "head"))
+    parser.add_argument("--out", type=Path, help="append a line of JSON for each case")
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("aerie bench: no GPU on this machine", file=sys.stderr)
+        return 1
+    torch.set_num_threads(args.threads)
+    told = provenance(["kernels", *argv])
+    told |= {"threads": args.threads, "rounds": args.rounds}
+    per_us = copied_per_us(args.rounds) if args.device == "cuda" else None
+    results = []
+    cases = [("inputs", case) for case in INPUTS + ([] if args.quick else MORE_INPUTS)]
+    cases += [("head", case) for case in HEADS + ([] if args.quick else MORE_HEADS)]
+    for kind, case in cases:
+        if args.only not in (None, kind):
+            continue
+        # The embedded models' width runs in float32, as served; others in bfloat16.
+        dtype = torch.float32 if case[2] == 384 and args.device == "cpu" else torch.bfloat16
+        arms = (inputs if kind == "inputs" else head)(*case, dtype, args.device)  # type: ignore[operator]
+        found = best(arms, args.rounds, args.device)
+        result = {
+            "kind": kind, "case": case, "dtype": str(dtype).removeprefix("torch."),
+            "us": {name: round(us, 1) for name, us in found.items()},
+            "mb": {name: round(arm.moved / 1e6, 3) for name, arm in arms.items()},
+        }  # fmt: skip
+        if per_us is not None:
+            result["floor_us"] = {name: round(arm.moved / per_us, 1) for name, arm in arms.items()}
+        results.append(result)
+        print(
+            f"{kind:7}{case!s:32}{result['dtype']:9}" + " | ".join(cells(found, result)), flush=True
+        )
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            with args.out.open("a") as file:
+                file.write(json.dumps({**told, **result}) + "\n")
+    print(json.dumps({**told, "results": results}))
+    return 0
+
+
+def cells(found: dict[str, float], result: dict[str, Any]) -> list[str]:
+    """Of each arm the time, what it moves, and how much faster than vLLM's it is: in a graph too
+    where vLLM's can be in one."""
+    told = []
+    for name, us in found.items():
+        arm = name.removesuffix(" (graph)")
+        text = f"{name} {us:.0f} us {result['mb'][arm]:.2f} MB"
+        if "floor_us" in result:
+            text += f" floor {result['floor_us'][arm]:.0f} us"
+        stock = found.get(name.replace(arm, "vllm"), found.get("vllm"))
+        told.append(text if stock is None else f"{text} ({stock / us:.2f}x)")
+    return told

@@ -1,0 +1,81 @@
+"""CUDA graphs of the drafter's pass on vLLM's V2 runner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
+
+Ints = npt.NDArray[np.int64]
+
+
+class Graphs:
+    """One for each K and batch: a manager of vLLM's knows one query length, or those of a table.
+
+    The graph of K has 2 K tokens of each request: the K drafts that were verified, the token after
+    them, and K - 1 masked slots for K more. A pass that enters fewer or drafts fewer, as when K
+    changes, takes it too, with masked slots behind its own that nobody reads.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, k_max: int) -> None:
+        self._managers: dict[int, DFlashCudaGraphManager] = {}
+        config = copy.copy(vllm_config)
+        config.speculative_config = copy.copy(config.speculative_config)
+        config.speculative_config.num_speculative_tokens_per_batch_size = None
+        compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
+        tokens = min(compilation.max_cudagraph_capture_size or 0, scheduler.max_num_batched_tokens)
+        for k in range(1, k_max + 1):
+            most = min(scheduler.max_num_seqs, tokens // (2 * k))
+            config = copy.copy(config)
+            config.compilation_config = copy.copy(compilation)
+            config.compilation_config.cudagraph_capture_sizes = [2 * k * n for n in batches(most)]
+            self._managers[k] = DFlashCudaGraphManager(
+                config, device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
+            )
+
+    def capture(self, generate: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Of `generate(k, ...)`, with the other arguments of vLLM's managers. The largest K first:
+        what it needs of memory is enough for the others."""
+        for k, manager in sorted(self._managers.items(), reverse=True):
+            manager.capture(
+                partial(generate, k), *args, **kwargs,
+                progress_bar_desc=f"Capturing P-EAGLE, K = {k}",
+            )  # fmt: skip
+
+    def find(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
+        """The shape of the graph for a pass that enters so many tokens of each request and drafts
+        `k`, and may end `room` tokens behind the last one entered."""
+        if k == 0:
+            return None
+        # So that drafts begin within the pass: at the last token that is entered.
+        k = max(k, int(entered.max()) - 1)
+        manager, count, width = self._managers.get(k), len(entered), 2 * k
+        if manager is None or width - int(entered.min()) > room:
+            return None
+        shape = manager.dispatch(count, count * width, width, 0)
+        return shape if shape.cg_mode == CUDAGraphMode.FULL else None
+
+    def run(self, shape: BatchExecutionDescriptor) -> None:
+        """Replay what `find` found."""
+        self._managers[drafted(shape)].run_fullgraph(shape)
+
+
+def drafted(shape: BatchExecutionDescriptor) -> int:
+    """K of a graph."""
+    assert shape.uniform_token_count is not None
+    return shape.uniform_token_count // 2
+
+
+def batches(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... `most`: the others are padded, by half of themselves at most."""
+    sizes = (n for i in range(most.bit_length()) for n in (1 << i, 3 << i))
+    return sorted({most, *(n for n in sizes if n < most)}) if most else []

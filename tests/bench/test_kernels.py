@@ -1,0 +1,68 @@
+"""`aerie bench kernels`: every arm runs, and the table says what each is worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What a GPU runs, and what it must leave behind: half of 3 drafts accepted, 2 tokens entered.
+ON_A_GPU = """
+import numpy as np, torch
+from bench.kernels.inputs import CONTEXT, MASK, WINDOW, BLOCK, fused
+given = {
+    "tokens": np.arange(2 * 4096, dtype=np.int32).reshape(2, 4096),
+    "tables": np.arange(2 * 14, dtype=np.int32).reshape(2, 14),
+    "starts": np.array([0, 4, 8], np.int32),
+}
+states = [torch.arange(8 * 5.0).view(8, 5) + 100 * tap for tap in range(3)]
+ids, positions = torch.zeros(16, dtype=torch.int32), torch.zeros(16, dtype=torch.int64)
+buffer = torch.zeros(16, 5)
+arm = fused(given, states, torch.full((5,), 0.5), 2, 3, ids, positions, buffer)
+arm.call()
+at = CONTEXT + torch.arange(6)
+assert torch.equal(positions[:12], at.repeat(2))
+assert ids[:12].view(2, 6)[:, 2:].eq(MASK).all()
+assert ids[:2].tolist() == [CONTEXT + 1, CONTEXT + 2]
+assert buffer[:12].view(2, 6, 5)[:, 2:].eq(0.5).all() and not buffer[:2].eq(0.5).any()
+assert arm.moved == (2 * 3 * 4 + 4 + 12) * 5 * 4 and arm.on_device
+"""
+
+
+def run(arguments: list[str], **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=REPOSITORY, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_table_of_arms_beside_vllms(tmp_path: Path) -> None:
+    out = tmp_path / "kernels.jsonl"
+    told = run(["-m", "app.cli", "bench", "kernels", "--quick", "--rounds", "1",
+                "--only", "inputs", "--out", str(out)])  # fmt: skip
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(results) == len(told.splitlines()) - 1 == 7
+    for result, line in zip(results, told.splitlines(), strict=False):
+        assert set(result["us"]) == {"vllm", "served", "once", "layout"}
+        assert min(result["us"].values()) > 0 and result["command"].startswith(
+            "aerie bench kernels"
+        )
+        assert result["mb"]["once"] < result["mb"]["served"] < result["mb"]["vllm"]
+        ratio = result["us"]["vllm"] / result["us"]["once"]
+        assert f"once {result['us']['once']:.0f} us" in line and f"({ratio:.2f}x)" in line
+    assert json.loads(told.splitlines()[-1])["results"][0]["us"] == results[0]["us"]
+
+
+def test_the_arm_of_a_gpu_enters_what_was_accepted() -> None:
+    pytest.importorskip("triton")
+    run(["-c", ON_A_GPU], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")

@@ -65,12 +65,29 @@ BACK_OFF = Gauge(
     "aerie_probe_interval_seconds", "Seconds of steps between probes of a kind.", ["kind"]
 )
 
+
+def _with(counter: Counter, *values: str) -> Counter:
+    """A counter of one label, with all that it can be: 0 from the start, since a rate needs a
+    value before the first event."""
+    for value in values:
+        counter.labels(value)
+    return counter
+
+
 # Labels are ours or the operator's: nothing that a client sends becomes one.
-REFUSED = Counter(
-    "aerie_requests_refused_total", "Requests refused before they reached the engine.", ["reason"]
+REFUSED = _with(
+    Counter(
+        "aerie_requests_refused_total",
+        "Requests refused before they reached the engine.",
+        ["reason"],
+    ),
+    *("admin", "concurrent", "key", "model", "overload", "requests", "tokens"),
 )
-EXPIRED = Counter(
-    "aerie_requests_expired_total", "Requests ended by a deadline of the gateway.", ["deadline"]
+EXPIRED = _with(
+    Counter(
+        "aerie_requests_expired_total", "Requests ended by a deadline of the gateway.", ["deadline"]
+    ),
+    *("queue", "total"),
 )
 GATE_WAITING = Gauge("aerie_gate_waiting", "Requests that wait at the gate.")
 GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the gate has let in.")
@@ -85,12 +102,16 @@ RESPONSES = Counter(
     ["path", "status"],
 )
 TENANT_TOKENS = Counter("aerie_tenant_tokens_total", "Tokens used.", ["tenant", "kind"])
-KEY_RELOADS = Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"])
+KEY_RELOADS = _with(
+    Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"]),
+    *("done", "failed"),
+)
 LIMITER_FALLBACKS = Counter(
     "aerie_limiter_fallbacks_total", "Decisions made without the shared Redis."
 )
-CONNECTIONS_REFUSED = Counter(
-    "aerie_connections_refused_total", "Connections closed for what they did.", ["reason"]
+CONNECTIONS_REFUSED = _with(
+    Counter("aerie_connections_refused_total", "Connections closed for what they did.", ["reason"]),
+    *("connections", "framing", "headers", "slow_body", "slow_headers", "slow_reader"),
 )
 
 

@@ -17,6 +17,7 @@ _KINDS = {
     "eagle3": "#7c3aed",
     "vllm": "#2563eb",
 }
+_DASHES = ("--", ":", "-.")  # by K, where a kind has one colour
 _FIXED = ("#0e7490", "#0d9488", "#65a30d", "#ca8a04", "#db2777", "#9333ea")
 
 
@@ -69,9 +70,10 @@ def save(figure: Any, stem: Path) -> list[Path]:
 def _look(method: Method, used: list[Method]) -> dict[str, Any]:
     if method.kind == "adaptive":
         return {"color": STRONG, "linewidth": 2.6, "marker": "o", "zorder": 5}
-    fixed = [m for m in used if m.kind == "k"]
-    colour = _KINDS.get(method.kind) or _FIXED[fixed.index(method) % len(_FIXED)]
-    style = "--" if method.kind in ("none", "plain", "eagle3", "vllm") else "-"
+    number = [m for m in used if m.kind == method.kind].index(method)  # of its kind
+    colour = _KINDS.get(method.kind) or _FIXED[number % len(_FIXED)]
+    others = method.kind in ("none", "plain", "eagle3", "vllm")
+    style = _DASHES[number % len(_DASHES)] if others else "-"
     return {"color": colour, "linewidth": 1.2, "marker": ".", "linestyle": style}
 
 

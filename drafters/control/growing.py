@@ -22,10 +22,11 @@ class Growing:
     wrong. At another it falls on other tokens: where one ends a run of just K + 1, the step after
     it is asked for K + 1 more, as if it had gone on.
 
-    A draft that was left out, all before it accepted, is too far from where its pass begins rather
-    than wrong. At a smaller K that makes one of that token nearer to it, it may be right: as often
+    What became of a draft that was left out, all before it accepted, nobody knows. At a smaller K
+    that makes one of that token nearer to where its pass begins, it is taken to be right as often
     as first drafts behind such a place are if it is the first, never if it is no nearer, and in
-    between in proportion.
+    between in proportion. (These tell how easy the text is there: behind rejections at the same
+    depth as many are right, bench/LOG.md of 2026-11-25.)
     """
 
     def __init__(self, k_max: int) -> None:

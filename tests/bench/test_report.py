@@ -57,6 +57,14 @@ def test_the_drawing_is_svg_and_png(table: Table, tmp_path: Path) -> None:
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_method_has_a_look_of_its_own() -> None:
+    methods = "none,eagle3:3,eagle3:7,vllm:3,vllm:7,vllm:11,off,k:1,k:3,k:5,k:7,k:11,adaptive"
+    cells = {(name, c, 0): cell(c) for name in methods.split(",") for c in (1, 8)}
+    frontier = figure_of(Table(parse(methods), cells)).axes[1].lines
+    looks = {(line.get_color(), line.get_linestyle(), line.get_linewidth()) for line in frontier}
+    assert len(looks) == len(frontier) == 13
+
+
 def test_an_empty_sweep_is_drawn_too() -> None:
     table = Table(parse("none"), {})
     assert "<svg" in html(table, PLAN, {}, svg(figure_of(table)))

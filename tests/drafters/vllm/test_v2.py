@@ -64,7 +64,7 @@ def steps(
             "graphs": graphs,
             "max_num_batched_tokens": budget,
             "max_model_len": longest,
-            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
+            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 2 * PROMPTS,
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(heads[name]),

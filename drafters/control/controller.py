@@ -70,6 +70,13 @@ class Controller:
         return self._k_max
 
     @property
+    def most(self) -> int:
+        """K where it is pinned; else any may be next."""
+        if self._adapts:
+            return self._k_max
+        return self._pinned if self._objective == FIXED else 0
+
+    @property
     def doubts(self) -> bool:
         """Whether the drafter may leave out drafts that it doubts itself: not where K is pinned."""
         return self._adapts
@@ -133,7 +140,7 @@ class Controller:
         """K of the drafter pass at the end of the step that is being laid out."""
         self._load = load
         if not self._adapts:
-            self._k = self._pinned if self._objective == FIXED else 0
+            self._k = self.most
             return self._k
         if not self._forecast.costs.measured or load.requests == 0:
             return self._k

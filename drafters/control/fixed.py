@@ -20,6 +20,11 @@ class Fixed:
         return self._k_max
 
     @property
+    def most(self) -> int:
+        """Just K."""
+        return self._k
+
+    @property
     def k(self) -> int:
         """Draft tokens per request; may be set between steps."""
         return self._k

@@ -93,6 +93,12 @@ class Policy(Protocol):
         ...
 
     @property
+    def most(self) -> int:
+        """The most that may be asked for at the end of the next step: places in the KV cache are
+        reserved for so many."""
+        ...
+
+    @property
     def doubts(self) -> bool:
         """Whether the drafter may leave out drafts that it doubts itself."""
         ...

@@ -54,7 +54,7 @@ class DraftingScheduler(Scheduler):
         # On V1 drafts come with a step's output, and need not be asked for (compat.py). On V2 they
         # stay on the device; they are made for every request, and not verified over its limit.
         self.brings_drafts = parallel and not self.use_v2_model_runner
-        self._bounds = parallel  # vLLM's own drafters know no limit of a request
+        self._ours = parallel  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)
@@ -86,12 +86,14 @@ class DraftingScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
-        if self._bounds and limit < self.num_spec_tokens:
+        if self._ours and limit < self.num_spec_tokens:
             self._limits[request.request_id] = limit
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
+        if self._ours:
+            self.num_lookahead_tokens = self.policy.most
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             self._begun[id(scheduled)] = begun, self._load, self._asked, self._limits.copy()

@@ -77,6 +77,11 @@ class Oracle:
         """The most tokens that may be drafted."""
         return self._k_max
 
+    @property
+    def most(self) -> int:
+        """Any may be next."""
+        return self._k_max
+
     def choose(self, load: Load) -> int:
         """The K with the highest true rate at this batch."""
         return max(

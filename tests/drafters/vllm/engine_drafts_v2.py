@@ -6,8 +6,8 @@ graph would record is run instead of replayed, from the same buffers and for a f
 On a GPU kernels and CUDA graphs are the real ones, but not the attention: FlashAttention has no
 float32.
 
-A step has two fields more: "graph", K of the graph it drafted in or 0, and "padded", how many
-requests that was padded with.
+A step has three fields more: "graph", K of the graph it drafted in or 0, "padded", how many
+requests that was padded with, and "waits", how often the host waited for a GPU meanwhile.
 """
 
 # ruff: noqa: E402
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,21 @@ class RestlessAsyncScheduler(RestlessScheduler, AsyncDraftingScheduler):
     pass
 
 
+@contextmanager
+def waits() -> Iterator[list[warnings.WarningMessage]]:
+    """PyTorch's warnings of calls that wait for a GPU."""
+    with warnings.catch_warnings(record=True) as waited:
+        warnings.simplefilter("always")
+        if not ON_CPU:
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waited
+        finally:
+            if not ON_CPU:
+                torch.cuda.set_sync_debug_mode("default")
+            waited[:] = [one for one in waited if "synchroniz" in str(one.message)]
+
+
 def within_blocks(speculator: Any, batch: Any) -> None:
     """No key or value of the pass before lies outside of what its requests own."""
     tables, group = speculator.block_tables, speculator.group
@@ -102,11 +118,13 @@ def watched(steps: list[Step], limited: range) -> Iterator[None]:
 
     def propose(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         ran.clear()
-        drafts = _propose(self, batch, *args, **kwargs)
+        with waits() as waited:
+            drafts = _propose(self, batch, *args, **kwargs)
         within_blocks(self, batch)
         in_graph = {
             "graph": graphs.drafted(ran[0]) if ran else 0,
             "padded": ran[0].num_reqs - batch.num_reqs if ran else 0,
+            "waits": len(waited),
         }
         k, made = kwargs.get("num_speculative_tokens", self.k_max), args[4]
         if not k:

@@ -148,6 +148,10 @@ class Told:
 
     k_max, k, doubts, grows, patience = K_MAX, 0, False, False, 1
 
+    @property
+    def most(self) -> int:
+        return K_MAX if self.grows else self.k
+
     def choose(self, load: Load) -> int:
         return self.k
 

@@ -101,3 +101,18 @@ def test_a_request_without_drafts_costs_no_pass(config: VllmConfig) -> None:
     for _ in range(8):
         lives.step(K_MAX)
     assert lives.drafter.passes == 0
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_places_are_reserved_for_what_may_be_asked_for(config: VllmConfig, k: int) -> None:
+    """At K = 0 a request has the blocks that it has without a drafter: none for the largest K."""
+    lives = Lives(config, seed=1, window=6, blocks=60)
+    lives.arrive(prompt=4, most=40)
+    (name,) = lives.requests
+    manager, size = lives.scheduler.kv_cache_manager, lives.block_size
+    for _ in range(12):
+        before = lives.requests[name].num_computed_tokens
+        lives.step(k)
+        read = (1 if before else 4) + lives.scheduler.recent[-1].load.draft_tokens
+        (blocks,) = manager.get_block_ids(name)
+        assert len(blocks) == -(-(before + read + k) // size)

@@ -94,6 +94,12 @@ def test_no_draft_comes_from_a_stale_state(
     assert not wrong, f"{len(wrong)} of {len(drafted)} steps"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
+def test_no_step_waits_for_the_device(steps: dict[str, list[dict[str, Any]]]) -> None:
+    waited = {name: sum(step["waits"] for step in drafted) for name, drafted in steps.items()}
+    assert not any(waited.values()), waited
+
+
 def test_graphs_are_taken_when_k_changes(steps: dict[str, list[dict[str, Any]]]) -> None:
     """And a batch that ends, and the end of the longest context, have both been met."""
     for name, drafted in steps.items():

@@ -48,13 +48,13 @@ check: $(INSTALLED) ## Lint, formatting, types and the import map
 	@$(BIN)/python -m pytest -q tests/test_import_map.py
 
 # A machine without a GPU has checked nothing, and says so before it installs anything. Each part
-# runs whatever became of those before it; `make gpu-steps` runs one alone.
+# runs whatever became of those before it; `make gpu-steps SHAPES=gpt-oss-20b` runs one alone.
 GPU_CHECKS := gpu-kernels gpu-kernel-times gpu-drafts gpu-steps gpu-sweep
-QWEN := --model-free qwen3-8b
+SHAPES ?= qwen3-8b
 RESULT = --out bench/results/$(1)-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 .PHONY: $(GPU_CHECKS)
 
-gpu-check: ## On a GPU: kernels, the V2 runner's drafts, and their times beside vLLM's (bench/results)
+gpu-check: ## On a GPU: kernels, the V2 runner's drafts, their times beside vLLM's (SHAPES=)
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
 	@$(MAKE) --no-print-directory install
 	@$(MAKE) --no-print-directory --keep-going $(GPU_CHECKS)
@@ -69,10 +69,10 @@ gpu-drafts:
 	@$(BIN)/python -m pytest -q tests/drafters/vllm/test_v2.py
 
 gpu-steps:
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench device $(QWEN) $(call RESULT,device)
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench device --model-free $(SHAPES) $(call RESULT,device)
 
 gpu-sweep:
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench sweep $(QWEN) \
+	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench sweep --model-free $(SHAPES) \
 	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
 	  --concurrency 1,8,32,128 $(call RESULT,v2)
 

@@ -40,10 +40,10 @@ def _owner(rows, count, token, STEPS: tl.constexpr):
     return owner
 
 
-@triton.jit(do_not_specialize=["count", "padded", "total", "k"])
+@triton.jit(do_not_specialize=["count", "padded", "total", "k", "kept"])
 def plan_kernel(
     numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest, rows,
-    queries, lengths, drafts, k, FRESH: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr,
+    queries, lengths, drafts, k, kept, FRESH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     here, written = request < count, request < padded
@@ -63,9 +63,7 @@ def plan_kernel(
     inside = length <= longest
     last = tl.minimum(end, longest - 1)
     newest = tl.load(tokens + slot * longest + last, mask=here, other=0).to(tl.int64)
-    stop = tl.where(inside & here, start + needed, 0)
-    if not KEPT:
-        stop *= 0
+    stop = tl.where(inside & here, start + needed, 0) * kept
     tl.store(queries + request, first.to(tl.int32))
     tl.store(lengths + request, tl.where(inside, length, width).to(tl.int32), mask=written)
     rows += request
@@ -171,8 +169,8 @@ def plan(
     assert all(x.is_contiguous() for x in every)
     plan_kernel[(padded + 1,)](
         numbers, count, padded, total, slots, starts, positions, rejected, tokens,
-        tokens.shape[1], rows, queries, lengths, drafts, k,
-        FRESH=rejected is not None, KEPT=kept, K=triton.next_power_of_2(max(1, k)),
+        tokens.shape[1], rows, queries, lengths, drafts, k, int(kept),
+        FRESH=rejected is not None, K=triton.next_power_of_2(max(1, k)),
     )  # fmt: skip
 
 

@@ -9,6 +9,15 @@ from prometheus_client import Counter, Gauge, Histogram
 from drafters.control.controller import OBJECTIVES
 from drafters.control.totals import PHASES
 
+
+def _with(counter: Counter, *values: str) -> Counter:
+    """A counter of one label, with all that it can be: 0 from the start, since a rate needs a
+    value before the first event."""
+    for value in values:
+        counter.labels(value)
+    return counter
+
+
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",
@@ -16,10 +25,13 @@ DRAFT_TOKENS_PER_STEP = Gauge(
 )
 
 ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
-ENGINE_RESTARTS = Counter(
-    "aerie_engine_restarts_total",
-    "Restarts of the engine, by what ended the one before.",
-    ["reason"],
+ENGINE_RESTARTS = _with(
+    Counter(
+        "aerie_engine_restarts_total",
+        "Restarts of the engine, by what ended the one before.",
+        ["reason"],
+    ),
+    *("died", "hung"),
 )
 
 # Of the policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
@@ -64,15 +76,6 @@ PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 BACK_OFF = Gauge(
     "aerie_probe_interval_seconds", "Seconds of steps between probes of a kind.", ["kind"]
 )
-
-
-def _with(counter: Counter, *values: str) -> Counter:
-    """A counter of one label, with all that it can be: 0 from the start, since a rate needs a
-    value before the first event."""
-    for value in values:
-        counter.labels(value)
-    return counter
-
 
 # Labels are ours or the operator's: nothing that a client sends becomes one.
 REFUSED = _with(

@@ -70,8 +70,6 @@ class Engine:
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
         self._launching = False
-        for reason in (DIED, HUNG):  # 0 from the start: a rate needs a value before the first
-            metrics.ENGINE_RESTARTS.labels(reason)
         self._stopping = asyncio.Event()
         self._llm: GatewayLLM | None = None
         self._steps: StepWatch | None = None

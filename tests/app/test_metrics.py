@@ -12,6 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from app import metrics
 from app.admission.limiter import Kind
+from app.engine.supervisor import DIED, HUNG
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXPORTED = {
@@ -47,8 +48,10 @@ def test_what_a_label_can_be_is_there_from_the_start() -> None:
         "REFUSED": "aerie_requests_refused_total", "EXPIRED": "aerie_requests_expired_total",
         "KEY_RELOADS": "aerie_key_reloads_total",
         "CONNECTIONS_REFUSED": "aerie_connections_refused_total",
+        "ENGINE_RESTARTS": "aerie_engine_restarts_total",
     }  # fmt: skip
     used = {(counters["REFUSED"], kind) for kind in get_args(Kind)}
+    used |= {(counters["ENGINE_RESTARTS"], reason) for reason in (DIED, HUNG)}
     for source in (DOCS.parent / "app").rglob("*.py"):
         text = source.read_text("utf-8")
         for name, label in re.findall(r'metrics\.(\w+)\.labels\("(\w+)"\)', text):

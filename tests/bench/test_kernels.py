@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.drafters.ops.test_kernels import run
+
 pytest.importorskip("vllm", reason="vllm is not installed")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # What a GPU runs, and what it must leave behind: half of 3 drafts accepted, 2 tokens entered.
 ON_A_GPU = """
 import numpy as np, torch
-from bench.kernels.inputs import CONTEXT, MASK, WINDOW, BLOCK, fused
+from bench.kernels.inputs import CONTEXT, MASK, fused
 given = {
     "tokens": np.arange(2 * 4096, dtype=np.int32).reshape(2, 4096),
     "tables": np.arange(2 * 14, dtype=np.int32).reshape(2, 14),
@@ -35,15 +33,6 @@ assert ids[:2].tolist() == [CONTEXT + 1, CONTEXT + 2]
 assert buffer[:12].view(2, 6, 5)[:, 2:].eq(0.5).all() and not buffer[:2].eq(0.5).any()
 assert arm.moved == (2 * 3 * 4 + 4 + 12) * 5 * 4 and arm.on_device
 """
-
-
-def run(arguments: list[str], **environ: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=REPOSITORY, env={**os.environ, **environ},
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.mark.slow

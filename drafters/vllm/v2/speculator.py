@@ -68,7 +68,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         )
         self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
-        self._graphs: Graphs | None = None
+        self._graphs = Graphs(vllm_config, device, 0)
 
     # Loading
 
@@ -106,27 +106,25 @@ class ParallelSpeculator(DraftModelSpeculator):
                 )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """None where the attention has none; else anew: the first are of the memory profile."""
+        """Anew: the first are of the memory profile. None where the attention can have none."""
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
-        self._graphs = None
-        if full and supported >= AttentionCGSupport.UNIFORM_BATCH.value:
-            self._graphs = Graphs(self.vllm_config, self.device, self.k_max)
+        full = full and supported >= AttentionCGSupport.UNIFORM_BATCH.value
+        self._graphs = Graphs(self.vllm_config, self.device, self.k_max if full else 0)
 
     def capture(self) -> None:
         self._rows.zero_()
         self._drafts.zero_()
-        if self._graphs is not None:
-            self._graphs.capture(
-                self._generate,
-                self.input_buffers,
-                self.block_tables,
-                self.attn_groups,
-                self.kv_cache_config,
-                self.max_model_len,
-                causal=True,
-                prepare_forward=self._refresh,
-            )
+        self._graphs.capture(
+            self._generate,
+            self.input_buffers,
+            self.block_tables,
+            self.attn_groups,
+            self.kv_cache_config,
+            self.max_model_len,
+            causal=True,
+            prepare_forward=self._refresh,
+        )
 
     def _refresh(self, count: int, metadata: dict[str, Any] | None) -> None:
         """Recorded before the pass, where the attention's metadata can be made on the device."""
@@ -179,7 +177,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             self._keep(input_batch, states)
             return drafts
         if held and self._tokens(input_batch, k) > self.max_num_tokens:
-            self._pass(input_batch, states, num_rejected, 0, fresh=False)
+            self._pass(input_batch, states, None, 0)
             self._held[slots] = 0
         if self._tokens(input_batch, k) > self.max_num_tokens:
             k = 0  # the scheduler leaves room for masked slots, vLLM's warm-up does not
@@ -203,20 +201,20 @@ class ParallelSpeculator(DraftModelSpeculator):
         self,
         batch: InputBatch,
         states: Sequence[torch.Tensor],
-        rejected: torch.Tensor,
+        rejected: torch.Tensor | None,
         k: int,
         *,
-        fresh: bool = True,
         dummy: bool = False,
     ) -> None:
-        """Enter what is kept, with what this step read unless `fresh` is False, and draft `k`."""
+        """Enter what is kept, with what this step read unless `rejected` is None, and draft `k`."""
         count, most = batch.num_reqs, self.max_model_len
         held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
-        entered = held + batch.num_scheduled_tokens if fresh else held  # at most, of each request
+        read = 0 if rejected is None else batch.num_scheduled_tokens
+        entered = held + read  # at most, of each request
         needed = entered + max(0, k - 1)
         upper = batch.seq_lens_cpu_upper_bound
         longest = int(upper[:count].max())
-        graph = self._graphs.find(k, entered, most - longest) if self._graphs else None
+        graph = self._graphs.find(k, entered, most - longest)
         if graph is not None:
             k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
         else:
@@ -229,7 +227,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         np.cumsum(widths, out=queries[1:])
         numbers = self._device(np.stack([queries[:-1], widths, held, needed]))
         padded = shape.num_reqs or count
-        self._lay_out(batch, states, rejected, k, numbers, total, padded, fresh, dummy)
+        self._lay_out(batch, states, rejected, k, numbers, total, padded, dummy)
         behind = int((widths - entered).max())
         self.draft_max_seq_len = min(most, longest + behind)
         metadata = None
@@ -242,7 +240,6 @@ class ParallelSpeculator(DraftModelSpeculator):
                 step=behind,
             )
         if graph is not None:
-            assert self._graphs is not None
             self._graphs.run(graph)
         else:
             slots = build_slot_mappings_by_layer(
@@ -254,13 +251,12 @@ class ParallelSpeculator(DraftModelSpeculator):
         self,
         batch: InputBatch,
         states: Sequence[torch.Tensor],
-        rejected: torch.Tensor,
+        rejected: torch.Tensor | None,
         k: int,
         # [4, requests]: first token, tokens, those of hidden states kept, tokens without padding
         numbers: torch.Tensor,
         total: int,
         padded: int,  # requests, of a graph
-        fresh: bool,
         dummy: bool,
     ) -> None:
         """Fill the buffers of the pass."""
@@ -272,7 +268,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             slots=batch.idx_mapping[:count],
             starts=starts,
             positions=batch.positions,
-            rejected=rejected if fresh else None,
+            rejected=rejected,
             tokens=tokens,
             total=total,
             kept=not dummy,

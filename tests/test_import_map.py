@@ -107,6 +107,7 @@ LAZY_HOOKS = {
         "drafters.control.simulate.command",
         "drafters.train.command",
         "drafters.train.evaluate",
+        "drafters.train.prompts.command",
     }
 }
 

@@ -1,0 +1,1 @@
+"""User turns that the target writes itself, as prompts to train a head on: `aerie prompts`."""

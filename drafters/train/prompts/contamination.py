@@ -1,0 +1,34 @@
+"""Decontamination: whether a text quotes a run of words from texts that a head is judged on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from drafters.train.humaneval import problems
+
+NGRAM_WORDS = 10
+_WORD = re.compile(r"\w+")
+
+
+class Contamination:
+    """The word n-grams of some texts. Case, spacing and punctuation do not count."""
+
+    def __init__(self, texts: Iterable[str], words: int = NGRAM_WORDS) -> None:
+        self._words = words
+        self._ngrams = {ngram for text in texts for ngram in self._of(text)}
+
+    def __contains__(self, text: str) -> bool:
+        return not self._ngrams.isdisjoint(self._of(text))
+
+    def _of(self, text: str) -> set[tuple[str, ...]]:
+        words = _WORD.findall(text.casefold())
+        return {
+            tuple(words[start : start + self._words])
+            for start in range(len(words) - self._words + 1)
+        }
+
+
+def humaneval() -> Contamination:
+    """The n-grams of HumanEval's prompts, each with its canonical solution behind it."""
+    return Contamination(problem.prompt + problem.canonical_solution for problem in problems())

@@ -1,0 +1,97 @@
+"""Which samples become prompts: the filters in their order, and what each of them dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from drafters.train.prompts.contamination import Contamination
+from drafters.train.prompts.filters import complete_turn, is_printable, repeated_share
+from drafters.train.prompts.near_duplicates import NearDuplicateIndex, shingles
+from drafters.train.prompts.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The adjustable bounds of the filters."""
+
+    min_tokens: int = 4  # of the whole turn
+    max_tokens: int = 512
+    repeated: float = 0.5  # the largest share of words in repeated runs
+    similarity: float = 0.6  # Jaccard, of word shingles: from here on a near duplicate
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    kept: list[Prompt]
+    dropped: dict[str, int]  # by filter, in the order in which they run
+
+
+def select(
+    samples: Sequence[Sample],
+    *,
+    limits: Limits,
+    count_tokens: Callable[[Sequence[str]], list[int]],
+    special_tokens: Sequence[str],
+    contamination: Sequence[tuple[str, Contamination]] = (),
+    avoid: Sequence[str] = (),
+) -> Selection:
+    """Filter the samples. Each dropped one counts for the first filter that drops it.
+
+    `contamination` is pairs of a name and the n-grams that no prompt may share. No prompt is a
+    duplicate, or a near one, of another or of a text in `avoid`.
+    """
+    turns = [complete_turn(sample) for sample in samples]
+    lengths = iter(count_tokens([turn for turn in turns if turn is not None]))
+    sets = [shingles(turn or "") for turn in turns]
+    avoided = [shingles(text) for text in avoid]
+    frequency = Counter(shingle for members in (*sets, *avoided) for shingle in members)
+    index = NearDuplicateIndex(limits.similarity, frequency)
+    for members in avoided:
+        index.add(members)
+    exact = {_normalised(text) for text in avoid}
+    kept: list[Prompt] = []
+    dropped = dict.fromkeys(
+        ["incomplete", "too short", "too long", "not printable", "loops",
+         *(name for name, _ in contamination), "duplicate", "near duplicate"], 0,
+    )  # fmt: skip
+
+    def reason(turn: str | None, members: frozenset[int]) -> str | None:
+        if turn is None:
+            return "incomplete"
+        tokens = next(lengths)
+        if tokens < limits.min_tokens:
+            return "too short"
+        if tokens > limits.max_tokens:
+            return "too long"
+        if not is_printable(turn, special_tokens):
+            return "not printable"
+        if repeated_share(turn) > limits.repeated:
+            return "loops"
+        for name, ngrams in contamination:
+            if turn in ngrams:
+                return name
+        if _normalised(turn) in exact:
+            return "duplicate"
+        return "near duplicate" if members in index else None
+
+    for sample, turn, members in zip(samples, turns, sets, strict=True):
+        if (why := reason(turn, members)) is not None:
+            dropped[why] += 1
+            continue
+        assert turn is not None
+        exact.add(_normalised(turn))
+        index.add(members)
+        kept.append(Prompt(sample.kind, turn))
+    return Selection(kept, dropped)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().split())

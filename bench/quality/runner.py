@@ -1,0 +1,77 @@
+"""Runs a model's program against its tests, in a process with limits of its own.
+
+This contains accidents: endless loops, memory that grows without bound, files, processes, output.
+It is no sandbox against malice. The program runs as the same user, reads what that user reads and
+has the network; code of a model that is not trusted belongs into a container or virtual machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bench.quality.child import PASSED, RAISED, WRONG
+
+Outcome = Literal["passed", "wrong", "raised", "timeout", "killed"]
+_OUTCOMES: dict[int, Outcome] = {PASSED: "passed", WRONG: "wrong", RAISED: "raised"}
+_CHILD = Path(__file__).with_name("child.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use. Its processes are limited to itself."""
+
+    cpu_seconds: int = 5
+    wall_seconds: float = 30.0  # far more than the CPU seconds: the machine may be busy
+    address_space: int = 1 << 30  # bytes
+    file_size: int = 1 << 20  # bytes of any one file
+
+
+def run_program(source: str, limits: Limits = Limits()) -> Outcome:
+    """Run `source` and return what came of it; never raises for what the program does.
+
+    `wrong` is a failed assertion and `raised` any other exception, an exit included. `killed` is
+    the kernel's signal at a limit, of CPU time for one, or an exit past Python.
+    """
+    with tempfile.TemporaryDirectory(prefix="aerie-quality-") as folder:
+        line = [sys.executable, "-I", str(_CHILD), str(limits.cpu_seconds)]
+        process = subprocess.Popen(
+            [*line, str(limits.address_space), str(limits.file_size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PATH": os.defpath},
+            close_fds=True,
+            process_group=0,
+        )
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                # Surrogates are a program too; the child fails on them, and not this process.
+                stdin.write(source.encode("utf-8", "surrogatepass"))
+            ended = _ends_within(process.pid, limits.wall_seconds)
+        finally:
+            # Before the leader is reaped, so that its group's number cannot be another's.
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    return _OUTCOMES.get(code, "killed") if ended else "timeout"
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Wait for a child to end without reaping it."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+    finally:
+        os.close(descriptor)

@@ -20,11 +20,16 @@ ROOTS = ("app", "bench", "drafters")
 GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
+TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
 DOOR = {"app.admission", "app.engine"}
 MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"drafters.markdown"}
 SINGLE_PARTS = (
-    GROUND | ENGINE | POLICY | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
+    GROUND
+    | ENGINE
+    | POLICY
+    | TARGET_FOLDERS
+    | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
 )
 MAP: dict[str, set[str]] = {
     "app": set(),
@@ -34,7 +39,7 @@ MAP: dict[str, set[str]] = {
     "app.metrics": {"app", "app.errors"} | POLICY,
     "app.log": {"app"},
     "app.settings": {"app", "app.errors"} | POLICY,
-    "app.engine": GROUND | POLICY,
+    "app.engine": GROUND | POLICY | TARGET_FOLDERS,
     "app.admission": GROUND | POLICY,
     "app.api": GROUND | DOOR | {"app.log", "app.scrape"} | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
@@ -44,7 +49,7 @@ MAP: dict[str, set[str]] = {
     | {"app.connection", "app.log", "app.main", "drafters.streams"}
     | POLICY,
     "app.presets": GROUND,
-    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY,
+    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS,
     "app.sagemaker": {"app.errors"},
     "app.cli": GROUND
     | ENGINE
@@ -54,7 +59,7 @@ MAP: dict[str, set[str]] = {
     "bench.provenance": set(),
     "bench.load": set(),
     "bench.workloads": {"bench.load", "drafters.train"},
-    "bench.systems": {"bench.load", "bench.provenance"} | GROUND | ENGINE | POLICY,
+    "bench.systems": {"bench.load", "bench.provenance"} | GROUND | ENGINE | POLICY | TARGET_FOLDERS,
     "bench.options": {"bench.workloads"} | GROUND,
     "bench.sweep": MEASURING | {"bench"} | GROUND,
     "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,
@@ -86,12 +91,15 @@ MAP: dict[str, set[str]] = {
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config", "drafters.markdown"},
+    "drafters.gguf_conversion": set(),
     "drafters.markdown": set(),
     "drafters.ops": set(),
+    "drafters.packaged": set(),
     "drafters.streams": set(),
     "drafters.model": {"drafters.ops"},
     "drafters.train": {
         *("drafters.config", "drafters.markdown", "drafters.model", "drafters.ops"),
+        "drafters.packaged",
     },
     "drafters.vllm": {
         *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
@@ -123,6 +131,7 @@ GUARDED = {
         "bench.device",
         "bench.kernels",
         "bench.training_memory",
+        "drafters.gguf_conversion",
         "drafters.model",
         "drafters.ops",
         "drafters.train",
@@ -131,7 +140,7 @@ GUARDED = {
 }
 
 # Rooms that run anywhere: nothing outside the standard library.
-STANDARD_LIBRARY_ONLY = {"drafters.config", "drafters.control"}
+STANDARD_LIBRARY_ONLY = {"drafters.config", "drafters.control", "drafters.packaged"}
 
 
 def room_of(module: str) -> str:
@@ -235,6 +244,8 @@ def test_the_map_has_no_cycle() -> None:
         ("drafters/control/policy.py", "import numpy"),
         ("drafters/control/policy.py", "from drafters.ops import reference"),
         ("drafters/config.py", "from pydantic import BaseModel"),
+        ("drafters/packaged.py", "def late():\n    import gguf"),
+        ("drafters/packaged.py", "from drafters.gguf_conversion import convert"),
         ("drafters/model/head.py", "from drafters.train import loss"),
         ("drafters/train/evaluate.py", "if TYPE_CHECKING:\n    from vllm import LLM"),
         ("drafters/train/evaluate.py", "from drafters.vllm import compat"),

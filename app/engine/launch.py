@@ -13,6 +13,7 @@ from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options, wants_v2
 from app.errors import StartupError
 from app.settings import Settings
+from drafters.packaged import resolve
 
 if TYPE_CHECKING:
     from app.engine.llm import GatewayLLM
@@ -47,6 +48,7 @@ def launch(
             logger.warning("no C++ compiler with Python.h: not compiled, slower")
     try:
         options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        options["model"] = resolve(options["model"])  # the first start converts a packaged one
         arguments = AsyncEngineArgs(**options)
         config = arguments.create_engine_config()
     except TypeError as error:

@@ -16,6 +16,7 @@ from app.settings import load
 from bench.provenance import gpus, versions
 from bench.systems.method import GATEWAY, Method
 from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, write
+from drafters.packaged import resolve
 
 # What only our plugin understands, and what it needs of vLLM.
 _OURS = ("additional_config", "scheduler_cls", "worker_extension_cls", "async_scheduling")
@@ -105,6 +106,7 @@ def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
         raise ValueError(f"{method.name}: on a CPU vLLM's own server accepts no drafts by dice")
     # On a CPU its model has a process of its own, as it comes.
     options = engine_options(settings, replace(cpu_machine(), threads=None) if on_cpu else None)
+    options["model"] = resolve(options["model"])  # vLLM knows no packaged models
     for name in _OURS:
         options.pop(name, None)
     if method.kind == "vllm":
@@ -127,6 +129,7 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
         settings = load(shared.settings(_most(method, shared)), os.environ)
         machine = cpu_machine() if _on_cpu() else None
         options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        options["model"] = resolve(options["model"])
         environment = dict(os.environ)
     else:
         options, environment = _stock_options(method, shared), _stock_environment()

@@ -15,6 +15,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import cached_file
 
+from drafters.packaged import resolve
+
 _PROBE_TOKENS = 8
 _PROBE_ERROR = 0.02  # of the logits' norm; bf16 rounding gives 0.004, a lost scale over 0.1
 
@@ -103,7 +105,7 @@ class FrozenTarget:
             _first(config, ["logit_scale", "lm_head_multiplier"], 1.0)
             / _first(config, ["logits_scaling"], 1.0)
         )
-        self.end_tokens = _end_tokens(model.generation_config, tokenizer)
+        self.end_tokens = end_tokens(model.generation_config, tokenizer)
         # The checkpoint's top_k, penalties and the like are no part of the target.
         model.generation_config = GenerationConfig()
         self._decoder: nn.Module = model.get_decoder()
@@ -118,15 +120,12 @@ class FrozenTarget:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Load a folder or a hub id, in the checkpoint's dtype unless told another."""
-        name = str(name_or_path)
+        """Load a folder, a hub id or a packaged model, in its own dtype unless told another."""
+        name = resolve(str(name_or_path))
         stored = AutoConfig.from_pretrained(name).dtype
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(name)
-        folder = Path(name)
-        if not folder.is_dir():
-            folder = Path(cached_file(name, "config.json", local_files_only=True)).parent
-        return cls(model.to(device), tokenizer, folder, stored)
+        return cls(model.to(device), tokenizer, checkpoint_folder(name), stored)
 
     @property
     def device(self) -> torch.device:
@@ -139,13 +138,7 @@ class FrozenTarget:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over config.json and the weights; a minute for every hundred gigabytes."""
-        files = sorted(self._folder.glob("*.safetensors")) or sorted(self._folder.glob("*.bin"))
-        if not files:
-            raise FileNotFoundError(f"{self._folder} holds no weights")
-        digest = hashlib.sha256()
-        for file in [self._folder / "config.json", *files]:
-            digest.update(f"{file.name} {_sha256(file)}\n".encode())
-        return digest.hexdigest()
+        return checkpoint_fingerprint(self._folder)
 
     @torch.no_grad()
     def states(self, tokens: torch.Tensor, taps: Sequence[int]) -> States:
@@ -196,13 +189,33 @@ class FrozenTarget:
             )
 
 
+def checkpoint_folder(name: str) -> Path:
+    """The folder of a checkpoint's files; a hub id's must have been downloaded."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    return Path(cached_file(name, "config.json", local_files_only=True)).parent
+
+
+def checkpoint_fingerprint(folder: Path) -> str:
+    """sha256 over config.json and the weights of a checkpoint."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no weights")
+    digest = hashlib.sha256()
+    for file in [folder / "config.json", *files]:
+        digest.update(f"{file.name} {_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
 def _first(config: Any, names: Sequence[str], default: Any) -> Any:
     """The first of these fields that the config has and sets."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value is not None), default)
 
 
-def _end_tokens(generation: Any, tokenizer: Any) -> list[int]:
+def end_tokens(generation: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a text, from a generation config or else the tokenizer."""
     end = generation.eos_token_id if generation is not None else None
     if end is None:
         end = tokenizer.eos_token_id

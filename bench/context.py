@@ -37,7 +37,8 @@ def measure(limit: int, temperature: float) -> None:
     from drafters.train.workloads import held_out_prompts
 
     given = {"k": K, "max_num_seqs": REQUESTS, "draft_context": limit}
-    options = {**engine_options(load({**given, "enable_prefix_caching": False}, {}))}
+    given["enable_prefix_caching"] = False
+    options = engine_options(load(given, {}, preset="embedded"))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints
     engine = LLM(**{**options, "served_model_name": None}).llm_engine

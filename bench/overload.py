@@ -202,7 +202,7 @@ def gateway(arguments: argparse.Namespace) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
-    command += ["--max-num-seqs", str(arguments.batch), *arguments.serve]
+    command += ["--preset", "embedded", "--max-num-seqs", str(arguments.batch), *arguments.serve]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -53,7 +53,7 @@ def measure(k: int) -> None:
     from app.engine.options import engine_options
     from app.settings import load
 
-    settings = load({"k": k}, {})
+    settings = load({"k": k}, {}, preset="embedded")
     began = time.perf_counter()
     engine = LLM(**{**engine_options(settings), "served_model_name": None})
     figures: dict[str, float] = {"start_s": time.perf_counter() - began}

@@ -51,7 +51,8 @@ def serve(kind: str, k: int) -> None:
 
     # Prompts come again: a prefix cache would measure how much of each an engine keeps.
     given = {"max_num_seqs": 32, "enable_prefix_caching": False}
-    settings = load({"k": k if kind in ("stock", "ours") else 0, **given}, {})
+    given["k"] = k if kind in ("stock", "ours") else 0
+    settings = load(given, {}, preset="embedded")
     options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
     if kind == "stock":
         for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):

@@ -131,7 +131,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     from drafters.vllm.scheduler import DraftingScheduler
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
-    llm = LLM(**{**engine_options(load(given, {})), "served_model_name": None})
+    llm = LLM(**{**engine_options(load(given, {}, preset="embedded")), "served_model_name": None})
     core, runner = engine_core(llm), model_runner(llm)
     parts = Parts()
     parts.time(type(llm.llm_engine), "step", "engine loop, process boundary")

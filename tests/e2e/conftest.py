@@ -70,7 +70,7 @@ def _serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The gateway as it comes: embedded model, drafter on."""
+    """The embedded model, drafter on, all else as it comes."""
     yield from _serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", [])
 
 

@@ -63,9 +63,10 @@ class Gateway:
         cls, log: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
     ) -> Gateway:
         port = free_port()
+        listen = ["--host", "127.0.0.1", "--port", str(port)]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command(), "--host", "127.0.0.1", "--port", str(port), *args],
+                [*command(), *listen, "--preset", "embedded", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

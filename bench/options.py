@@ -36,8 +36,8 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
     parser.add_argument("--seed", type=int, default=SEED, help=f"of prompts and order [{SEED}]")
 
 
-def add_engines(parser: argparse.ArgumentParser) -> None:
-    """What is started."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """How engines are started."""
     parser.add_argument(
         "--set",
         action="append",
@@ -45,6 +45,11 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the engines, as of `aerie serve`; again for more",
     )
+
+
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """What is started."""
+    add_settings(parser)
     parser.add_argument(
         "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the embedded model's]"
     )

@@ -39,7 +39,7 @@ MAP: dict[str, set[str]] = {
     "app.metrics": {"app", "app.errors"} | POLICY,
     "app.log": {"app"},
     "app.settings": {"app", "app.errors"} | POLICY,
-    "app.engine": GROUND | POLICY | TARGET_FOLDERS,
+    "app.engine": GROUND | POLICY | TARGET_FOLDERS | {"drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
     "app.api": GROUND | DOOR | {"app.log", "app.scrape"} | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
@@ -66,12 +66,14 @@ MAP: dict[str, set[str]] = {
     "bench.speedup": MEASURING | {"bench", "bench.sweep"} | GROUND,
     "bench.interop": MEASURING | {"bench.sweep"},
     "bench.run": MEASURING | {"bench.sweep"},
+    "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train"} | GROUND,
     "bench.ceiling": {"bench.load", "bench.systems"},
     "bench.command": {
         "bench.ceiling",
         "bench.device",
         "bench.interop",
         "bench.kernels",
+        "bench.quality",
         "bench.run",
         "bench.speedup",
         "bench.step",
@@ -103,8 +105,9 @@ MAP: dict[str, set[str]] = {
     },
     "drafters.vllm": {
         *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
-        "drafters.streams",
+        *("drafters.streams", "drafters.vllm.cpu_matmul"),
     },
+    "drafters.vllm.cpu_matmul": set(),
 }
 
 # Commands that need no gateway: the only way from app/ into training and simulation, and only
@@ -124,7 +127,7 @@ GUARDED = {
     "vllm": {
         *("app.engine", "bench.context", "bench.kernels", "bench.preload", "bench.proposer"),
         *("bench.device", "bench.step"),
-        "drafters.vllm",
+        *("drafters.vllm", "drafters.vllm.cpu_matmul"),
     },
     "torch": {
         "app.engine",
@@ -135,7 +138,7 @@ GUARDED = {
         "drafters.model",
         "drafters.ops",
         "drafters.train",
-        "drafters.vllm",
+        *("drafters.vllm", "drafters.vllm.cpu_matmul"),
     },
 }
 

@@ -36,7 +36,9 @@ def completed(problem: Problem, answer: str) -> str:
 
 def _defines(code: str, name: str) -> bool:
     """Whether `code` defines a function of this name at its top level; it need not parse."""
-    return re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}[ \t]*\(", code, re.M) is not None
+    return (
+        re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}[ \t]*\(", code, re.M) is not None
+    )
 
 
 def _indented(body: str) -> str:

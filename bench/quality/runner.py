@@ -30,7 +30,7 @@ class Limits:
     """What one program may use. Its processes are limited to itself."""
 
     cpu_seconds: int = 5
-    wall_seconds: float = 30.0  # far more than the CPU seconds: the machine may be busy
+    wall_seconds: float = 60.0  # far more than the CPU seconds: the machine may be busy
     address_space: int = 1 << 30  # bytes
     file_size: int = 1 << 20  # bytes of any one file
 

@@ -48,7 +48,13 @@ def test_right_answers_pass_in_every_form(answer: str) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["", "I cannot do that.", "```python\n```", f"```python\n{OTHER}```", WHOLE.replace("math", "")],
+    [
+        "",
+        "I cannot do that.",
+        "```python\n```",
+        f"```python\n{OTHER}```",
+        WHOLE.replace("math", ""),
+    ],
 )
 def test_answers_without_the_function_do_not_pass(answer: str) -> None:
     assert run_program(program(PROBLEM, answer)) in ("wrong", "raised")

@@ -12,7 +12,7 @@ from bench.quality.extraction import program
 from bench.quality.runner import Limits, Outcome, run_program
 from drafters.train.humaneval import Problem
 
-SHORT = Limits(cpu_seconds=1, wall_seconds=20.0, address_space=256 << 20, file_size=4096)
+SHORT = Limits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_size=4096)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_comes_of_a_program(source: str, outcome: Outcome) -> None:
 def test_a_program_that_sleeps_is_ended_by_the_clock() -> None:
     began = time.monotonic()
     assert run_program("import time\ntime.sleep(60)", Limits(wall_seconds=1.0)) == "timeout"
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < 50.0
 
 
 def test_a_fork_bomb_starts_nothing(tmp_path: Path) -> None:

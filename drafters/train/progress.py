@@ -20,11 +20,13 @@ class Progress:
         *,
         minutes: float | None = None,
         tokens: int | None = None,
+        unit: str = "tokens",  # what is counted, where it is not tokens
         every: float = 20.0,  # seconds between lines; a terminal's one line is fresher
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if (minutes is None) == (tokens is None):
             raise ValueError("give a budget of either minutes or tokens")
+        self._unit = unit
         self._terminal = sys.stdout.isatty()
         self._every = min(every, 1.0) if self._terminal else every
         self._minutes, self._budget, self._clock = minutes, tokens, clock
@@ -63,11 +65,12 @@ class Progress:
             return
         rate = (self.tokens - self._printed_tokens) / max(now - self._printed, 1e-9)
         left = self.seconds * (1.0 - fraction) / max(fraction, 1e-9)
+        speed = f"{rate:.0f} {'tok' if self._unit == 'tokens' else self._unit}/s"
         shown = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
         filled = round(_BAR * fraction)
         line = (
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {100 * fraction:.1f}% step {self.steps} "
-            f"tokens {self.tokens} {rate:.0f} tok/s {shown} eta {left / 60:.1f} min"
+            f"{self._unit} {self.tokens} {speed} {shown} eta {left / 60:.1f} min"
         )
         if self._terminal:
             print(f"\r{line}\x1b[K", end="\n" if fraction >= 1.0 else "", flush=True)

@@ -36,13 +36,16 @@ def respond(
     steps: int,
     temperature: float,
     seed: int,
+    top_p: float = 1.0,
+    stop_tokens: Sequence[int] = (),
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[int, Text]]:
     """Up to `steps` tokens after each prompt: (index of the prompt, text), longest first.
 
-    A text ends with its first end token, if it came to one. Temperature 0 is greedy; otherwise
-    tokens are drawn from the whole distribution. `progress` is told of new tokens.
+    A text ends with its first end token, if it came to one; `stop_tokens` are end tokens besides
+    the target's. Temperature 0 is greedy; otherwise tokens are drawn from the whole distribution,
+    or from its likeliest part that sums to `top_p`. `progress` is told of new tokens.
     """
     lengths = _check(prompts, steps)
     limit = target.shape.max_position_embeddings
@@ -55,8 +58,11 @@ def respond(
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
     padded = [lengths[index] + steps for index in order]
     for number, batch in enumerate(groups_within(order, padded, batch_tokens)):
-        rows = _generate(target, [prompts[index] for index in batch], steps, temperature,
-                         seed + number)  # fmt: skip
+        rows = _generate(
+            target, [prompts[index] for index in batch], steps=steps, temperature=temperature,
+            top_p=top_p, ends=list(dict.fromkeys([*target.end_tokens, *stop_tokens])),
+            seed=seed + number,
+        )  # fmt: skip
         if progress is not None:
             progress(sum(map(len, rows)))
         for index, row in zip(batch, rows, strict=True):
@@ -71,6 +77,8 @@ def respond_by_server(
     steps: int,
     temperature: float,
     seed: int,
+    top_p: float = 1.0,
+    stop_tokens: Sequence[int] = (),
     concurrency: int = CONCURRENCY,
     progress: Callable[[int], None] | None = None,
     key: str | None = None,
@@ -82,12 +90,13 @@ def respond_by_server(
     `key` is its API key. Requests run while the caller waits for the next text.
     """
     _check(prompts, steps)
+    common = _common(model, steps, temperature, top_p, stop_tokens)
     with asyncio.Runner() as runner:
         arriving = _arriving(
             url.rstrip("/").removesuffix("/v1") + "/v1/completions",
             {} if key is None else {"Authorization": f"Bearer {key}"},
             [
-                _body(model, prompt, steps, temperature, seed + index)
+                {**common, "prompt": list(prompt), "seed": seed + index}
                 for index, prompt in enumerate(prompts)
             ],
             concurrency,
@@ -127,8 +136,11 @@ def _text(prompt: Sequence[int], response: Sequence[int]) -> Text:
 def _generate(
     target: FrozenTarget,
     prompts: Sequence[Sequence[int]],
+    *,
     steps: int,
     temperature: float,
+    top_p: float,
+    ends: list[int],
     seed: int,
 ) -> list[list[int]]:
     """The responses to one batch, each up to and with its first end token."""
@@ -138,13 +150,12 @@ def _generate(
     for row, prompt in enumerate(prompts):
         tokens[row, width - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, width - len(prompt) :] = 1
-    ends = target.end_tokens
     config = GenerationConfig(
         max_new_tokens=steps,
         do_sample=temperature > 0.0,
         temperature=temperature or 1.0,
         top_k=0 if temperature > 0.0 else None,  # unset would mean the library's 50
-        top_p=1.0,
+        top_p=top_p,
         repetition_penalty=1.0,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
@@ -163,21 +174,21 @@ def _until_end(row: list[int], ends: Sequence[int]) -> list[int]:
     return row[: first + 1]
 
 
-def _body(
-    model: str | None, prompt: Sequence[int], steps: int, temperature: float, seed: int
+def _common(
+    model: str | None, steps: int, temperature: float, top_p: float, stop_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """One request. What it leaves out, a server takes from the checkpoint's own defaults."""
-    body = {
-        "prompt": list(prompt),
+    """What all requests share. A server takes what it leaves out from the checkpoint's defaults."""
+    body: dict[str, Any] = {
         "max_tokens": steps,
         "temperature": temperature,
         "top_k": 0,
-        "top_p": 1.0,
+        "top_p": top_p,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
-        "seed": seed,
         "return_token_ids": True,
     }
+    if stop_tokens:
+        body["stop_token_ids"] = list(stop_tokens)
     return body if model is None else {"model": model, **body}
 
 

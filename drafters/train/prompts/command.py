@@ -1,52 +1,154 @@
 """Let a target write user turns itself: prompts to train a draft head on, without any data set.
 
-The turns are filtered: incomplete, over-long, unprintable and looping ones are dropped, so are
-duplicates, and what shares ten words in a row with HumanEval, which heads are judged on.
+The target continues its chat template's open user turn, some of them behind fixed first words.
+The turns are then filtered: incomplete, unprintable and looping ones are dropped, so are
+duplicates, and what shares ten words in a row with HumanEval, on which heads are judged. A run
+that was killed goes on where it stopped when the same command is given again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import hashlib
+import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from drafters.train.examples import Example, MalformedLine, read_examples
+from drafters.packaged import resolve
+from drafters.train.examples import MalformedLine, read_examples
+from drafters.train.progress import Progress
 from drafters.train.prompts.contamination import Contamination, humaneval
 from drafters.train.prompts.filters import special_token_names
+from drafters.train.prompts.open_turn import OpenTurn, open_turn
+from drafters.train.prompts.openings import DEFAULT_MIX, MIXES, Opening, read_openings
+from drafters.train.prompts.output import user_text, write_prompts
 from drafters.train.prompts.sample import Sample, read_samples
-from drafters.train.prompts.selection import Limits, Prompt, Selection, select
+from drafters.train.prompts.sample_log import PART, SampleLog
+from drafters.train.prompts.sampler import Generate, TurnSampler
+from drafters.train.prompts.selection import Limits, Selection, select
+from drafters.train.respond import ServerError, respond, respond_by_server
+from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.target import (
+    FrozenTarget,
+    checkpoint_fingerprint,
+    checkpoint_folder,
+    end_tokens,
+)
+
+# Options that decide what a sample is: a run with others does not go on with its file.
+_SAMPLING = ("system", "max_tokens", "temperature", "top_p", "seed")
+MAX_TOKENS = 256  # sampled for a turn; most are far shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         _run(args)
-    except (MalformedLine, ValueError, OSError) as error:
+    except (MalformedLine, ServerError, ValueError, OSError) as error:
         print(f"aerie prompts: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _run(args: argparse.Namespace) -> None:
+    prepare_cpu(args.threads)
+    args.target = resolve(args.target)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    samples = read_samples(args.samples)
+    samples = read_samples(args.samples) if args.samples else _sample(tokenizer, args)
     selection = _select(samples, tokenizer, args)
     print(_report(len(samples), selection))
-    if not selection.kept:
-        raise ValueError("no prompt is left")
-    _write(args.out, selection.kept)
-    print(f"wrote {args.out}: {len(selection.kept)} prompts")
+    kept = selection.kept
+    if len(kept) <= args.held_out:
+        raise ValueError(f"{len(kept)} prompts are left; of these --held-out takes {args.held_out}")
+    # No two kept prompts are near duplicates, so no two of the files are either.
+    held_out = set(random.Random(args.seed).sample(range(len(kept)), args.held_out))
+    files = {args.out: [prompt for place, prompt in enumerate(kept) if place not in held_out]}
+    if held_out:
+        file = args.out.with_suffix(f".held-out{args.out.suffix}")
+        files[file] = [prompt for place, prompt in enumerate(kept) if place in held_out]
+    for file, prompts in files.items():
+        write_prompts(file, prompts)
+        print(f"wrote {file}: {len(prompts)} prompts")
+
+
+def _sample(tokenizer: Any, args: argparse.Namespace) -> list[Sample]:
+    """All samples of the run, as far as an earlier run of the same options took them."""
+    openings = _openings(tokenizer, args)
+    generate, fingerprint, ends = _generator(tokenizer, args)
+    template = repr(tokenizer.chat_template).encode()
+    log = SampleLog(
+        args.out.with_suffix(".samples.jsonl"),
+        {
+            "target_sha256": fingerprint,
+            "chat_template_sha256": hashlib.sha256(template).hexdigest(),
+            "openings": [asdict(opening) for opening, _ in openings],
+            **{name: getattr(args, name) for name in _SAMPLING},
+        },
+    )
+    sampler = TurnSampler(
+        tokenizer, generate, openings,
+        count=args.count, max_tokens=args.max_tokens, end_tokens=ends, seed=args.seed,
+    )  # fmt: skip
+    done = log.resume(args.count)
+    print(f"samples: {done} of {args.count} are there", flush=True)
+    progress = Progress(tokens=max(args.count - done, 1), unit="samples")
+
+    def count_response(tokens: int) -> None:
+        progress.advance(1)
+
+    for start in range(done, args.count, PART):
+        stop = min(start + PART, args.count)
+        # A server's responses come one by one, those of a batch here all at once.
+        log.append(sampler.sample(start, stop, count_response if args.server else None))
+        if (uncounted := stop - done - progress.tokens) > 0:
+            progress.advance(uncounted)
+    return log.read(args.count)
+
+
+def _openings(tokenizer: Any, args: argparse.Namespace) -> list[tuple[Opening, OpenTurn]]:
+    plain = open_turn(tokenizer, args.system)
+    openings: list[tuple[Opening, OpenTurn]] = []
+    for opening in read_openings(args.openings) if args.openings else MIXES[args.mix]:
+        if opening.system is None:
+            openings.append((opening, plain))
+            continue
+        try:
+            openings.append((opening, open_turn(tokenizer, opening.system)))
+        except ValueError as error:
+            if args.openings:
+                raise
+            print(f"an opening of --mix {args.mix} is left out: {error}")
+    return openings
+
+
+def _generator(tokenizer: Any, args: argparse.Namespace) -> tuple[Generate, str, list[int]]:
+    """What samples, the fingerprint of the target, and the target's end tokens."""
+    options = {"steps": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p}
+    if args.server:
+        folder = checkpoint_folder(args.target)
+        try:
+            generation = GenerationConfig.from_pretrained(folder)
+        except OSError:  # an older checkpoint: its config says it
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+        generate = partial(respond_by_server, args.server, None, **options)
+        return generate, checkpoint_fingerprint(folder), end_tokens(generation, tokenizer)
+    dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
+    print(f"target: loading {args.target}", flush=True)
+    target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    return partial(respond, target, **options), target.fingerprint, target.end_tokens
 
 
 def _select(samples: Sequence[Sample], tokenizer: Any, args: argparse.Namespace) -> Selection:
-    avoid = [_text(example) for example in read_examples(args.avoid)] if args.avoid else []
+    avoid = [user_text(example) for example in read_examples(args.avoid)] if args.avoid else []
     contamination = [] if args.allow_humaneval else [("HumanEval", humaneval())]
     if avoid:
         contamination.append(("--avoid", Contamination(avoid)))
@@ -57,18 +159,12 @@ def _select(samples: Sequence[Sample], tokenizer: Any, args: argparse.Namespace)
 
     return select(
         samples,
-        limits=Limits(args.min_tokens, args.max_turn_tokens, args.repeated, args.similarity),
+        limits=Limits(args.min_length, args.max_length, args.repeated, args.similarity),
         count_tokens=count_tokens,
         special_tokens=special_token_names(tokenizer),
         contamination=contamination,
         avoid=avoid,
     )
-
-
-def _text(example: Example) -> str:
-    if example.messages is None:
-        return example.prompt or ""
-    return "\n".join(item["content"] for item in example.messages if item["role"] == "user")
 
 
 def _report(sampled: int, selection: Selection) -> str:
@@ -79,51 +175,96 @@ def _report(sampled: int, selection: Selection) -> str:
     return "\n".join([*lines, f"kept    {len(selection.kept):7d}  {shares}"])
 
 
-def _write(file: Path, prompts: Iterable[Prompt]) -> None:
-    """Write all at once: a reader sees the old file or the whole new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".tmp")
-    with unfinished.open("w", encoding="utf-8") as stream:
-        for prompt in prompts:
-            messages = [{"role": "user", "content": prompt.text}]
-            line = {"messages": messages, "kind": prompt.kind}
-            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-    os.replace(unfinished, file)
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
+    return text
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
-    limits = Limits()
     parser = argparse.ArgumentParser(
         prog="aerie prompts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--target", required=True, help="folder or hub id of a chat model")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines for aerie train")
     parser.add_argument(
-        "--samples", type=Path, nargs="+", metavar="FILE", required=True,
-        help="only filter raw samples that are there, and sample none",
+        "--target", required=True, help="folder, hub id or packaged name of a chat model"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines for aerie train")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--count", type=_positive, metavar="N",
+        help="turns to sample; the filters drop some of them",
     )  # fmt: skip
-    filters = parser.add_argument_group("filters")
-    filters.add_argument("--min-tokens", type=int, default=limits.min_tokens)
-    filters.add_argument("--max-turn-tokens", type=int, default=limits.max_tokens)
-    filters.add_argument(
+    source.add_argument(
+        "--samples", type=Path, nargs="+", metavar="FILE",
+        help="filter raw samples of earlier runs, and sample none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--held-out", type=int, default=0, metavar="N",
+        help="set N of the prompts aside, in a file beside OUT that ends in .held-out.jsonl",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"),
+        help="[the checkpoint's; on a CPU float32 where that is faster]",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, help="CPU threads [all]")
+    _add_sampling(parser.add_argument_group("sampling"))
+    _add_filters(parser.add_argument_group("filters"))
+    return parser
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    openings = group.add_mutually_exclusive_group()
+    openings.add_argument(
+        "--mix", choices=tuple(MIXES), default=DEFAULT_MIX, help=f"of openings [{DEFAULT_MIX}]"
+    )
+    openings.add_argument(
+        "--openings", type=Path, metavar="FILE",
+        help="a mix of your own: JSON lines, or TOML, with text, system, share and kind",
+    )  # fmt: skip
+    group.add_argument(
+        "--system", metavar="TEXT",
+        help="system prompt in front of turns whose opening has none [the chat template's]",
+    )  # fmt: skip
+    group.add_argument("--max-tokens", type=_positive, default=MAX_TOKENS, help="for a turn")
+    group.add_argument("--temperature", type=float, default=1.0)
+    group.add_argument("--top-p", type=float, default=0.95)
+    group.add_argument(
+        "--server", metavar="URL", type=_url,
+        help="let an OpenAI-compatible vLLM server of the same target sample",
+    )  # fmt: skip
+
+
+def _add_filters(group: argparse._ArgumentGroup) -> None:
+    limits = Limits()
+    group.add_argument("--min-length", type=int, default=limits.min_tokens, help="tokens")
+    group.add_argument("--max-length", type=int, default=limits.max_tokens, help="tokens")
+    group.add_argument(
         "--repeated", type=float, default=limits.repeated, metavar="SHARE",
         help="most of a turn's words that may lie in runs of four that came before in it",
     )  # fmt: skip
-    filters.add_argument(
+    group.add_argument(
         "--similarity", type=float, default=limits.similarity,
         help="Jaccard similarity of word shingles from which two turns are near duplicates",
     )  # fmt: skip
-    filters.add_argument(
+    group.add_argument(
         "--avoid", type=Path, nargs="+", metavar="FILE",
         help="JSON lines of prompts that no turn may quote or resemble",
     )  # fmt: skip
-    filters.add_argument(
+    group.add_argument(
         "--allow-humaneval", action="store_true", help="keep turns that quote HumanEval"
     )
-    return parser
 
 
 if __name__ == "__main__":

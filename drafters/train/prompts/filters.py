@@ -23,7 +23,7 @@ def complete_turn(sample: Sample) -> str | None:
     Code to complete may be cut: it keeps its whole lines, as long as the limit fell inside the
     code that the opening began. A fence that the opening began is closed.
     """
-    text = sample.text.strip("\n").rstrip()
+    text = sample.text.strip()
     fenced = sample.opening.count(_FENCE) % 2 == 1
     open_fence = text.count(_FENCE) % 2 == 1
     if sample.finish == "length":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train.target import FrozenTarget
+from tests.drafters.train.stub_server import Answer, StubServer
 from tests.drafters.train.tiny import VOCABULARY, write_target
 
 NewHead = Callable[..., DraftHead]
+Serve = Callable[[Answer], StubServer]
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +49,18 @@ def new_head(target: FrozenTarget) -> NewHead:
         return head
 
     return make
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts servers that answer as they are told, and stops them."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers: list[StubServer] = []
+
+    def start(answer: Answer) -> StubServer:
+        servers.append(StubServer(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

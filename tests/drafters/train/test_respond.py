@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,8 @@ from transformers import GenerationConfig
 from drafters.train.respond import ServerError, respond, respond_by_server
 from drafters.train.target import FrozenTarget
 from drafters.train.texts import Text
+from tests.drafters.train.conftest import Serve
+from tests.drafters.train.stub_server import StubServer
 from tests.drafters.train.tiny import END, load_target, write_target
 
 PROMPTS = [[5, 9, 2, 7], [1, 1, 8, 20, 4, 6, 13], [17, 3], [99]]
@@ -96,6 +95,29 @@ def test_samples_have_the_targets_distribution(tmp_path: Path) -> None:
     assert (observed - chances).abs().sum() < 1.6 * (chances / count).sqrt().sum()
 
 
+def test_stop_tokens_end_a_text_besides_the_targets_own(tmp_path: Path) -> None:
+    target = load_target(tmp_path)
+    stop = _greedy(target, PROMPTS[0], 3)[-1]
+    texts = respond(
+        target, PROMPTS[:1], steps=10, temperature=0.0, seed=0, stop_tokens=[stop]
+    )  # fmt: skip
+    ((_, text),) = texts
+    assert text.tokens.tolist() == _greedy(target, PROMPTS[0], 3)
+
+
+def test_top_p_leaves_out_the_unlikely(tmp_path: Path) -> None:
+    target = load_target(tmp_path)
+    chances = target.logits(target.states(torch.tensor([[5, 9]]), []).final[0, -1]).softmax(-1)
+    order = chances.argsort(descending=True)
+    before = chances[order].cumsum(0) - chances[order]
+    nucleus = {int(token) for token, mass in zip(order, before, strict=True) if mass < 0.5}
+    texts = respond(
+        target, [[5, 9]] * 500, steps=1, temperature=1.0, seed=1, top_p=0.5
+    )  # fmt: skip
+    assert {int(text.tokens[2]) for _, text in texts} <= nucleus
+    assert 1 < len(nucleus) < 250
+
+
 def test_a_seed_repeats_and_the_callers_random_state_stays(tmp_path: Path) -> None:
     target = load_target(tmp_path)
 
@@ -127,68 +149,11 @@ def test_what_cannot_be_answered_is_refused(
         list(respond(load_target(tmp_path), prompts, steps=steps, temperature=0.0, seed=0))
 
 
-# The server: `answer(body, attempt)` decides status, headers and document.
-Answer = Callable[[dict, int], tuple[int, dict[str, str], object]]
-
-
-class Server:
-    def __init__(self, answer: Answer) -> None:
-        self.bodies: list[dict] = []
-        self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
-        self.most = self._running = 0
-        lock, server = threading.Lock(), self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    attempt = sum(old["prompt"] == body["prompt"] for old in server.bodies)
-                    server.bodies.append(body)
-                    server.headers.append({**self.headers, "path": self.path})
-                    server.times.append(time.monotonic())
-                    server._running += 1
-                    server.most = max(server.most, server._running)
-                status, headers, document = answer(body, attempt)
-                data = json.dumps(document).encode()
-                with lock:
-                    server._running -= 1
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(data))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
-
-    def texts(self, prompts: list[list[int]] = PROMPTS, **options: object) -> dict[int, Text]:
-        settings = {"steps": 5, "temperature": 0.0, "seed": 3, **options}
-        return dict(respond_by_server(self.url, None, prompts, **settings))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server]]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    servers: list[Server] = []
-
-    def start(answer: Answer) -> Server:
-        servers.append(Server(answer))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
-        server.thread.join()
+def _texts(
+    server: StubServer, prompts: list[list[int]] = PROMPTS, **options: object
+) -> dict[int, Text]:
+    settings = {"steps": 5, "temperature": 0.0, "seed": 3, **options}
+    return dict(respond_by_server(server.url, None, prompts, **settings))  # type: ignore[arg-type]
 
 
 def _completion(body: dict) -> dict:
@@ -196,7 +161,7 @@ def _completion(body: dict) -> dict:
 
 
 def test_the_server_gets_token_ids_and_every_default_spelt_out(
-    serve: Callable[[Answer], Server],
+    serve: Serve,
 ) -> None:
     server, told = serve(lambda body, attempt: (200, {}, _completion(body))), []
     texts = dict(
@@ -220,7 +185,7 @@ def test_the_server_gets_token_ids_and_every_default_spelt_out(
 
 
 def test_a_busy_server_is_asked_again_after_the_time_it_names(
-    serve: Callable[[Answer], Server],
+    serve: Serve,
 ) -> None:
     past = formatdate(time.time() - 10, usegmt=True)
     waits = [(429, {"Retry-After": "0.4"}, {}), (503, {"Retry-After": past}, {})]
@@ -229,24 +194,30 @@ def test_a_busy_server_is_asked_again_after_the_time_it_names(
         return waits[attempt] if attempt < 2 else (200, {}, _completion(body))
 
     server = serve(answer)
-    assert len(server.texts(PROMPTS[:1])) == 1
+    assert len(_texts(server, PROMPTS[:1])) == 1
     first, second, third = server.times
     assert second - first >= 0.4
     assert third - second < 0.4
 
 
 def test_without_retry_after_waits_double_and_end(
-    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drafters.train.respond._BACKOFF", (0.05, 0.1))
     monkeypatch.setattr("drafters.train.respond._PATIENCE", 0.3)
     server = serve(lambda body, attempt: (503, {}, {}))
     with pytest.raises(ServerError, match="still 503 after 0 s"):
-        server.texts(PROMPTS[:1])
+        _texts(server, PROMPTS[:1])
     assert len(server.bodies) == 4  # waits of 0.05, 0.1, 0.1; a fourth would pass 0.3
 
 
-def test_requests_run_together_and_no_more_than_asked(serve: Callable[[Answer], Server]) -> None:
+def test_the_server_is_told_of_top_p_and_stop_tokens(serve: Serve) -> None:
+    server = serve(lambda body, attempt: (200, {}, _completion(body)))
+    _texts(server, PROMPTS[:1], temperature=1.0, top_p=0.95, stop_tokens=[7, 9])
+    assert (server.bodies[0]["top_p"], server.bodies[0]["stop_token_ids"]) == (0.95, [7, 9])
+
+
+def test_requests_run_together_and_no_more_than_asked(serve: Serve) -> None:
     together = threading.Barrier(3, timeout=10)
 
     def answer(body: dict, attempt: int) -> tuple[int, dict[str, str], object]:
@@ -255,7 +226,7 @@ def test_requests_run_together_and_no_more_than_asked(serve: Callable[[Answer], 
 
     server = serve(answer)
     prompts = [[index] for index in range(12)]
-    assert sorted(server.texts(prompts, concurrency=3)) == list(range(12))
+    assert sorted(_texts(server, prompts, concurrency=3)) == list(range(12))
     assert server.most == 3
 
 
@@ -270,11 +241,11 @@ def test_requests_run_together_and_no_more_than_asked(serve: Callable[[Answer], 
     ],
 )
 def test_other_answers_are_errors_that_say_what_came(
-    serve: Callable[[Answer], Server], status: int, document: object, reason: str
+    serve: Serve, status: int, document: object, reason: str
 ) -> None:
     server = serve(lambda body, attempt: (status, {}, document))
     with pytest.raises(ServerError, match=reason):
-        server.texts()
+        _texts(server)
 
 
 def test_no_server_is_an_error_that_names_the_address() -> None:
@@ -284,7 +255,7 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
         )  # fmt: skip
 
 
-def test_a_caller_may_stop_early(serve: Callable[[Answer], Server]) -> None:
+def test_a_caller_may_stop_early(serve: Serve) -> None:
     server = serve(lambda body, attempt: (200, {}, _completion(body)))
     texts = respond_by_server(
         server.url, None, [[index] for index in range(50)], steps=1, temperature=0.0, seed=0,

@@ -1,0 +1,30 @@
+"""Prompts as JSON lines: written for `aerie train`, and read back as the text of their users."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from drafters.train.examples import Example
+from drafters.train.prompts.selection import Prompt
+
+
+def write_prompts(file: Path, prompts: Iterable[Prompt]) -> None:
+    """Write all at once: a reader sees the old file or the whole new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".tmp")
+    with unfinished.open("w", encoding="utf-8") as stream:
+        for prompt in prompts:
+            messages = [{"role": "user", "content": prompt.text}]
+            line = {"messages": messages, "kind": prompt.kind}
+            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+    os.replace(unfinished, file)
+
+
+def user_text(example: Example) -> str:
+    """What the users of a prompt say, or the whole of a plain text."""
+    if example.messages is None:
+        return example.prompt or ""
+    return "\n".join(item["content"] for item in example.messages if item["role"] == "user")

@@ -1,0 +1,90 @@
+"""Sampling user turns: prompts that end in an open turn, and the texts that come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from drafters.train.prompts.open_turn import OpenTurn
+from drafters.train.prompts.openings import Opening, draw_openings
+from drafters.train.prompts.sample import Sample
+from drafters.train.texts import Text
+
+
+class Generate(Protocol):
+    """Samples continuations: (index of the prompt, text), as `respond` yields them."""
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        seed: int,
+        stop_tokens: Sequence[int],
+        progress: Callable[[int], None] | None,
+    ) -> Iterator[tuple[int, Text]]: ...
+
+
+class TurnSampler:
+    """The samples of a run. Which opening and which seed a sample has depends on its index."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        generate: Generate,
+        openings: Sequence[tuple[Opening, OpenTurn]],
+        *,
+        count: int,
+        max_tokens: int,
+        end_tokens: Sequence[int],
+        seed: int,
+    ) -> None:
+        self._tokenizer, self._generate = tokenizer, generate
+        self._openings, self._max_tokens, self._seed = openings, max_tokens, seed
+        ends = {turn.end_token for _, turn in openings if turn.end_token is not None}
+        self._end_tokens = sorted({*end_tokens, *ends})
+        self._prompts = [turn.encode(tokenizer, opening.text) for opening, turn in openings]
+        self._drawn = draw_openings([opening for opening, _ in openings], count, seed)
+
+    def sample(
+        self, start: int, stop: int, progress: Callable[[int], None] | None = None
+    ) -> list[Sample]:
+        """The samples of indices `start` to `stop`, generated together.
+
+        `progress` is told of new tokens, as `Generate` does it.
+        """
+        drawn = self._drawn[start:stop]
+        prompts = [self._prompts[position] for position in drawn]
+        seed = random.Random(f"samples:{self._seed}:{start}").getrandbits(31)
+        samples: dict[int, Sample] = {}
+        texts = self._generate(
+            prompts, seed=seed, stop_tokens=self._end_tokens, progress=progress
+        )  # fmt: skip
+        for index, text in texts:
+            samples[index] = self._of(text.tokens[text.prompt :].tolist(), drawn[index])
+        return [samples[index] for index in range(len(drawn))]
+
+    def _of(self, tokens: list[int], position: int) -> Sample:
+        opening, turn = self._openings[position]
+        ended = bool(tokens) and tokens[-1] in self._end_tokens
+        text = self._decode(self._prompts[position], tokens[:-1] if ended else tokens)
+        if turn.end_token is None:
+            text, end, _ = text.partition(turn.end_text)
+            ended = ended or bool(end)
+        # A server may leave the end token out: a text below the limit ended by itself.
+        cut = not ended and len(tokens) >= self._max_tokens
+        return Sample(
+            kind=opening.kind,
+            opening=opening.text,
+            text=opening.text + text,
+            finish="length" if cut else "stop",
+            tokens=len(tokens),
+        )
+
+    def _decode(self, prompt: list[int], tokens: list[int]) -> str:
+        """The text of `tokens` behind `prompt`: some tokenizers drop a text's leading space."""
+        before, whole = (
+            self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            for ids in (prompt, prompt + tokens)
+        )
+        return whole[len(before) :]

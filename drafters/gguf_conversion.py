@@ -49,7 +49,7 @@ def convert(source: Path, folder: Path) -> None:
 
     config = _config(model)
     _write_json(folder / "config.json", config)
-    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")  # sampling is left to the request
     _write_json(folder / "generation_config.json", {name: config[name] for name in tokens})
     _write_tokenizer(folder, tokenizer, pre_tokenizer, config["max_position_embeddings"])
     if template is not None:
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     code: int | None = None
     try:
         if missing := [name for name in NEEDED if find_spec(name) is None]:
-            raise ValueError(f"packages are missing: make install, or pip install {missing}")
+            raise ValueError(f"packages are missing ({', '.join(missing)})")
         convert(Path(source), Path(folder))
     except OSError as error:
         code, message = error.errno, str(error)

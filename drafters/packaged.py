@@ -54,6 +54,10 @@ CONVERTER = "drafters.gguf_conversion"
 class PackagedModelError(OSError):
     """A packaged model cannot be had; the text is one line with what, where and the remedy."""
 
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}: {remedy}")
+        self.problem, self.remedy = problem, remedy
+
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
@@ -87,8 +91,8 @@ class PackagedModel:
                 return path
         lacking = f"has no {self.file}" if spec else "is not installed"
         raise PackagedModelError(
-            f"{PREFIX}{self.name}: the package {self.distribution} {lacking}: "
-            f"make install, or {self.install_command}"
+            f"{PREFIX}{self.name}: the package {self.distribution} {lacking}",
+            f"make install, or {self.install_command}",
         )
 
     def licence(self) -> str | None:
@@ -134,7 +138,7 @@ def packaged_model(name: str) -> PackagedModel:
     """The model that `packaged:NAME` stands for. Raises PackagedModelError for an unknown one."""
     model = MODELS.get(name.removeprefix(PREFIX))
     if model is None:
-        raise PackagedModelError(f"{name}: no such packaged model; known: {', '.join(MODELS)}")
+        raise PackagedModelError(f"{name}: no such packaged model", f"known: {', '.join(MODELS)}")
     return model
 
 
@@ -144,7 +148,7 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return Path(base).expanduser().absolute() / "aerie" / "packaged"
     except RuntimeError as error:  # this user has no home
-        raise PackagedModelError(f"no cache folder: {error} Set XDG_CACHE_HOME") from None
+        raise PackagedModelError(f"no cache folder: {error}", "set XDG_CACHE_HOME") from None
 
 
 def find(name: str) -> Path | None:
@@ -183,19 +187,21 @@ def resolve(name: str, cache: Path | None = None) -> str:
     except PackagedModelError:
         raise
     except OSError as error:
-        what = error.strerror or str(error)
-        where = error.filename or cache
-        raise PackagedModelError(f"{name}: {where}: {what}{_remedy(error, model)}") from None
+        raise _explained(error, model, cache) from None
     return str(folder)
 
 
-def _remedy(error: OSError, model: PackagedModel) -> str:
+def _explained(error: OSError, model: PackagedModel, cache: Path) -> PackagedModelError:
+    """What the disk said, and what to do about it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         megabytes = model.checkpoint_bytes // 10**6
-        return f": free {megabytes} MB there, or name a folder with room by XDG_CACHE_HOME"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ": let this user read and write there, or name another folder by XDG_CACHE_HOME"
-    return ""
+        remedy = f"free {megabytes} MB there, or name a folder with room by XDG_CACHE_HOME"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "let this user read and write there, or name another folder by XDG_CACHE_HOME"
+    else:
+        remedy = "name another folder by XDG_CACHE_HOME"
+    where, what = error.filename or cache, error.strerror or str(error)
+    return PackagedModelError(f"{PREFIX}{model.name}: {where}: {what}", remedy)
 
 
 @contextmanager
@@ -242,7 +248,8 @@ def _make(model: PackagedModel, folder: Path, lock: int) -> None:
     if (found := _sha256(source)) != model.sha256:
         raise PackagedModelError(
             f"{PREFIX}{model.name}: {source} is damaged: its sha256 is {found[:16]}..., not "
-            f"{model.sha256[:16]}...: {model.install_command}"
+            f"{model.sha256[:16]}...",
+            model.install_command,
         )
     # Whoever made them held the lock, and does not any more.
     for stale in folder.parent.glob(f".{folder.name}.*"):
@@ -288,9 +295,9 @@ def _run_converter(model: PackagedModel, source: Path, folder: Path, lock: int) 
     logger.debug("the converter said: %s", done.stderr)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        hint = " (out of memory? It needs 2 GiB)" if name == "SIGKILL" else ""
         raise PackagedModelError(
-            f"{PREFIX}{model.name}: its conversion into {folder.parent} was ended by {name}{hint}"
+            f"{PREFIX}{model.name}: its conversion into {folder.parent} was ended by {name}",
+            "start again; if nobody stopped it, memory ran out: it takes 2 GiB",
         )
     try:
         report = json.loads(done.stdout.splitlines()[-1])
@@ -299,7 +306,9 @@ def _run_converter(model: PackagedModel, source: Path, folder: Path, lock: int) 
         code, message = None, (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     if code is not None:
         raise OSError(code, os.strerror(code), str(folder))
-    raise PackagedModelError(f"{PREFIX}{model.name}: {source} cannot be converted: {message}")
+    raise PackagedModelError(
+        f"{PREFIX}{model.name}: {source} cannot be converted: {message}", "make clean install"
+    )
 
 
 def _write_manifest(model: PackagedModel, folder: Path) -> None:

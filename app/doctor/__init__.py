@@ -17,12 +17,13 @@ from pathlib import Path
 
 import psutil
 
-from app.doctor import hub, machine, models, report
+from app.doctor import hub, machine, models, packaged, report
 from app.doctor.report import Finding
 from app.engine.cpu import compiler, has_python_headers
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
 from app.settings import Settings
+from drafters.packaged import is_packaged
 
 Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
 
@@ -102,7 +103,7 @@ def check_models(
     names = {"model": settings.model.model}
     if settings.speculates:
         names["head"] = settings.speculation.drafter or ""
-    findings: list[Finding] = []
+    findings = [packaged.check(names["model"])] if is_packaged(names["model"]) else []
     read: dict[str, models.Checkpoint] = {}
     for kind, name in names.items():
         revision = settings.model.revision if kind == "model" else None
@@ -135,9 +136,12 @@ def check_models(
 def _read(
     kind: str, name: str, revision: str | None, ask: Ask | None
 ) -> models.Checkpoint | Finding:
-    """A folder, a repository in the hub's cache, or one at the hub."""
+    """A folder, a packaged model, a repository in the hub's cache, or one at the hub."""
     folder: Path | None = Path(name)
-    if name.startswith(("/", ".")) and not Path(name).exists():
+    if kind == "model" and is_packaged(name):
+        return packaged.read(name)
+    no_hub_id = name.startswith(("/", ".")) or name.count("/") > 1
+    if no_hub_id and not Path(name).exists():
         return report.fail(kind, f"{name}: no such folder", f"check --{_OPTION[kind]}")
     if not Path(name).is_dir():
         folder = hub.cached(name, revision)

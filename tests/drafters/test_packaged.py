@@ -334,7 +334,7 @@ def test_a_full_disk_in_the_child_leaves_nothing(
         (errno.ENOSPC, "No space left on device: free 1 MB there"),
         (errno.EACCES, "Permission denied: let this user read and write there"),
         (errno.EROFS, "Read-only file system: let this user"),
-        (errno.EIO, "Input/output error"),
+        (errno.EIO, "Input/output error: name another folder"),
     ],
 )
 def test_what_the_disk_refuses_is_one_line_and_leaves_nothing(
@@ -369,14 +369,13 @@ def test_without_the_converters_packages_the_line_names_them(
     tiny: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child that sees no site-packages."""
-    monkeypatch.setattr(packaged, "CONVERTER", "drafters.gguf_conversion")
     run = subprocess.run
 
     def bare(command: list[str], **options: object) -> object:
         return run([command[0], "-S", *command[1:]], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(subprocess, "run", bare)
-    with pytest.raises(PackagedModelError, match=r"packages are missing: make install.*gguf"):
+    with pytest.raises(PackagedModelError, match=r"packages are missing \(.*gguf.*\): make clean"):
         resolve(NAME)
     assert cached() == []
 
@@ -395,7 +394,7 @@ def test_two_at_once_convert_once(
     monkeypatch.setattr(packaged, "_run_converter", slow)
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
         first = pool.submit(resolve, NAME)
-        assert begun.wait(10)
+        assert begun.wait(60)
         second = pool.submit(resolve, NAME)
         assert first.result() == second.result()
     assert len(fast) == 1
@@ -437,7 +436,7 @@ def resolver(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -483,7 +482,7 @@ def test_a_converter_that_is_killed_is_an_error(
 ) -> None:
     process = resolver("os.kill(os.getpid(), 9)")
     _, said = process.communicate(timeout=60)
-    assert "was ended by SIGKILL (out of memory?" in said.splitlines()[-1]
+    assert "was ended by SIGKILL: start again" in said.splitlines()[-1]
     assert cached() == []
 
 

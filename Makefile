@@ -20,7 +20,7 @@ help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-$(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock pyproject.toml
+$(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock requirements/models.lock pyproject.toml
 	@requirements/install.sh $(BACKEND)
 
 install: $(INSTALLED) ## Make .venv with every pinned package (BACKEND=cpu|cuda, PYTHON=...)

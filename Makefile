@@ -92,7 +92,7 @@ evaluate: $(INSTALLED) ## Acceptance length of the embedded head on held-out pro
 # Three servers of the embedded model, on all cores in turns. `aerie bench sweep` is the long form.
 bench: $(INSTALLED) ## The table of speculation methods on this machine, short form (ARGS=...)
 	@mkdir -p runs
-	@$(BIN)/python -m app.cli bench sweep --methods none,eagle3:3,off,k:3,adaptive \
+	@AERIE_PRESET=embedded $(BIN)/python -m app.cli bench sweep --methods none,eagle3:3,off,k:3,adaptive \
 	  --concurrency 1,4,16 --rounds 3 --seconds 3 --max-tokens 64 \
 	  --out runs/bench-$$(date -u +%Y%m%dT%H%M%SZ).jsonl $(ARGS)
 

@@ -25,8 +25,8 @@ def test_the_embedded_preset_is_what_a_bare_start_uses() -> None:
     assert settings.speculates
 
 
-def test_a_given_model_keeps_the_embedded_preset_out(tmp_path: Path) -> None:
-    """The embedded head must never be paired with somebody else's target."""
+def test_a_given_model_keeps_the_default_preset_out(tmp_path: Path) -> None:
+    """The default head must never be paired with somebody else's target."""
     settings = load({"model": "org/some-model", "k": 0}, {})
     assert settings.speculation.drafter is None
     assert settings.served_model_name == "some-model"

@@ -39,7 +39,7 @@ from deploy.ray.app import Arguments, build  # noqa: E402 - after the skips
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 REAL = os.environ.get("AERIE_RAY_COMMAND", str(ROOT / ".venv" / "bin" / "aerie"))
 # A gateway's model is named after its process, so that an answer says who gave it.
-NAMED = 'exec "$@" --served-model-name "aerie-$$"'
+NAMED = 'exec "$@" --preset embedded --served-model-name "aerie-$$"'
 PORT = 18439
 REPLICAS, CLIENTS = 2, 16
 BODY = {"prompt": "def read(path):\n", "max_tokens": 40, "temperature": 0}

@@ -125,7 +125,7 @@ class FakeEngine(Engine):
 def run(check: Check, limits: str = "", keys: bool = True, **settings: str) -> None:
     """One gateway, one client that holds key one."""
     given = {"keys": KEYS.format(limits=limits)} if keys else {}
-    loaded = load({**given, **settings}, {})
+    loaded = load({**given, **settings}, {}, preset="embedded")
 
     async def scenario() -> None:
         engine = FakeEngine(loaded)

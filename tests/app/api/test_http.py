@@ -17,7 +17,7 @@ from app.errors import ApiError
 from app.main import create_app
 from app.settings import Settings, load
 
-SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {})
+SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -58,5 +58,6 @@ def test_a_missing_and_a_broken_folder(tmp_path: Path) -> None:
 
 
 def test_the_embedded_pair_is_compatible() -> None:
-    statuses = {finding.check: finding.status for finding in examine(load({"port": 0}, {}))}
+    settings = load({"port": 0}, {}, preset="embedded")
+    statuses = {finding.check: finding.status for finding in examine(settings)}
     assert statuses["model"] == statuses["head"] == "ok"

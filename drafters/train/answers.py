@@ -27,20 +27,29 @@ def write_answers(
 ) -> Answers:
     """Let the target write up to `steps` tokens after each prompt, to its end token.
 
-    The last drafts of an answer reach up to `beyond` tokens behind it, so the target goes on
-    writing there as if its end token were any other.
+    The last drafts of an answer reach up to `beyond` tokens behind it. So the target writes on as
+    if its end tokens were any others, and answers are cut where the first one is: a second call for
+    what lies behind them would read every prompt and answer again.
     """
-    answers = dict(respond(target, prompts, steps=steps, temperature=0.0, seed=0))
-    texts = [answers[index].tokens for index in range(len(prompts))]
     endless = copy.copy(target)
     endless.end_tokens = []
-    continued = dict(
-        respond(endless, [text.tolist() for text in texts], steps=beyond, temperature=0.0, seed=0)
-    )
+    written_on = dict(respond(endless, prompts, steps=steps + beyond, temperature=0.0, seed=0))
     lengths = [len(prompt) for prompt in prompts]
+    texts = [written_on[index].tokens for index in range(len(prompts))]
+    written = [
+        _answer_length(text[length : length + steps].tolist(), target.end_tokens)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+    ends = [length + count + beyond for length, count in zip(lengths, written, strict=True)]
     return Answers(
         prompt_lengths=lengths,
-        written=[len(text) - length for text, length in zip(texts, lengths, strict=True)],
-        texts=[continued[index].tokens for index in range(len(prompts))],
+        written=written,
+        texts=[text[:end] for text, end in zip(texts, ends, strict=True)],
         beyond=beyond,
     )
+
+
+def _answer_length(tokens: Sequence[int], end_tokens: Sequence[int]) -> int:
+    """Tokens up to and with the first end token, or all of them."""
+    ends = (place for place, token in enumerate(tokens, start=1) if token in end_tokens)
+    return next(ends, len(tokens))

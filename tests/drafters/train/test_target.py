@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from drafters.train.target import FrozenTarget, TargetShape
+from drafters.train.target import FrozenTarget, TargetShape, checkpoint_folder
 from tests.drafters.train.tiny import END, TURN_END, VOCABULARY, load_target, write_target
 
 PLAIN = ["llama", "qwen3", "gpt2", "opt"]
@@ -126,6 +126,16 @@ def test_rope_of_mixed_attention_is_that_of_full_attention() -> None:
     assert TargetShape.of(config, 10).rope_theta == 1e6
     config.rope_parameters, config.rope_theta = None, 3e5
     assert TargetShape.of(config, 10).rope_theta == 3e5
+
+
+def test_a_packaged_target_is_loaded_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_target(tmp_path)
+    folders = {"packaged:tiny": str(tmp_path)}
+    monkeypatch.setattr("drafters.train.target.resolve", lambda name: folders.get(name, name))
+    assert FrozenTarget.load("packaged:tiny").fingerprint == plain.fingerprint
+    assert checkpoint_folder("packaged:tiny") == tmp_path
 
 
 def test_end_tokens_are_the_generation_configs_else_the_tokenizers(tmp_path: Path) -> None:

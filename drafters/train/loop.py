@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from drafters.model.head import DraftHead
+from drafters.train.buckets import bucket
 from drafters.train.cod import K_TRAIN, RETAIN, sample_chains
 from drafters.train.loss import DraftLoss, Kind
 from drafters.train.optimizer import MixedOptimizer, trapezoid
@@ -147,13 +149,15 @@ class Trainer:
             self._taken = 0
 
     def _update(self, indices: list[int]) -> None:
-        tokens, prompts, ends = pad([self._texts[index] for index in indices])
-        context = tokens.shape[1] - 1
+        texts = [self._texts[index] for index in indices]
+        longest = max(len(text.tokens) for text in texts)
+        context = bucket(longest - 1)
+        tokens, prompts, ends = pad(texts, context + 1)
         options = self.options
         # Rows share their anchors, so that all of them share one mask.
         chains = sample_chains(
             max(int(prompts.min()) - 1, 0),
-            context - 2,
+            longest - 3,
             self._chains,
             k_train=options.k_train,
             retain=options.retain,
@@ -163,8 +167,8 @@ class Trainer:
             tokens.to(self._device),
             prompts.to(self._device),
             ends.to(self._device),
-            states.taps[:, :context],
-            states.final[:, :context] if options.loss == "distribution" else None,
+            _widen(states.taps, context),
+            _widen(states.final, context) if options.loss == "distribution" else None,
         )
         drafts = sum(map(len, chains))
         losses = accumulate_gradients(
@@ -185,3 +189,8 @@ class Trainer:
             last=float(self.smoothed[-1]),
             norm=norm,
         )
+
+
+def _widen(states: torch.Tensor, width: int) -> torch.Tensor:
+    """[rows, n, size] -> [rows, width, size], cut or padded with zeros."""
+    return functional.pad(states, (0, 0, 0, width - states.shape[1]))

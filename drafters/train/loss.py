@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from drafters.model.head import DraftHead
+from drafters.train.buckets import bucket
 
 Kind = Literal["labels", "distribution"]
 IGNORED = -100
@@ -67,7 +68,9 @@ class DraftLoss:
         losses = torch.empty(len(labels), device=output.device)
         for start in range(0, len(labels), _CHUNK):
             part = slice(start, start + _CHUNK)
-            logits = self.head.logits(output[part]).float()
+            count = len(labels[part])
+            rows = functional.pad(output[part], (0, 0, 0, bucket(count) - count))
+            logits = self.head.logits(rows)[:count].float()
             if self.kind == "labels":
                 found = functional.cross_entropy(logits, labels[part], reduction="none")
             else:

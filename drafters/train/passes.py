@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from drafters.model.head import DraftHead
+from drafters.train.buckets import bucket
 
 
 @dataclass(slots=True)
@@ -100,10 +101,12 @@ class _Behind:
 def _in_one_pass(
     head: DraftHead, entries: Entries, chains: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    rows, limit = len(entries.output), int(chains[0][-1]) + 1
-    anchors = torch.cat(list(chains))
+    rows, limit = len(entries.output), _limit(entries, chains)
     sizes = [len(chain) for chain in chains]
-    depths = torch.arange(1, len(chains) + 1, device=anchors.device).repeat_interleave(
+    # Padding is of a depth below all others, so that no draft sees it.
+    sizes.append(bucket(sum(sizes)) - sum(sizes))
+    anchors = torch.cat([*chains, chains[0][-1:].expand(sizes[-1])])
+    depths = torch.arange(1, len(sizes) + 1, device=anchors.device).repeat_interleave(
         torch.tensor(sizes, device=anchors.device)
     )
     own = (anchors[:, None] == anchors) & (depths[:, None] >= depths)
@@ -115,7 +118,7 @@ def _in_one_pass(
         allowed[None],
         _Behind(entries, limit),
     )
-    return list(output.split(sizes, dim=1))
+    return list(output.split(sizes, dim=1)[:-1])
 
 
 def _one_by_one(
@@ -124,26 +127,35 @@ def _one_by_one(
     chains: Sequence[torch.Tensor],
     tokens: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    rows, limit = len(entries.output), int(chains[0][-1]) + 1
+    rows, limit = len(entries.output), _limit(entries, chains)
     store, outputs, seen = _Behind(entries, limit), list[torch.Tensor](), list[torch.Tensor]()
     before = torch.arange(entries.output.shape[1], device=chains[0].device)
     output, carried = entries.output, entries.carried
     for depth, anchors in enumerate(chains, 1):
-        if not len(anchors):
+        count = len(anchors)
+        if not count:
             break
-        index = torch.searchsorted(before, anchors)
+        padding = anchors[-1:].expand(bucket(count) - count)
+        padded = torch.cat([anchors, padding])
+        index = torch.searchsorted(before, padded)
         if tokens is None:
             ids = head.to_target(head.logits(output[:, index]).argmax(-1))
         else:
-            ids = tokens[:, anchors + depth + 1]
-        seen.append(anchors)
-        own = anchors[:, None] == torch.cat(seen)
-        allowed = torch.cat([_real_before(anchors, limit), own], dim=1)
-        positions = (anchors + depth).expand(rows, -1)
+            ids = tokens[:, padded + depth + 1]
+        seen.append(torch.cat([anchors, torch.full_like(padding, -1)]))  # that nothing sees
+        own = padded[:, None] == torch.cat(seen)
+        allowed = torch.cat([_real_before(padded, limit), own], dim=1)
+        positions = (padded + depth).expand(rows, -1)
         output, carried = head(ids, carried[:, index], positions, allowed[None], store)
+        output, carried = output[:, :count], carried[:, :count]
         outputs.append(output)
         before = anchors
     return outputs
+
+
+def _limit(entries: Entries, chains: Sequence[torch.Tensor]) -> int:
+    """Real entries that drafts of these chains are shown: all up to the last anchor, and a few."""
+    return min(bucket(int(chains[0][-1]) + 1), entries.output.shape[1])
 
 
 def _real_before(anchors: torch.Tensor, limit: int) -> torch.Tensor:

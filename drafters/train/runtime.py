@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from time import perf_counter
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's parameter numbers in glibc
+_PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192"  # some 2,000 shapes occur; its own is 1,024
 _SIDE, _TRIALS = 768, 5  # of the product by which types are compared
 
 
@@ -21,6 +23,7 @@ def prepare_cpu(threads: int | None = None) -> None:
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    os.environ.setdefault(*_PRIMITIVES)  # read at the first product
     if threads is not None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)

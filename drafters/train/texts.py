@@ -128,10 +128,12 @@ def groups_within(
         yield list(indices[start:])
 
 
-def pad(rows: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens [rows, longest], padded with 0 on the right; prompts [rows]; ends [rows]."""
+def pad(
+    rows: Sequence[Text], width: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens [rows, `width` or longest], padded with 0 on the right; prompts and ends [rows]."""
     ends = torch.tensor([len(row.tokens) for row in rows])
-    tokens = torch.zeros(len(rows), int(ends.max()), dtype=torch.int64)
+    tokens = torch.zeros(len(rows), width or int(ends.max()), dtype=torch.int64)
     for row, text in enumerate(rows):
         tokens[row, : len(text.tokens)] = text.tokens
     return tokens, torch.tensor([row.prompt for row in rows]), ends

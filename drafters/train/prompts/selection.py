@@ -7,9 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drafters.train.prompts.contamination import Contamination
-from drafters.train.prompts.filters import complete_turn, is_printable, repeated_share
+from drafters.train.prompts.filters import (
+    COMPLETION,
+    complete_turn,
+    is_printable,
+    repeated_share,
+)
 from drafters.train.prompts.near_duplicates import NearDuplicateIndex, shingles
 from drafters.train.prompts.sample import Sample
+from drafters.train.prompts.unfinished import unfinished_for_half
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,13 @@ def select(
 ) -> Selection:
     """Filter the samples. Each dropped one counts for the first filter that drops it.
 
+    Half of the code to complete loses its first function's body beforehand, so that the filters
+    judge what is kept.
+
     `contamination` is pairs of a name and the n-grams that no prompt may share. No prompt is a
     duplicate, or a near one, of another or of a text in `avoid`.
     """
-    turns = [complete_turn(sample) for sample in samples]
+    turns = [_turn(sample) for sample in samples]
     lengths = iter(count_tokens([turn for turn in turns if turn is not None]))
     sets = [shingles(turn or "") for turn in turns]
     avoided = [shingles(text) for text in avoid]
@@ -91,6 +100,11 @@ def select(
         index.add(members)
         kept.append(Prompt(sample.kind, turn))
     return Selection(kept, dropped)
+
+
+def _turn(sample: Sample) -> str | None:
+    turn = complete_turn(sample)
+    return turn if turn is None or sample.kind != COMPLETION else unfinished_for_half(turn)
 
 
 def _normalised(text: str) -> str:

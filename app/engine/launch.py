@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.engine.cpu import cpu_machine, environment
@@ -51,9 +52,8 @@ def launch(
         options = engine_options(settings, machine, v2=wants_v2(os.environ))
         options["model"] = resolve(options["model"])  # the first start converts a packaged one
         if machine is not None:
-            options["dtype"] = (
-                weights_dtype(options, machine.free_memory, measure) or options["dtype"]
-            )
+            race = partial(measure, threads=machine.threads)
+            options["dtype"] = weights_dtype(options, machine.free_memory, race) or options["dtype"]
         arguments = AsyncEngineArgs(**options)
         config = arguments.create_engine_config()
     except TypeError as error:

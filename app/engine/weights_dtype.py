@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def weights_dtype(options: Mapping[str, Any], free_memory: int, race: Race) -> s
     if options["dtype"] != "auto" or options.get("quantization") is not None or folder is None:
         return None
     config = _read(folder / "config.json")
-    text = {**config, **config.get("text_config", {})}
+    text = {**config, **(config.get("text_config") or {})}
     stored = text.get("dtype") or text.get("torch_dtype")
     if "quantization_config" in config or stored not in (*NARROW, "float32"):
         return None
@@ -76,10 +77,23 @@ def _read(file: Path) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def measure(rows: Sequence[int], narrow: str) -> Sequence[tuple[float, float]]:
-    """A `Race` on this machine, in half a second: 64 MiB of float32 weights, more than L2 holds."""
+@cache
+def measure(
+    rows: Sequence[int], narrow: str, threads: int | None = None
+) -> Sequence[tuple[float, float]]:
+    """A `Race` on this machine, in half a second: 64 MiB of float32 weights, more than L2 holds.
+
+    `threads` are the model's. Measured once in a process: an engine that is started again must
+    have the type with which its step times were measured.
+    """
     import torch
 
     from drafters.vllm.cpu_matmul import race
 
-    return race(rows, narrow=getattr(torch, narrow), inputs=1024, outputs=2048, copies=8, rounds=3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        kind = getattr(torch, narrow)
+        return race(rows, narrow=kind, inputs=1024, outputs=2048, copies=8, rounds=3)
+    finally:
+        torch.set_num_threads(before)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,6 +50,8 @@ def test_the_type_that_multiplies_several_rows_faster_is_taken(tmp_path: Path, s
 def test_a_multimodal_configuration_nests_it(tmp_path: Path) -> None:
     options = checkpoint(tmp_path, {"text_config": CONFIG})
     assert weights_dtype(options, PLENTY, ONE_ROW_ONLY) == "float32"
+    options = checkpoint(tmp_path, {"text_config": None, **CONFIG})
+    assert weights_dtype(options, PLENTY, ONE_ROW_ONLY) == "float32"
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,25 @@ def test_products_of_this_machine_are_timed() -> None:
     times = measure(ROWS, "bfloat16")
     assert len(times) == len(ROWS)
     assert all(0 < seconds < 1 for pair in times for seconds in pair)
+
+
+def test_an_engine_that_starts_again_gets_the_same_times_on_the_models_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second race beside other load might choose another type than the calibration's."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    races: list[int] = []
+
+    def race(rows: Sequence[int], **options: object) -> list[tuple[float, float]]:
+        races.append(torch.get_num_threads())
+        return [(float(len(races)), 1.0) for _ in rows]
+
+    module = ModuleType("drafters.vllm.cpu_matmul")
+    module.race = race  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    measure.cache_clear()
+    before = torch.get_num_threads()
+    first = measure(ROWS, "bfloat16", threads=1)
+    assert measure(ROWS, "bfloat16", threads=1) == first
+    assert (races, torch.get_num_threads()) == ([1], before)
+    measure.cache_clear()

@@ -29,6 +29,7 @@ SHORT = Limits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_
         ("raise KeyboardInterrupt", "raised"),
         ("import os\nos._exit(0)", "killed"),
         ("input()", "raised"),
+        ("if __name__ == '__main__':\n    input()", "passed"),
         ("def f():\n    f()\nf()", "raised"),
         ("while True:\n    pass", "killed"),
         ("x = bytearray(1 << 30)", "raised"),

@@ -67,5 +67,12 @@ async def likeliest(client: Client, model: str, tokens: list[int]) -> dict[int, 
 
 
 def _greedy(drafts: bool) -> dict[str, Any]:
-    # A penalty of the checkpoint's generation_config.json would make the text other than greedy.
-    return {"temperature": 0, "repetition_penalty": 1.0, **({} if drafts else NO_DRAFTS)}
+    return {
+        "temperature": 0,
+        # One of the checkpoint's generation_config.json would make the text other than greedy.
+        "repetition_penalty": 1.0,
+        # The second answer would find the first one's prefix cached, and be prefilled in a pass of
+        # another shape.
+        "cache_salt": "drafts" if drafts else "no drafts",
+        **({} if drafts else NO_DRAFTS),
+    }

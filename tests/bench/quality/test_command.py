@@ -66,6 +66,8 @@ def test_each_problem_is_asked_with_drafts_and_without(
     run(agreeing, tmp_path, capsys, "--max-tokens", "33")
     bodies = [body for _, body in agreeing.bodies]
     assert [body.get("speculation") for body in bodies] == [None, {"enabled": False}] * 2
+    # Neither answer is prefilled from what the other one left in the prefix cache.
+    assert [body["cache_salt"] for body in bodies] == ["drafts", "no drafts"] * 2
     for body in bodies:
         assert (body["temperature"], body["max_tokens"], body["model"]) == (0, 33, "stub")
         assert body["return_token_ids"] is True

@@ -169,7 +169,7 @@ def resolve(name: str, cache: Path | None = None) -> str:
         return name
     model = packaged_model(name)
     shipped = SHIPPED / model.folder_name
-    if cache is None and shipped.exists():
+    if cache is None and os.path.exists(shipped):  # False where the disk refuses to say
         if (damage := _damage(shipped)) is None:
             return str(shipped)
         logger.warning("%s: %s; the cache is used instead", shipped, damage)
@@ -219,7 +219,7 @@ def _locked(path: Path, model: PackagedModel) -> Iterator[int]:
 def _damage(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a checkpoint; None for nothing. Without `hashes` only sizes are compared.
 
-    Raises PermissionError where this user may not read it.
+    Raises OSError where it cannot be read, unless it is the shipped copy: the cache stands in.
     """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -235,9 +235,9 @@ def _damage(folder: Path, *, hashes: bool = True) -> str | None:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST} is damaged"
-    except PermissionError:
+    except OSError as error:
         if folder.is_relative_to(SHIPPED):
-            return "this user may not read it"
+            return f"it cannot be read: {error.strerror or error}"
         raise
     return None
 

@@ -273,6 +273,37 @@ def test_a_copy_beside_the_code_comes_first_and_a_damaged_one_does_not(
     assert "the cache is used instead" in caplog.text
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_a_shipped_copy_that_cannot_be_read_is_not_used(
+    fast: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    shipped = Path(resolve(NAME, packaged.SHIPPED))
+    sha256 = packaged._sha256
+
+    def failing(file: Path) -> str:
+        if file.is_relative_to(shipped):
+            raise OSError(code, os.strerror(code), str(file))
+        return sha256(file)
+
+    monkeypatch.setattr(packaged, "_sha256", failing)
+    assert resolve(NAME).startswith(str(packaged.cache_folder()))
+    assert f"cannot be read: {os.strerror(code)}; the cache is used instead" in caplog.text
+
+
+def test_a_place_for_the_shipped_copy_that_cannot_be_entered_is_not_used(
+    fast: list[Path], tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, stat = packaged.SHIPPED / tiny.folder_name, os.stat
+
+    def refusing(path: object, *args: object, **options: object) -> os.stat_result:
+        if str(path) == str(shipped):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *args, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert resolve(NAME).startswith(str(packaged.cache_folder()))
+
+
 def test_a_missing_package_says_how_to_get_it(tiny: PackagedModel) -> None:
     packaged.MODELS["tiny"] = replace(tiny, file="no_such_package/tiny.gguf")
     with pytest.raises(PackagedModelError, match=r"tiny-package is not installed: make install"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from app.engine.cpu import cpu_machine, environment
 from app.engine.load import Load
 from app.engine.options import VLLM_VERSION, engine_options, wants_v2
-from app.engine.weights_dtype import measure, weights_dtype
+from app.engine.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
 from app.settings import Settings
 from drafters.packaged import resolve
@@ -53,7 +53,8 @@ def launch(
         options["model"] = resolve(options["model"])  # the first start converts a packaged one
         if machine is not None:
             race = partial(measure, threads=machine.threads)
-            options["dtype"] = weights_dtype(options, machine.free_memory, race) or options["dtype"]
+            dtype = lasting_weights_dtype(options, machine.free_memory, race)
+            options["dtype"] = dtype or options["dtype"]
         arguments = AsyncEngineArgs(**options)
         config = arguments.create_engine_config()
     except TypeError as error:

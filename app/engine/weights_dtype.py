@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,9 @@ logger = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 6, 8, 12)
 FLOAT32_SHARE = 0.5  # of free memory: the KV cache, the head and the processes need the rest
 NARROW = ("bfloat16", "float16")
+
+# The choices of this process, by what an operator or a checkpoint decides.
+_choices: dict[tuple[str, ...], str | None] = {}
 
 # Rows, narrow type -> per entry of rows (seconds in the narrow type, seconds in float32).
 Race = Callable[[Sequence[int], str], Sequence[tuple[float, float]]]
@@ -59,6 +61,18 @@ def weights_dtype(options: Mapping[str, Any], free_memory: int, race: Race) -> s
     return chosen
 
 
+def lasting_weights_dtype(options: Mapping[str, Any], free_memory: int, race: Race) -> str | None:
+    """The `weights_dtype` of this process: its first choice for these options, kept from then on.
+
+    An engine that is started again must have the type with which its step times were measured.
+    By then other load may slow the race down, and there may be more or less free memory.
+    """
+    key = tuple(str(options.get(name)) for name in ("model", "revision", "dtype", "quantization"))
+    if key not in _choices:
+        _choices[key] = weights_dtype(options, free_memory, race)
+    return _choices[key]
+
+
 def _folder(model: str, revision: str | None) -> Path | None:
     """The checkpoint's folder: `model` itself, or a snapshot of it in the hub's cache."""
     if Path(model).is_dir():
@@ -77,14 +91,12 @@ def _read(file: Path) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-@cache
 def measure(
     rows: Sequence[int], narrow: str, threads: int | None = None
 ) -> Sequence[tuple[float, float]]:
     """A `Race` on this machine, in half a second: 64 MiB of float32 weights, more than L2 holds.
 
-    `threads` are the model's. Measured once in a process: an engine that is started again must
-    have the type with which its step times were measured.
+    `threads` are the model's.
     """
     import torch
 

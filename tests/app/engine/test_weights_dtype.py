@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.weights_dtype import ROWS, Race, measure, weights_dtype
+from app.engine import weights_dtype as module
+from app.engine.weights_dtype import ROWS, Race, lasting_weights_dtype, measure, weights_dtype
 
 PLENTY = 2**40
 CONFIG = {"dtype": "bfloat16"}
@@ -88,10 +89,32 @@ def test_products_of_this_machine_are_timed() -> None:
     assert all(0 < seconds < 1 for pair in times for seconds in pair)
 
 
-def test_an_engine_that_starts_again_gets_the_same_times_on_the_models_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A second race beside other load might choose another type than the calibration's."""
+@pytest.fixture
+def no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has chosen nothing yet."""
+    monkeypatch.setattr(module, "_choices", {})
+
+
+@pytest.mark.usefixtures("no_choices")
+@pytest.mark.parametrize(("first", "later"), [(PLENTY, 0), (0, PLENTY)])
+def test_an_engine_that_starts_again_keeps_its_type(tmp_path: Path, first: int, later: int) -> None:
+    """Neither other free memory nor a race beside other load changes it: so the calibration holds."""
+    options = checkpoint(tmp_path, CONFIG)
+    chosen = weights_dtype(options, first, ONE_ROW_ONLY)
+    assert lasting_weights_dtype(options, first, ONE_ROW_ONLY) == chosen
+    assert lasting_weights_dtype(options, later, ONE_ROW_ONLY) == chosen
+    assert lasting_weights_dtype(options, first, FAST) == chosen
+
+
+@pytest.mark.usefixtures("no_choices")
+def test_other_options_are_another_choice(tmp_path: Path) -> None:
+    options = checkpoint(tmp_path, CONFIG)
+    assert lasting_weights_dtype(options, PLENTY, ONE_ROW_ONLY) == "float32"
+    assert lasting_weights_dtype(options | {"dtype": "bfloat16"}, PLENTY, never) is None
+    assert lasting_weights_dtype(options | {"quantization": "awq"}, PLENTY, never) is None
+
+
+def test_products_are_timed_on_the_models_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     races: list[int] = []
 
@@ -99,12 +122,9 @@ def test_an_engine_that_starts_again_gets_the_same_times_on_the_models_threads(
         races.append(torch.get_num_threads())
         return [(float(len(races)), 1.0) for _ in rows]
 
-    module = ModuleType("drafters.vllm.cpu_matmul")
-    module.race = race  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    measure.cache_clear()
+    stub = ModuleType("drafters.vllm.cpu_matmul")
+    stub.race = race  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
     before = torch.get_num_threads()
-    first = measure(ROWS, "bfloat16", threads=1)
-    assert measure(ROWS, "bfloat16", threads=1) == first
-    assert (races, torch.get_num_threads()) == ([1], before)
-    measure.cache_clear()
+    assert len(measure(ROWS, "bfloat16", threads=before + 1)) == len(ROWS)
+    assert (races, torch.get_num_threads()) == ([before + 1], before)

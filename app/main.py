@@ -17,6 +17,7 @@ from app import metrics
 from app.admission.desk import Desk
 from app.api import document, errors, generate, health, models, speculation
 from app.api.door import Door
+from app.api.head import HeadMiddleware
 from app.api.request_id import RequestId
 from app.api.tally import Tally
 from app.engine.supervisor import Engine
@@ -68,6 +69,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         app.add_middleware(
             trace.Trace, provider=spans, paths=generate.PATHS, model=settings.served_model_name
         )
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestId)
     return app
 

@@ -40,6 +40,8 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         405: f"Not allowed to {method} on {path}.",
     }.get(error.status_code, str(error.detail))
     headers = dict(error.headers) if error.headers else None
+    if headers is not None and headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # app/api/head.py
     return await _api_error(request, ApiError(error.status_code, message, headers=headers))
 
 

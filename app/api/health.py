@@ -23,6 +23,7 @@ async def livez() -> dict[str, str]:
 
 
 @router.get("/readyz")
+@router.get("/health")  # the name that vLLM's server and its clients use
 async def readyz(request: Request) -> JSONResponse:
     """200 once requests are taken, 503 with the engine's phase otherwise."""
     engine: Engine = request.app.state.engine

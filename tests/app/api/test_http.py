@@ -97,6 +97,9 @@ def test_starting_is_alive_but_not_ready() -> None:
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["phase"]) == (503, "loading")
         assert client.get("/ping").status_code == 503
+        health = client.get("/health")
+        assert (health.status_code, health.json()) == (503, ready.json())
+        assert health.headers["retry-after"] == ready.headers["retry-after"]
         refused = client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
@@ -105,6 +108,7 @@ def test_starting_is_alive_but_not_ready() -> None:
 
 def test_ready(client: TestClient) -> None:
     assert client.get("/readyz").status_code == 200
+    assert client.get("/health").status_code == 200
     assert client.post("/ping").status_code == 200
     assert client.post("/v1/chat/completions", json=CHAT).json() == {"ok": True}
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from app import metrics
 from app.admission.desk import Desk
-from app.api import document, errors, generate, health, models, speculation
+from app.api import cors, document, errors, generate, health, models, speculation
 from app.api.door import Door
 from app.api.head import HeadMiddleware
 from app.api.request_id import RequestId
@@ -71,6 +71,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         )
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestId)
+    cors.install(app, settings)
     return app
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from drafters.config import DrafterConfig
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The names in a list that is separated by commas, in lower case."""
+    names = (name.strip().lower() for name in text.split(","))
+    return tuple(name for name in names if name)
 
 
 class Section(BaseModel):
@@ -47,6 +56,11 @@ class ServerSettings(Section):
     max_connections: int = Field(
         1024, ge=1, description="Most open connections; further ones get a 503 and are closed."
     )
+    allowed_origins: str = Field(
+        "",
+        description="Origins of web pages that may call the gateway from a browser (CORS), "
+        "separated by commas, each as SCHEME://HOST[:PORT], or `*` for all; none by default.",
+    )
     sse_keep_alive_s: float = Field(
         15.0, gt=0, description="Seconds of silence after which a stream sends an SSE comment."
     )
@@ -69,6 +83,20 @@ class ServerSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged."
     )
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """`allowed_origins` one by one, as browsers write them: in lower case."""
+        return _names(self.allowed_origins)
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, value: str) -> str:
+        """Refuse what no browser sends as an origin: it would match no page, in silence."""
+        for name in _names(value):
+            if name != "*" and not _ORIGIN.fullmatch(name):
+                raise ValueError(f"{name} is not an origin: SCHEME://HOST[:PORT] without a path")
+        return value
 
 
 class AdmissionSettings(Section):
@@ -171,8 +199,7 @@ class LimitSettings(Section):
     @property
     def media_hosts(self) -> frozenset[str]:
         """`media_domains` as a set."""
-        names = (name.strip().lower() for name in self.media_domains.split(","))
-        return frozenset(name for name in names if name)
+        return frozenset(_names(self.media_domains))
 
 
 class ModelSettings(Section):

@@ -46,7 +46,8 @@ def run(source: str) -> int:
     such as reading input, is no part of the function.
     """
     try:
-        exec(compile(source, "program.py", "exec"), {})
+        # This file's future statements would hold for the program, too.
+        exec(compile(source, "program.py", "exec", dont_inherit=True), {})
     except AssertionError:
         return WRONG
     except BaseException:  # SystemExit and KeyboardInterrupt are no success either

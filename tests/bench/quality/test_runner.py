@@ -24,6 +24,8 @@ SHORT = Limits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_
         ("assert sum([1, 2]) == 4", "wrong"),
         ("1 / 0", "raised"),
         ("def f(:", "raised"),
+        ("def f(x: List[int]): pass", "raised"),
+        ("from __future__ import annotations\ndef f(x: List[int]): pass", "passed"),
         ("import sys\nsys.exit(0)", "raised"),
         ("quit()", "raised"),
         ("raise KeyboardInterrupt", "raised"),

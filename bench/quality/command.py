@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         journal = Journal(args.out)
         journal.begin(_plan(args), provenance(["quality", *argv]))
         drafted = asyncio.run(_measure(args, method, chosen, journal))
-    except (AerieError, RuntimeError, ValueError) as error:
+    except (AerieError, RuntimeError, ValueError, OSError) as error:
         print(f"aerie bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

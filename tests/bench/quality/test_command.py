@@ -173,3 +173,14 @@ def test_only_a_drafting_method_of_the_gateway_is_compared(
 ) -> None:
     assert command.main(["--method", method, "--out", str(tmp_path / "q.jsonl")]) == 1
     assert "give adaptive or k:K" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    agreeing: StubGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "q.jsonl"
+    assert command.main(["--url", agreeing.url, "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("aerie bench: ") and str(tmp_path / "file") in error
+    assert agreeing.bodies == []

@@ -40,6 +40,15 @@ OTHER = "def other():\n    return root(4)\n"
         "```python\nreturn math.sqrt(n)\n```",
         f"```python\n{WHOLE}\n# ``` in a comment\n```",
         f"```python\nfrom math import sqrt\n\n{WHOLE}```",
+        f"```python\nfrom __future__ import annotations\nfrom math import sqrt\n\n{WHOLE}```",
+        f'# A comment\n"""A docstring."""\nfrom __future__ import (\n    annotations,\n)\n{WHOLE}',
+        # The first line alone has lost its indentation.
+        "result = math.sqrt(n)\n    return result\n",
+        "\nif n < 0:\n        return None\n\n    return math.sqrt(n)",
+        "if n < 0: return None\n  return math.sqrt(n)",
+        "```python\nfor _ in range(2):\n        n = n * 1\n    return math.sqrt(n)\n```",
+        "for _ in range(2):\n    return math.sqrt(n)",  # has lost none
+        'pattern = "\\d"\n    return math.sqrt(n)',  # an escape that is none is a warning
     ],
 )
 def test_right_answers_pass_in_every_form(answer: str) -> None:
@@ -54,6 +63,8 @@ def test_right_answers_pass_in_every_form(answer: str) -> None:
         "```python\n```",
         f"```python\n{OTHER}```",
         WHOLE.replace("math", ""),
+        f"{WHOLE}\nfrom __future__ import annotations\n",  # no statement of a program of its own
+        "    return 0\n  return math.sqrt(n)",
     ],
 )
 def test_answers_without_the_function_do_not_pass(answer: str) -> None:
@@ -63,6 +74,13 @@ def test_answers_without_the_function_do_not_pass(answer: str) -> None:
 def test_a_name_that_only_begins_alike_is_another_function() -> None:
     answer = f"```python\ndef roots(n):\n    return 0\n```\n```python\n{WHOLE}```"
     assert "roots" not in completed(PROBLEM, answer)
+
+
+def test_a_future_statement_holds_for_the_whole_program() -> None:
+    answer = f"```python\nfrom __future__ import annotations\n\n{WHOLE}```"
+    statement, _, rest = completed(PROBLEM, answer).partition("\n")
+    assert statement == "from __future__ import annotations"
+    assert rest == f"{PROBLEM.prompt}\n\n{WHOLE}"
 
 
 def test_every_canonical_solution_makes_a_program() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from drafters.train.examples import MalformedLine, read_examples
 from drafters.train.progress import Progress
 from drafters.train.prompts.contamination import Contamination, humaneval
 from drafters.train.prompts.filters import special_token_names
+from drafters.train.prompts.held_out import is_held_out
 from drafters.train.prompts.open_turn import OpenTurn, open_turn
 from drafters.train.prompts.openings import DEFAULT_MIX, MIXES, Opening, read_openings
 from drafters.train.prompts.output import user_text, write_prompts
@@ -67,14 +67,17 @@ def _run(args: argparse.Namespace) -> None:
     selection = _select(samples, tokenizer, args)
     print(_report(len(samples), selection))
     kept = selection.kept
-    if len(kept) <= args.held_out:
-        raise ValueError(f"{len(kept)} prompts are left; of these --held-out takes {args.held_out}")
     # No two kept prompts are near duplicates, so no two of the files are either.
-    held_out = set(random.Random(args.seed).sample(range(len(kept)), args.held_out))
-    files = {args.out: [prompt for place, prompt in enumerate(kept) if place not in held_out]}
+    held_out = [prompt for prompt in kept if is_held_out(prompt.text, args.held_out)]
+    if len(held_out) == len(kept) or (args.held_out and not held_out):
+        raise ValueError(
+            f"{len(kept)} prompts are left; of these --held-out {args.held_out:g} takes "
+            f"{len(held_out)}"
+        )
+    aside = set(held_out)
+    files = {args.out: [prompt for prompt in kept if prompt not in aside]}
     if held_out:
-        file = args.out.with_suffix(f".held-out{args.out.suffix}")
-        files[file] = [prompt for place, prompt in enumerate(kept) if place in held_out]
+        files[args.out.with_suffix(f".held-out{args.out.suffix}")] = held_out
     for file, prompts in files.items():
         write_prompts(file, prompts)
         print(f"wrote {file}: {len(prompts)} prompts")
@@ -188,6 +191,12 @@ def _positive(text: str) -> int:
     return number
 
 
+def _share(text: str) -> float:
+    if not 0.0 <= (share := float(text)) < 1.0:
+        raise argparse.ArgumentTypeError(f"must be a share from 0 to below 1, got {text}")
+    return share
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aerie prompts",
@@ -209,8 +218,9 @@ def _parser() -> argparse.ArgumentParser:
         help="filter raw samples of earlier runs, and sample none",
     )  # fmt: skip
     parser.add_argument(
-        "--held-out", type=int, default=0, metavar="N",
-        help="set N of the prompts aside, in a file beside OUT that ends in .held-out.jsonl",
+        "--held-out", type=_share, default=0.0, metavar="SHARE",
+        help="set about this share of the prompts aside, such as 0.02, in a file beside OUT that "
+        "ends in .held-out.jsonl; a prompt's text decides, so that more samples change nothing",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

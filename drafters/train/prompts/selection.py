@@ -65,7 +65,7 @@ def select(
     index = NearDuplicateIndex(limits.similarity, frequency)
     for members in avoided:
         index.add(members)
-    exact = {_normalised(text) for text in avoid}
+    exact = {normalised(text) for text in avoid}
     kept: list[Prompt] = []
     dropped = dict.fromkeys(
         ["incomplete", "too short", "too long", "not printable", "loops",
@@ -87,7 +87,7 @@ def select(
         for name, ngrams in contamination:
             if turn in ngrams:
                 return name
-        if _normalised(turn) in exact:
+        if normalised(turn) in exact:
             return "duplicate"
         return "near duplicate" if members in index else None
 
@@ -96,7 +96,7 @@ def select(
             dropped[why] += 1
             continue
         assert turn is not None
-        exact.add(_normalised(turn))
+        exact.add(normalised(turn))
         index.add(members)
         kept.append(Prompt(sample.kind, turn))
     return Selection(kept, dropped)
@@ -107,5 +107,6 @@ def _turn(sample: Sample) -> str | None:
     return turn if turn is None or sample.kind != COMPLETION else unfinished_for_half(turn)
 
 
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
+    """The text without differences of case and white space."""
     return " ".join(text.casefold().split())

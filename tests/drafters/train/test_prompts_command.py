@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from drafters.train.examples import read_examples
 from drafters.train.prompts import command, sample_log
 from drafters.train.prompts.command import main
+from drafters.train.prompts.held_out import is_held_out
 from drafters.train.prompts.near_duplicates import shingles
 from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sampler import TurnSampler
@@ -71,7 +72,7 @@ def test_prompts_are_complete_turns_that_aerie_train_reads(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "prompts.jsonl"
-    assert main(_arguments(folder, out, "--count", "60", "--held-out", "5")) == 0
+    assert main(_arguments(folder, out, "--count", "60", "--held-out", "0.2")) == 0
     samples = read_samples([tmp_path / "prompts.samples.jsonl"])
     assert len(samples) == 60
     assert {sample.finish for sample in samples} == {"stop", "length"}
@@ -84,7 +85,7 @@ def test_prompts_are_complete_turns_that_aerie_train_reads(
         words = len(sample.text.split()) - len(sample.opening.split())
         assert sample.tokens == words + (sample.finish == "stop")
     kept, held_out = _texts(out), _texts(tmp_path / "prompts.held-out.jsonl")
-    assert len(held_out) == 5
+    assert 0 < len(held_out) < len(kept)
     assert 10 < len(kept) < 60
     sampled = {sample.text.strip() for sample in samples if sample.finish == "stop"}
     assert {*kept, *held_out} <= sampled
@@ -93,7 +94,7 @@ def test_prompts_are_complete_turns_that_aerie_train_reads(
     report = capsys.readouterr().out
     dropped = sum(int(line.split()[1]) for line in report.splitlines() if line[:7] == "dropped")
     assert dropped == 60 - len(kept) - len(held_out)
-    assert f"kept    {len(kept) + 5:7d}  chat" in report
+    assert f"kept    {len(kept) + len(held_out):7d}  chat" in report
 
 
 def test_no_prompt_is_a_near_duplicate_of_one_held_out(tmp_path: Path, folder: Path) -> None:
@@ -104,12 +105,60 @@ def test_no_prompt_is_a_near_duplicate_of_one_held_out(tmp_path: Path, folder: P
     file.write_text("".join(sample.line() for sample in samples))
     out = tmp_path / "out.jsonl"
     arguments = ["--target", str(folder), "--samples", str(file), "--out", str(out)]
-    assert main([*arguments, "--allow-humaneval", "--held-out", "4"]) == 0
+    assert main([*arguments, "--allow-humaneval", "--held-out", "0.4"]) == 0
     kept, held_out = _texts(out), _texts(tmp_path / "out.held-out.jsonl")
-    assert kept
+    assert kept and held_out
     for one in map(shingles, held_out):
         for other in map(shingles, kept):
             assert len(one & other) < Limits().similarity * len(one | other)
+
+
+def _sides(folder: Path, out: Path, *more: str) -> tuple[set[str], set[str]]:
+    """The prompts to train on, and those held out."""
+    assert main(_arguments(folder, out, "--held-out", "0.3", *more)) == 0
+    return set(_texts(out)), set(_texts(out.with_suffix(".held-out.jsonl")))
+
+
+def test_no_prompt_changes_its_side_in_a_larger_run_or_one_of_another_seed(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Else a head would be judged by prompts that an earlier one was trained on."""
+    out = tmp_path / "prompts.jsonl"
+    kept, held_out = _sides(folder, out, "--count", "24")
+    more_kept, more_held_out = _sides(folder, out, "--count", "60")
+    assert kept < more_kept
+    assert held_out < more_held_out
+    raw = str(tmp_path / "prompts.samples.jsonl")
+    arguments = ["--target", str(folder), "--samples", raw, "--out", str(tmp_path / "b.jsonl")]
+    assert main([*arguments, *LENIENT, "--held-out", "0.3", "--seed", "5"]) == 0
+    assert set(_texts(tmp_path / "b.held-out.jsonl")) == more_held_out
+
+
+def test_a_share_is_held_out_and_a_larger_one_contains_it() -> None:
+    texts = [f"Question {place}" for place in range(4000)]
+    small, large = ({text for text in texts if is_held_out(text, share)} for share in (0.02, 0.3))
+    assert small < large
+    assert len(small) == pytest.approx(80, abs=30)
+    assert len(large) == pytest.approx(1200, abs=100)
+    assert not any(is_held_out(text, 0.0) for text in texts)
+    assert all(is_held_out(f" {text.upper()}\n", 0.02) for text in small)
+
+
+@pytest.mark.parametrize("share", ["5", "1", "-0.1", "nan", "a"])
+def test_what_is_no_share_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], share: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "a", "--out", "b", "--count", "1", "--held-out", share])
+    assert "--held-out: " in capsys.readouterr().err
+
+
+def test_a_share_that_takes_no_prompt_is_an_error(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.jsonl"
+    assert main(_arguments(folder, out, "--count", "8", "--held-out", "1e-9")) == 1
+    assert "of these --held-out 1e-09 takes 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("parts", [0, 2])

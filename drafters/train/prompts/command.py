@@ -13,7 +13,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,21 +85,24 @@ def _run(args: argparse.Namespace) -> None:
 
 def _sample(tokenizer: Any, args: argparse.Namespace) -> list[Sample]:
     """All samples of the run, as far as an earlier run of the same options took them."""
+    with SampleLog(args.out.with_suffix(".samples.jsonl")) as log:
+        return _sample_into(log, tokenizer, args)
+
+
+def _sample_into(log: SampleLog, tokenizer: Any, args: argparse.Namespace) -> list[Sample]:
     openings = _openings(tokenizer, args)
-    generate, fingerprint, ends = _generator(tokenizer, args)
+    source = _source(tokenizer, args, log.options.get("dtype"))
     template = repr(tokenizer.chat_template).encode()
-    log = SampleLog(
-        args.out.with_suffix(".samples.jsonl"),
-        {
-            "target_sha256": fingerprint,
-            "chat_template_sha256": hashlib.sha256(template).hexdigest(),
-            "openings": [asdict(opening) for opening, _ in openings],
-            **{name: getattr(args, name) for name in _SAMPLING},
-        },
-    )
+    log.begin({
+        "target_sha256": source.fingerprint,
+        "chat_template_sha256": hashlib.sha256(template).hexdigest(),
+        "dtype": source.dtype,
+        "openings": [asdict(opening) for opening, _ in openings],
+        **{name: getattr(args, name) for name in _SAMPLING},
+    })  # fmt: skip
     sampler = TurnSampler(
-        tokenizer, generate, openings,
-        count=args.count, max_tokens=args.max_tokens, end_tokens=ends, seed=args.seed,
+        tokenizer, source.generate, openings, count=args.count, max_tokens=args.max_tokens,
+        end_tokens=source.end_tokens, seed=args.seed,
     )  # fmt: skip
     done = log.resume(args.count)
     print(f"samples: {done} of {args.count} are there", flush=True)
@@ -133,8 +136,21 @@ def _openings(tokenizer: Any, args: argparse.Namespace) -> list[tuple[Opening, O
     return openings
 
 
-def _generator(tokenizer: Any, args: argparse.Namespace) -> tuple[Generate, str, list[int]]:
-    """What samples, the fingerprint of the target, and the target's end tokens."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What samples."""
+
+    generate: Generate
+    fingerprint: str  # of the target
+    dtype: str | None  # of the target's weights here; a server has its own
+    end_tokens: list[int]
+
+
+def _source(tokenizer: Any, args: argparse.Namespace, recorded: str | None) -> _Source:
+    """What samples, in --dtype, else in the `recorded` type of the samples that are there.
+
+    Which type is the faster one is measured, and another start may measure another one.
+    """
     options = {"steps": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p}
     if args.server:
         folder = checkpoint_folder(args.target)
@@ -143,11 +159,14 @@ def _generator(tokenizer: Any, args: argparse.Namespace) -> tuple[Generate, str,
         except OSError:  # an older checkpoint: its config says it
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
         generate = partial(respond_by_server, args.server, None, **options)
-        return generate, checkpoint_fingerprint(folder), end_tokens(generation, tokenizer)
-    dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
+        ends = end_tokens(generation, tokenizer)
+        return _Source(generate, checkpoint_fingerprint(folder), None, ends)
+    name = args.dtype or recorded
+    dtype = getattr(torch, name) if name else slow_bfloat16(args.device)
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
-    return partial(respond, target, **options), target.fingerprint, target.end_tokens
+    name = str(target.dtype).removeprefix("torch.")
+    return _Source(partial(respond, target, **options), target.fingerprint, name, target.end_tokens)
 
 
 def _select(samples: Sequence[Sample], tokenizer: Any, args: argparse.Namespace) -> Selection:
@@ -226,7 +245,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"),
-        help="[the checkpoint's; on a CPU float32 where that is faster]",
+        help="[that of the samples that are there; else the checkpoint's; on a CPU float32 where "
+        "that is faster]",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
     _add_sampling(parser.add_argument_group("sampling"))

@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from drafters.train.prompts.sample import Sample, read_samples
 
 PART = 256  # samples generated and written together: what a kill may cost
+_ADVICE = "delete it, choose another --out, or only filter it with --samples"
 
 
 class SampleLog:
-    """A file of samples and, beside it, the options that they were sampled with."""
+    """A file of samples and, beside it, the options that they were sampled with.
 
-    def __init__(self, file: Path, options: dict[str, Any]) -> None:
-        """Open or begin the file; ValueError if it was sampled with other options."""
+    The file is locked until `close`, or until the process ends.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Open or begin the file; ValueError if another process has it open."""
         self.file = file
+        self._sidecar = file.with_suffix(".json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = file.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.options = self._read_options()
+        except BlockingIOError:
+            self.close()
+            raise ValueError(
+                f"another run is sampling into {file}: wait for it, or choose another --out"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unlock the file."""
+        self._stream.close()
+
+    def _read_options(self) -> dict[str, Any]:
+        """The options of the samples that are there; empty if there are none."""
+        if not self.file.stat().st_size:
+            return {}
+        if not self._sidecar.exists():
+            raise ValueError(
+                f"{self.file} is there without {self._sidecar.name}, its options: {_ADVICE}"
+            )
+        options: dict[str, Any] = json.loads(self._sidecar.read_text("utf-8"))
+        return options
+
+    def begin(self, options: dict[str, Any]) -> None:
+        """Note the options of this run; ValueError if samples of other options are there."""
         options = json.loads(json.dumps(options))  # tuples become lists, as in the file
-        sidecar = file.with_suffix(".json")
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            sidecar.write_text(json.dumps(options, indent=1) + "\n", encoding="utf-8")
-            file.touch()
-            return
-        advice = "delete it, choose another --out, or only filter it with --samples"
-        if not sidecar.exists():
-            raise ValueError(f"{file} is there without {sidecar.name}, its options: {advice}")
-        written = json.loads(sidecar.read_text("utf-8"))
-        names = sorted({*options, *written})
-        if other := [name for name in names if options.get(name) != written.get(name)]:
-            raise ValueError(f"{file} was sampled with another {', '.join(other)}: {advice}")
+        if not self.options:
+            self._sidecar.write_text(json.dumps(options, indent=1) + "\n", encoding="utf-8")
+            self.options = options
+        names = sorted({*options, *self.options})
+        if other := [name for name in names if options.get(name) != self.options.get(name)]:
+            raise ValueError(f"{self.file} was sampled with another {', '.join(other)}: {_ADVICE}")
 
     def resume(self, count: int) -> int:
         """Cut off what is no whole part of a run of `count` samples; the number that is left.
@@ -49,10 +91,11 @@ class SampleLog:
         return kept
 
     def append(self, samples: Sequence[Sample]) -> None:
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write("".join(sample.line() for sample in samples))
-            stream.flush()
-            os.fsync(stream.fileno())
+        """Write samples behind those that are there, and through to the disk."""
+        self._stream.write("".join(sample.line() for sample in samples))
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
 
     def read(self, count: int) -> list[Sample]:
+        """The first `count` samples."""
         return read_samples([self.file])[:count]

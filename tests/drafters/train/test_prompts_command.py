@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -16,6 +17,7 @@ from drafters.train.prompts.command import main
 from drafters.train.prompts.held_out import is_held_out
 from drafters.train.prompts.near_duplicates import shingles
 from drafters.train.prompts.sample import Sample, read_samples
+from drafters.train.prompts.sample_log import SampleLog
 from drafters.train.prompts.sampler import TurnSampler
 from drafters.train.prompts.selection import Limits
 from drafters.train.target import FrozenTarget
@@ -212,6 +214,60 @@ def test_samples_of_other_options_are_refused(
     assert main(_arguments(folder, out, "--count", "8")) == 1
     assert "is there without a.samples.json" in capsys.readouterr().err
     assert out.read_bytes() == before
+
+
+def test_a_resumed_run_samples_in_the_recorded_dtype(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Which type is the faster one is measured, and may come out differently the next time."""
+    out, load, dtypes = tmp_path / "a.jsonl", FrozenTarget.load, []
+
+    def spy(*args: Any, dtype: torch.dtype | None, **options: Any) -> FrozenTarget:
+        dtypes.append(dtype)
+        return load(*args, dtype=dtype, **options)
+
+    monkeypatch.setattr(FrozenTarget, "load", spy)
+    for count, measured in (("8", torch.bfloat16), ("16", torch.float32), ("24", None)):
+        monkeypatch.setattr(command, "slow_bfloat16", lambda device, dtype=measured: dtype)
+        assert main(_arguments(folder, out, "--count", count)) == 0
+    assert dtypes == [torch.bfloat16] * 3
+    assert json.loads((tmp_path / "a.samples.json").read_text())["dtype"] == "bfloat16"
+    assert main(_arguments(folder, out, "--count", "24", "--dtype", "bfloat16")) == 0
+    assert main(_arguments(folder, out, "--count", "24", "--dtype", "float32")) == 1
+    assert "a.samples.jsonl was sampled with another dtype" in capsys.readouterr().err
+
+
+def test_the_checkpoints_own_dtype_is_recorded_by_its_name(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "slow_bfloat16", lambda device: None)
+    assert main(_arguments(folder, tmp_path / "a.jsonl", "--count", "8")) == 0
+    stored = FrozenTarget.load(folder).stored
+    recorded = json.loads((tmp_path / "a.samples.json").read_text())["dtype"]
+    assert getattr(torch, recorded) == stored
+
+
+def test_two_runs_do_not_sample_into_one_file(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    out = tmp_path / "a.jsonl"
+    with SampleLog(tmp_path / "a.samples.jsonl"), monkeypatch.context() as patch:
+        patch.setattr(FrozenTarget, "load", _must_not_run)
+        assert main(_arguments(folder, out, "--count", "8")) == 1
+    error = capsys.readouterr().err
+    assert "another run is sampling into" in error and "a.samples.jsonl" in error
+    assert main(_arguments(folder, out, "--count", "8")) == 0  # it was unlocked
+    assert main(_arguments(folder, out, "--count", "8")) == 0
+
+
+def test_options_of_deleted_samples_do_not_count(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    assert main(_arguments(folder, out, "--count", "8", "--dtype", "bfloat16")) == 0
+    (tmp_path / "a.samples.jsonl").unlink()
+    assert main(_arguments(folder, out, "--count", "8", "--dtype", "float32")) == 0
+    assert json.loads((tmp_path / "a.samples.json").read_text())["dtype"] == "float32"
 
 
 def test_samples_of_earlier_runs_are_filtered_without_the_weights(

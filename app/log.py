@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from drafters.log_records import escape, escape_log_records
+
 Format = Literal["text", "json"]
 _FIELDS = "fields"
 
@@ -26,7 +28,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """One line."""
         fields = getattr(record, _FIELDS, {})
-        return " ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in fields.items())])
+        told = (escape(f"{name}={value}") for name, value in fields.items())
+        return " ".join([super().formatMessage(record), *told])
 
 
 class JsonFormatter(logging.Formatter):
@@ -47,7 +50,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
-    """Send everything of this process that is at least `level` to `stream` (standard error)."""
+    """Send everything of this process that is at least `level` to `stream` (standard error).
+
+    Other handlers, vLLM's among them, are escaped as well (drafters/log_records.py).
+    """
+    escape_log_records()
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -37,7 +37,7 @@ MAP: dict[str, set[str]] = {
     "app.exposition": set(),
     "app.scrape": set(),
     "app.metrics": {"app", "app.errors"} | POLICY,
-    "app.log": {"app"},
+    "app.log": {"app", "drafters.log_records"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.engine": GROUND | POLICY | TARGET_FOLDERS | {"drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
@@ -94,6 +94,7 @@ MAP: dict[str, set[str]] = {
     "drafters.config": set(),
     "drafters.control": {"drafters.config", "drafters.markdown"},
     "drafters.gguf_conversion": set(),
+    "drafters.log_records": set(),
     "drafters.markdown": set(),
     "drafters.ops": set(),
     "drafters.packaged": set(),
@@ -105,7 +106,7 @@ MAP: dict[str, set[str]] = {
     },
     "drafters.vllm": {
         *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
-        *("drafters.streams", "drafters.vllm.cpu_matmul"),
+        *("drafters.log_records", "drafters.streams", "drafters.vllm.cpu_matmul"),
     },
     "drafters.vllm.cpu_matmul": set(),
 }

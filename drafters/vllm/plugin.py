@@ -5,8 +5,10 @@ from __future__ import annotations
 
 def register() -> None:
     """Apply what vLLM needs before it builds an engine. Safe to call more than once."""
+    from drafters.log_records import escape_log_records
     from drafters.streams import unfailing
     from drafters.vllm import compat
 
     unfailing()
+    escape_log_records()
     compat.apply()

@@ -18,7 +18,9 @@ FIELDS = {"request_id": "req_1", "k": 3.5, "text": 'a "quoted"\nline'}
 def as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    factory = logging.getLogRecordFactory()
     yield
+    logging.setLogRecordFactory(factory)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -48,5 +50,16 @@ def test_json_is_one_object_a_line() -> None:
 
 def test_text_has_the_fields_behind_the_message() -> None:
     lines = written("text")
-    assert lines[0].split(" ", 2)[2].startswith("INFO request request_id=req_1 k=3.5 ")
-    assert any(line.startswith("Traceback") for line in lines)
+    assert lines[0].split(" ", 2)[2] == (
+        r'INFO request request_id=req_1 k=3.5 text=a "quoted"\nline'
+    )
+    assert any(line.startswith("  | Traceback") for line in lines)
+    assert all(line.startswith("  | ") for line in lines[2:])
+
+
+def test_a_client_that_ends_the_line_in_text_is_quoted() -> None:
+    stream = io.StringIO()
+    configure("info", "text", stream)
+    logging.getLogger("any.library").warning("odd item %s", "rs_1\nFORGED LINE\x1b[2J")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(r"odd item rs_1\nFORGED LINE\x1b[2J")

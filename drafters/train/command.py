@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from drafters.train.initial import (
 from drafters.train.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
-from drafters.train.respond import ServerError, respond, respond_by_server
+from drafters.train.respond import KEY_VARIABLE, ServerError, respond, respond_by_server
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.states import StateStore
 from drafters.train.target import FrozenTarget
@@ -192,7 +193,8 @@ def _answers(
         "progress": progress.advance,
     }
     if args.server:
-        answers = respond_by_server(args.server, None, prompts, **options)
+        key = os.environ.get(KEY_VARIABLE) or None
+        answers = respond_by_server(args.server, None, prompts, key=key, **options)
     else:
         answers = respond(target, prompts, **options)
     return (text for _, text in answers)
@@ -290,7 +292,8 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--temperature", type=float, default=0.7, help="of the sampled ones")
     data.add_argument(
         "--server", metavar="URL", type=_url,
-        help="let an OpenAI-compatible vLLM server of the same target write the responses",
+        help="let an OpenAI-compatible vLLM server of the same target write the responses; "
+        f"its API key is read from {KEY_VARIABLE}",
     )  # fmt: skip
     data.add_argument(
         "--work", type=Path, help="responses, states and the saved run [OUT.work]; reused"

@@ -21,6 +21,7 @@ from drafters.train.texts import Text, groups_within
 
 BATCH_TOKENS = 65536  # padded prompt and response tokens of one generation batch
 CONCURRENCY = 64  # requests in flight
+KEY_VARIABLE = "OPENAI_API_KEY"  # of the environment: the server's API key
 _PATIENCE = 900.0  # seconds one request waits for a busy server in all
 _BACKOFF = (1.0, 30.0)  # seconds: the first and the longest wait without a Retry-After
 

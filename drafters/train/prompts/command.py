@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import PART, SampleLog
 from drafters.train.prompts.sampler import Generate, TurnSampler
 from drafters.train.prompts.selection import Limits, Selection, select
-from drafters.train.respond import ServerError, respond, respond_by_server
+from drafters.train.respond import KEY_VARIABLE, ServerError, respond, respond_by_server
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import (
     FrozenTarget,
@@ -158,7 +159,8 @@ def _source(tokenizer: Any, args: argparse.Namespace, recorded: str | None) -> _
             generation = GenerationConfig.from_pretrained(folder)
         except OSError:  # an older checkpoint: its config says it
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
-        generate = partial(respond_by_server, args.server, None, **options)
+        key = os.environ.get(KEY_VARIABLE) or None
+        generate = partial(respond_by_server, args.server, None, key=key, **options)
         ends = end_tokens(generation, tokenizer)
         return _Source(generate, checkpoint_fingerprint(folder), None, ends)
     name = args.dtype or recorded
@@ -272,7 +274,8 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-p", type=float, default=0.95)
     group.add_argument(
         "--server", metavar="URL", type=_url,
-        help="let an OpenAI-compatible vLLM server of the same target sample",
+        help="let an OpenAI-compatible vLLM server of the same target sample; "
+        f"its API key is read from {KEY_VARIABLE}",
     )  # fmt: skip
 
 

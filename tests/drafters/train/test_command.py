@@ -17,7 +17,8 @@ from drafters.train.initial import default_taps, mask_token_of
 from drafters.train.loop import Trainer
 from drafters.train.runtime import seconds_of, slow_bfloat16
 from drafters.train.target import FrozenTarget
-from tests.drafters.train.tiny import write_target
+from tests.drafters.train.conftest import Serve
+from tests.drafters.train.tiny import END, write_target
 
 
 @pytest.fixture
@@ -215,3 +216,24 @@ def test_a_server_that_is_no_url_is_refused_before_anything_is_loaded(
         aerie(["train", *asked, "--server", server])
     assert refused.value.code == 2
     assert "is no URL such as http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["secret", "", None])
+def test_a_server_gets_the_api_key_of_the_environment(
+    tmp_path: Path,
+    target_folder: Path,
+    prompts: Path,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+) -> None:
+    if key is None:
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    # A response that ends at once is no text to train on, and so the run ends before training.
+    completion = {"choices": [{"text": "", "token_ids": [END]}]}
+    server = serve(lambda body, attempt: (200, {}, completion))
+    assert train(target_folder, prompts, tmp_path / "head", "--server", server.url) == 1
+    sent = {headers.get("Authorization") for headers in server.headers}
+    assert sent == {f"Bearer {key}" if key else None}

@@ -294,9 +294,11 @@ def test_a_server_of_the_target_samples_instead(
         tokens = [place, place + 1, place + 2, TURN_END if body["seed"] % 2 else END]
         return 200, {}, {"choices": [{"text": "", "token_ids": tokens}]}
 
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server, out = serve(answer), tmp_path / "served.jsonl"
     assert main(_arguments(folder, out, "--count", "20", "--server", server.url)) == 0
     assert len(server.bodies) == 20
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     assert len({body["seed"] for body in server.bodies}) == 20
     body = server.bodies[0]
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (1.0, 0.95, 12)

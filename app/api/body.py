@@ -1,4 +1,4 @@
-"""Request bodies: size limit, content type, strict JSON."""
+"""Request bodies: content type, content encoding, size limit, strict JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from fastapi import Request
 
+from app.api.content_encoding import Decoder, decoder_for
 from app.errors import ApiError
 
 # Only a body that matches can hold an unusable value; all others are spared the search for it.
@@ -22,14 +23,18 @@ _INTEGERS = range(-(2**63), 2**63)
 async def read_json(
     request: Request, limit: int, timeout_s: float, hold: Callable[[int], None]
 ) -> tuple[dict[str, Any], int]:
-    """The body as a JSON object of at most `limit` bytes, and its size. Raises ApiError 400,
-    408, 413 or 415, and what `hold` raises, which is told the size of each part that came."""
+    """The body as a JSON object of at most `limit` bytes, and its size after decoding.
+
+    `hold` is told the size of each part that is kept. Raises ApiError 400, 408, 413 or 415, and
+    what `hold` raises.
+    """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(415, "Unsupported media type: send Content-Type: application/json.")
+    decoder = decoder_for(request.headers.getlist("content-encoding"))
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(request, limit, hold)
+            data = await _read(request, limit, hold, decoder)
     except TimeoutError:
         # What is still on its way is not waited for.
         message = f"The body did not arrive within {timeout_s:g} s."
@@ -70,17 +75,28 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
             raise ApiError(400, f"Invalid value for '{name}': {problem}.", param=path or None)
 
 
-async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
+async def _read(
+    request: Request, limit: int, hold: Callable[[int], None], decoder: Decoder | None
+) -> bytes:
+    """The decoded body. `limit` holds for what is sent and for what becomes of it."""
     too_large = ApiError(413, f"The body is larger than {limit} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise too_large
-    data = bytearray()
+    data, sent = bytearray(), 0
     async for chunk in request.stream():
-        hold(len(chunk))
-        data += chunk
-        if len(data) > limit:
+        sent += len(chunk)
+        if sent > limit:
             raise too_large
+        for part in (chunk,) if decoder is None else decoder.decode(chunk):
+            hold(len(part))
+            data += part
+            if len(data) > limit:
+                raise too_large
+            if decoder is not None:
+                await asyncio.sleep(0)  # other requests have their turn: a bomb is large
+    if decoder is not None:
+        decoder.finish()
     return bytes(data)
 
 

@@ -27,7 +27,7 @@ NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
 
 @dataclass(frozen=True)
 class Body:
-    """A decoded body, and its size on the wire."""
+    """A decoded body, and its size in bytes after the content encoding is undone."""
 
     payload: dict[str, Any]
     size: int

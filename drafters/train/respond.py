@@ -37,7 +37,7 @@ def respond(
     steps: int,
     temperature: float,
     seed: int,
-    top_p: float = 1.0,
+    min_p: float = 0.0,
     stop_tokens: Sequence[int] = (),
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], None] | None = None,
@@ -46,7 +46,8 @@ def respond(
 
     A text ends with its first end token, if it came to one; `stop_tokens` are end tokens besides
     the target's. Temperature 0 is greedy; otherwise tokens are drawn from the whole distribution,
-    or from its likeliest part that sums to `top_p`. `progress` is told of new tokens.
+    or from the tokens that are at least `min_p` times as likely as the likeliest. (Not top-p: vLLM
+    sorts the vocabulary for it on a CPU.) `progress` is told of new tokens.
     """
     lengths = _check(prompts, steps)
     limit = target.shape.max_position_embeddings
@@ -61,7 +62,7 @@ def respond(
     for number, batch in enumerate(groups_within(order, padded, batch_tokens)):
         rows = _generate(
             target, [prompts[index] for index in batch], steps=steps, temperature=temperature,
-            top_p=top_p, ends=list(dict.fromkeys([*target.end_tokens, *stop_tokens])),
+            min_p=min_p, ends=list(dict.fromkeys([*target.end_tokens, *stop_tokens])),
             seed=seed + number,
         )  # fmt: skip
         if progress is not None:
@@ -78,7 +79,7 @@ def respond_by_server(
     steps: int,
     temperature: float,
     seed: int,
-    top_p: float = 1.0,
+    min_p: float = 0.0,
     stop_tokens: Sequence[int] = (),
     concurrency: int = CONCURRENCY,
     progress: Callable[[int], None] | None = None,
@@ -91,7 +92,7 @@ def respond_by_server(
     `key` is its API key. Requests run while the caller waits for the next text.
     """
     _check(prompts, steps)
-    common = _common(model, steps, temperature, top_p, stop_tokens)
+    common = _common(model, steps, temperature, min_p, stop_tokens)
     with asyncio.Runner() as runner:
         arriving = _arriving(
             url.rstrip("/").removesuffix("/v1") + "/v1/completions",
@@ -140,7 +141,7 @@ def _generate(
     *,
     steps: int,
     temperature: float,
-    top_p: float,
+    min_p: float,
     ends: list[int],
     seed: int,
 ) -> list[list[int]]:
@@ -156,7 +157,8 @@ def _generate(
         do_sample=temperature > 0.0,
         temperature=temperature or 1.0,
         top_k=0 if temperature > 0.0 else None,  # unset would mean the library's 50
-        top_p=top_p,
+        top_p=1.0,
+        min_p=min_p if temperature > 0.0 else None,
         repetition_penalty=1.0,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
@@ -176,15 +178,15 @@ def _until_end(row: list[int], ends: Sequence[int]) -> list[int]:
 
 
 def _common(
-    model: str | None, steps: int, temperature: float, top_p: float, stop_tokens: Sequence[int]
+    model: str | None, steps: int, temperature: float, min_p: float, stop_tokens: Sequence[int]
 ) -> dict[str, Any]:
     """What all requests share. A server takes what it leaves out from the checkpoint's defaults."""
     body: dict[str, Any] = {
         "max_tokens": steps,
         "temperature": temperature,
         "top_k": 0,
-        "top_p": top_p,
-        "min_p": 0.0,
+        "top_p": 1.0,
+        "min_p": min_p,
         "repetition_penalty": 1.0,
         "return_token_ids": True,
     }

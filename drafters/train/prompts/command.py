@@ -46,7 +46,7 @@ from drafters.train.target import (
 )
 
 # Options that decide what a sample is: a run with others does not go on with its file.
-_SAMPLING = ("system", "max_tokens", "temperature", "top_p", "seed")
+_SAMPLING = ("system", "max_tokens", "temperature", "min_p", "seed")
 MAX_TOKENS = 256  # sampled for a turn; most are far shorter
 
 
@@ -152,7 +152,7 @@ def _source(tokenizer: Any, args: argparse.Namespace, recorded: str | None) -> _
 
     Which type is the faster one is measured, and another start may measure another one.
     """
-    options = {"steps": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p}
+    options = {"steps": args.max_tokens, "temperature": args.temperature, "min_p": args.min_p}
     if args.server:
         folder = checkpoint_folder(args.target)
         try:
@@ -271,7 +271,10 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument("--max-tokens", type=_positive, default=MAX_TOKENS, help="for a turn")
     group.add_argument("--temperature", type=float, default=1.0)
-    group.add_argument("--top-p", type=float, default=0.95)
+    group.add_argument(
+        "--min-p", type=float, default=0.05,
+        help="least probability of a token, as a share of the likeliest's [0.05]",
+    )  # fmt: skip
     group.add_argument(
         "--server", metavar="URL", type=_url,
         help="let an OpenAI-compatible vLLM server of the same target sample; "

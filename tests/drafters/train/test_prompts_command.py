@@ -207,9 +207,9 @@ def test_samples_of_other_options_are_refused(
     out = tmp_path / "a.jsonl"
     assert main(_arguments(folder, out, "--count", "8")) == 0
     before = out.read_bytes()
-    other = ["--count", "16", "--seed", "2", "--top-p", "0.5"]
+    other = ["--count", "16", "--seed", "2", "--min-p", "0.5"]
     assert main(_arguments(folder, out, *other)) == 1
-    assert "a.samples.jsonl was sampled with another seed, top_p" in capsys.readouterr().err
+    assert "a.samples.jsonl was sampled with another min_p, seed" in capsys.readouterr().err
     (tmp_path / "a.samples.json").unlink()
     assert main(_arguments(folder, out, "--count", "8")) == 1
     assert "is there without a.samples.json" in capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_a_server_of_the_target_samples_instead(
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     assert len({body["seed"] for body in server.bodies}) == 20
     body = server.bodies[0]
-    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (1.0, 0.95, 12)
+    assert (body["temperature"], body["min_p"], body["max_tokens"]) == (1.0, 0.05, 12)
     assert body["stop_token_ids"] == sorted([END, TURN_END, *range(200, 240)])
     # "user", and behind it nothing or the opening.
     assert {tuple(body["prompt"]) for body in server.bodies} == {(1,), (1, 5, 6)}

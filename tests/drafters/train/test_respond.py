@@ -105,17 +105,15 @@ def test_stop_tokens_end_a_text_besides_the_targets_own(tmp_path: Path) -> None:
     assert text.tokens.tolist() == _greedy(target, PROMPTS[0], 3)
 
 
-def test_top_p_leaves_out_the_unlikely(tmp_path: Path) -> None:
+def test_min_p_leaves_out_the_unlikely(tmp_path: Path) -> None:
     target = load_target(tmp_path)
     chances = target.logits(target.states(torch.tensor([[5, 9]]), []).final[0, -1]).softmax(-1)
-    order = chances.argsort(descending=True)
-    before = chances[order].cumsum(0) - chances[order]
-    nucleus = {int(token) for token, mass in zip(order, before, strict=True) if mass < 0.5}
+    likely = {int(token) for token in (chances >= 0.5 * chances.max()).nonzero()}
     texts = respond(
-        target, [[5, 9]] * 500, steps=1, temperature=1.0, seed=1, top_p=0.5
+        target, [[5, 9]] * 500, steps=1, temperature=1.0, seed=1, min_p=0.5
     )  # fmt: skip
-    assert {int(text.tokens[2]) for _, text in texts} <= nucleus
-    assert 1 < len(nucleus) < 250
+    assert {int(text.tokens[2]) for _, text in texts} <= likely
+    assert 1 < len(likely) < 250
 
 
 def test_a_seed_repeats_and_the_callers_random_state_stays(tmp_path: Path) -> None:
@@ -211,10 +209,10 @@ def test_without_retry_after_waits_double_and_end(
     assert len(server.bodies) == 4  # waits of 0.05, 0.1, 0.1; a fourth would pass 0.3
 
 
-def test_the_server_is_told_of_top_p_and_stop_tokens(serve: Serve) -> None:
+def test_the_server_is_told_of_min_p_and_stop_tokens(serve: Serve) -> None:
     server = serve(lambda body, attempt: (200, {}, _completion(body)))
-    _texts(server, PROMPTS[:1], temperature=1.0, top_p=0.95, stop_tokens=[7, 9])
-    assert (server.bodies[0]["top_p"], server.bodies[0]["stop_token_ids"]) == (0.95, [7, 9])
+    _texts(server, PROMPTS[:1], temperature=1.0, min_p=0.05, stop_tokens=[7, 9])
+    assert (server.bodies[0]["min_p"], server.bodies[0]["stop_token_ids"]) == (0.05, [7, 9])
 
 
 def test_requests_run_together_and_no_more_than_asked(serve: Serve) -> None:

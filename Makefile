@@ -86,13 +86,13 @@ lock: $(INSTALLED) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for
 models: $(INSTALLED) ## Retrain the embedded models
 	@$(BIN)/python -m drafters.train.embedded.build $(ARGS)
 
-evaluate: $(INSTALLED) ## Acceptance length of the embedded head on held-out prompts
+evaluate: $(INSTALLED) ## Acceptance length of the default head on HumanEval and held-out chats
 	@$(BIN)/aerie evaluate $(ARGS)
 
-# Three servers of the embedded model, on all cores in turns. `aerie bench sweep` is the long form.
+# Three servers of the default model, on all cores in turns. `aerie bench sweep` is the long form.
 bench: $(INSTALLED) ## The table of speculation methods on this machine, short form (ARGS=...)
 	@mkdir -p runs
-	@AERIE_PRESET=embedded $(BIN)/python -m app.cli bench sweep --methods none,eagle3:3,off,k:3,adaptive \
+	@$(BIN)/python -m app.cli bench sweep --workload humaneval --methods none,eagle3:3,off,k:3,adaptive \
 	  --concurrency 1,4,16 --rounds 3 --seconds 3 --max-tokens 64 \
 	  --out runs/bench-$$(date -u +%Y%m%dT%H%M%SZ).jsonl $(ARGS)
 

@@ -10,7 +10,7 @@ from typing import Any
 from app.settings import REPOSITORY
 from bench.workloads.embedded import SEED
 
-EAGLE3 = str(REPOSITORY / "models" / "embedded" / "eagle3")
+EAGLE3 = str(REPOSITORY / "models" / "smollm2-135m" / "eagle3")
 
 
 def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
@@ -51,7 +51,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     """What is started."""
     add_settings(parser)
     parser.add_argument(
-        "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the embedded model's]"
+        "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the default model's]"
     )
 
 

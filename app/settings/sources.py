@@ -45,7 +45,7 @@ def load(
         ("command line", dict(cli)),
     ]
     if preset is None and not any(values.get("model") for _, values in layers):
-        preset = "embedded"
+        preset = "smollm2-135m"
     if preset is not None:
         layers[0] = (f"preset {preset}", read_preset(preset)[0])
     return _check(_merge(layers))

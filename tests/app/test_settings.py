@@ -17,12 +17,19 @@ def toml(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_embedded_preset_is_what_a_bare_start_uses() -> None:
+def test_the_packaged_model_is_what_a_bare_start_uses() -> None:
     settings = load({}, {})
+    assert settings.model.model == "packaged:smollm2-135m"
+    assert settings.speculation.drafter == str(REPOSITORY / "models/smollm2-135m/p-eagle")
+    assert settings.served_model_name == "smollm2-135m"
+    assert settings.speculates
+
+
+def test_a_preset_finds_the_models_of_this_repository() -> None:
+    settings = load({}, {}, preset="embedded")
     assert settings.model.model == str(REPOSITORY / "models/embedded/target")
     assert settings.speculation.drafter == str(REPOSITORY / "models/embedded/p-eagle")
     assert settings.served_model_name == "aerie-embedded"
-    assert settings.speculates
 
 
 def test_a_given_model_keeps_the_default_preset_out(tmp_path: Path) -> None:

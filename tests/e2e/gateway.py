@@ -60,13 +60,18 @@ class Gateway:
 
     @classmethod
     def launch(
-        cls, log: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+        cls,
+        log: Path,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        preset: str | None = "embedded",  # None: what a bare start serves
     ) -> Gateway:
         port = free_port()
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command(), *listen, "--preset", "embedded", *args],
+                [*command(), *listen, *(["--preset", preset] if preset else []), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

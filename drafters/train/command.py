@@ -15,7 +15,6 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
@@ -35,7 +34,13 @@ from drafters.train.initial import (
 from drafters.train.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
-from drafters.train.respond import KEY_VARIABLE, ServerError, respond, respond_by_server
+from drafters.train.respond import (
+    KEY_VARIABLE,
+    ServerError,
+    respond,
+    respond_by_server,
+    server_url,
+)
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.states import StateStore
 from drafters.train.target import FrozenTarget
@@ -250,13 +255,6 @@ def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:
     )
 
 
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
-    return text
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aerie train",
@@ -291,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     data.add_argument("--temperature", type=float, default=0.7, help="of the sampled ones")
     data.add_argument(
-        "--server", metavar="URL", type=_url,
+        "--server", metavar="URL", type=server_url,
         help="let an OpenAI-compatible vLLM server of the same target write the responses; "
         f"its API key is read from {KEY_VARIABLE}",
     )  # fmt: skip

@@ -59,11 +59,6 @@ class Measured:
     results: dict[int, Acceptance]
 
 
-def load_target(target: str, *, dtype: torch.dtype | None, device: str) -> FrozenTarget:
-    """The target of a folder or hub id, or ValueError."""
-    return FrozenTarget.load(target, dtype=dtype, device=device)
-
-
 def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
     """The head in the target's dtype as an engine runs it; ValueError if it does not fit.
 
@@ -83,7 +78,7 @@ def load_pair(
     target: str, head: Path, *, dtype: torch.dtype | None, device: str
 ) -> tuple[FrozenTarget, DraftHead]:
     """Both models, the head in the target's dtype as an engine runs it, or ValueError."""
-    frozen = load_target(target, dtype=dtype, device=device)
+    frozen = FrozenTarget.load(target, dtype=dtype, device=device)
     return frozen, load_fitting_head(head, frozen, target)
 
 
@@ -143,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_cpu(args.threads)
     try:
         dtype = None if args.dtype is None else getattr(torch, args.dtype)
-        target = load_target(args.target, dtype=dtype, device=args.device)
+        target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
         heads = [load_fitting_head(folder, target, args.target) for folder in args.head]
         measured = _measure(args, target, heads, counts, report)
     except (OSError, ValueError) as error:

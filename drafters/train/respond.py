@@ -6,11 +6,13 @@ what the target would not say. The target writes here, or on a server that is fa
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import email.utils
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import torch
@@ -28,6 +30,14 @@ _BACKOFF = (1.0, 30.0)  # seconds: the first and the longest wait without a Retr
 
 class ServerError(RuntimeError):
     """The server cannot be used for responses; its text says why."""
+
+
+def server_url(text: str) -> str:
+    """The argument of `--server`, checked. Raises argparse.ArgumentTypeError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
+    return text
 
 
 def respond(

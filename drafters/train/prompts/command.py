@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -36,7 +35,13 @@ from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import PART, SampleLog
 from drafters.train.prompts.sampler import Generate, TurnSampler
 from drafters.train.prompts.selection import Limits, Selection, select
-from drafters.train.respond import KEY_VARIABLE, ServerError, respond, respond_by_server
+from drafters.train.respond import (
+    KEY_VARIABLE,
+    ServerError,
+    respond,
+    respond_by_server,
+    server_url,
+)
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import (
     FrozenTarget,
@@ -199,13 +204,6 @@ def _report(sampled: int, selection: Selection) -> str:
     return "\n".join([*lines, f"kept    {len(selection.kept):7d}  {shares}"])
 
 
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
-    return text
-
-
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
@@ -276,7 +274,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         help="least probability of a token, as a share of the likeliest's [0.05]",
     )  # fmt: skip
     group.add_argument(
-        "--server", metavar="URL", type=_url,
+        "--server", metavar="URL", type=server_url,
         help="let an OpenAI-compatible vLLM server of the same target sample; "
         f"its API key is read from {KEY_VARIABLE}",
     )  # fmt: skip

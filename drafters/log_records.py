@@ -36,7 +36,7 @@ class SafeRecordFactory:
         self._factory = factory
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        """Make a record."""
+        """Make a log record whose text cannot begin a new line."""
         record: logging.LogRecord = self._factory(*args, **kwargs)
         try:
             message = record.getMessage()

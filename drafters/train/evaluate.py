@@ -338,7 +338,7 @@ def _positive(text: str) -> int:
 
 
 def _names(text: str) -> list[str]:
-    """`humaneval,chat`."""
+    """Parse names of workloads, separated by commas, as `humaneval,chat`."""
     names = text.split(",")
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"no workload {unknown[0]!r}: give {', '.join(NAMES)}")

@@ -144,7 +144,7 @@ def _openings(tokenizer: Any, args: argparse.Namespace) -> list[tuple[Opening, O
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What samples."""
+    """A way to sample turns, with what identifies it in the log of samples."""
 
     generate: Generate
     fingerprint: str  # of the target

@@ -52,7 +52,7 @@ class SampleLog:
         self.close()
 
     def close(self) -> None:
-        """Unlock the file."""
+        """Release the lock on the samples file."""
         self._stream.close()
 
     def _read_options(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Muon for the matrices and AdamW for the rest, over fp32 masters of a bf16 model.
 
-Muon: K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024); here
-torch.optim.Muon.
+Muon multiplies in the model's type: `aerie train` picks the one that the machine is faster in.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from drafters.train.muon import Muon
 
 
 class MixedOptimizer:
@@ -39,13 +40,7 @@ class MixedOptimizer:
         ]
         if matrices:
             self._optimizers.append(
-                torch.optim.Muon(
-                    matrices,
-                    lr=muon_lr,
-                    momentum=0.95,
-                    weight_decay=weight_decay,
-                    adjust_lr_fn="original",
-                )
+                Muon(matrices, lr=muon_lr, weight_decay=weight_decay, dtype=self._working[0].dtype)
             )
         self._base = [group["lr"] for opt in self._optimizers for group in opt.param_groups]
 

@@ -19,6 +19,7 @@ import psutil
 
 from app.doctor import hub, machine, models, packaged, report
 from app.doctor.report import Finding
+from app.doctor.weight_files import MissingShardError
 from app.engine.cpu import compiler, has_python_headers
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
@@ -150,8 +151,12 @@ def _read(
     assert folder is not None
     try:
         return replace(models.read_checkpoint(folder), folder=name)
+    except MissingShardError as error:
+        if not Path(name).is_dir():  # a download that stopped: the engine goes on with it
+            return _asked(kind, name, revision, ask)
+        return report.fail(kind, f"{name}: {error}", "copy or download the model again")
     except (OSError, ValueError) as error:
-        remedy = "name a folder with config.json and *.safetensors"
+        remedy = "name a folder with config.json and whole *.safetensors, or download it again"
         return report.fail(kind, f"{name}: {error}", remedy)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.doctor.report import Finding, fail, ok, warn
+from app.doctor.weight_files import read_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
-MAX_HEADER_BYTES = 100 * 1024**2  # what the safetensors format allows
 PLACEHOLDERS = ("ptd_token_id", "mask_token_id", "pard_token")  # names vLLM reads for one thing
 TAPS = 3  # how many hidden states of the target an EAGLE-3 head reads when it does not say which
 
@@ -42,31 +41,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if not isinstance(config, dict):
         raise ValueError("config.json is not a JSON object")
-    weights = sorted(folder.glob("*.safetensors"))
-    shapes: dict[str, list[int]] = {}
-    for file in weights:
-        shapes.update(_shapes(file))
+    weights = read_weights(folder)
     provenance = folder / "provenance.json"
     record = json.loads(provenance.read_text("utf-8")) if provenance.exists() else {}
     return Checkpoint(
         folder=str(folder),
         config=config,
-        shapes=shapes,
+        shapes=weights.shapes,
         files=frozenset(file.name for file in folder.iterdir()),
-        weights_bytes=sum(file.stat().st_size for file in weights),
+        weights_bytes=weights.size,
         trained_k=record.get("k_train"),
     )
-
-
-def _shapes(file: Path) -> dict[str, list[int]]:
-    """Tensor names and shapes from the header; the weights stay on disk."""
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 0 < size <= MAX_HEADER_BYTES:
-            raise ValueError(f"{file.name} is not a safetensors file")
-        header = json.loads(stream.read(size))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
 def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool = True) -> Finding:

@@ -174,6 +174,27 @@ def test_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert findings[1].detail.startswith("org/head: ")
 
 
+def test_a_download_that_stopped_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that the cache lacks is fetched by the engine; the hub knows the whole model."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--target"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes(FILES["org/target"]["config.json"])
+    first = safetensors({"embed": [100, 8]})
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(first)
+    settings = load({**PAIR, "k": "0"}, {})
+    assert [finding.status for finding in check_models(settings)[0]] == ["warn", "ok"]
+    whole = models.Checkpoint("org/target", TARGET, {"embed": [100, 8]}, frozenset())
+    _, read = check_models(settings, None, lambda name, _: whole)
+    assert read is whole
+
+
 def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

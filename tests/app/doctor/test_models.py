@@ -113,20 +113,13 @@ def test_a_folder_is_read_without_its_weights(tmp_path: Path) -> None:
     ).encode()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "provenance.json").write_text('{"k_train": 8}')
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + bytes(48)
+    )
     checkpoint = models.read_checkpoint(tmp_path)
     assert checkpoint.shapes == {"mask_hidden": [1, 24]}
     assert checkpoint.trained_k == 8
-    assert checkpoint.weights_bytes == 8 + len(header)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff" * 16, struct.pack("<Q", 4) + b"oops"])
-def test_a_broken_weight_file_is_an_error(tmp_path: Path, content: bytes) -> None:
-    """A pointer file of a large-file store in place of the weights is the usual one."""
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error is one, each with its text
-        models.read_checkpoint(tmp_path)
+    assert checkpoint.weights_bytes == 8 + len(header) + 48
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 In one process every part is timed by itself, without what it calls of the others. Served, the
 engine tells its steps by phase, the system the CPU of each process, and the client how long a step
 takes where its tokens arrive: what is left of that is the way between them.
+
+The model is the default one, or what AERIE_PRESET or AERIE_MODEL name.
 """
 
 from __future__ import annotations
@@ -126,12 +128,15 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     from app.engine.options import engine_options
     from app.settings import load
     from drafters.control.controller import Controller
+    from drafters.packaged import resolve
     from drafters.vllm import drafter as room
     from drafters.vllm.drafter import ParallelDrafter
     from drafters.vllm.scheduler import DraftingScheduler
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
-    llm = LLM(**{**engine_options(load(given, {}, preset="embedded")), "served_model_name": None})
+    settings = engine_options(load(given, os.environ))
+    settings["model"] = resolve(settings["model"])
+    llm = LLM(**{**settings, "served_model_name": None})
     core, runner = engine_core(llm), model_runner(llm)
     parts = Parts()
     parts.time(type(llm.llm_engine), "step", "engine loop, process boundary")

@@ -12,7 +12,7 @@ from bench.load.client import Client
 from bench.load.run import SPECULATION
 from bench.systems.commands import Shared, command
 from bench.systems.method import GATEWAY, Method, largest_k
-from bench.systems.server import Server, free_port
+from bench.systems.server import Server, ServerError, free_port
 
 Report = Callable[[str], None]
 
@@ -78,6 +78,9 @@ class Fleet:
             await asyncio.to_thread(server.stop)
 
     def _start(self, method: Method) -> str:
+        if method.kind == "other":
+            name = method.server
+            raise ServerError(f"{method.name} is not started here: --attach {name}=URL")
         name, port = method.server, free_port()
         line, environment = command(method, self._shared, port)
         self._report(f"starting {name}")

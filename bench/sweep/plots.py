@@ -16,6 +16,7 @@ _KINDS = {
     "off": "#334155",
     "eagle3": "#7c3aed",
     "vllm": "#2563eb",
+    "other": "#b45309",
 }
 _DASHES = ("--", ":", "-.")  # by K, where a kind has one colour
 _FIXED = ("#0e7490", "#0d9488", "#65a30d", "#ca8a04", "#db2777", "#9333ea")
@@ -72,7 +73,7 @@ def _look(method: Method, used: list[Method]) -> dict[str, Any]:
         return {"color": STRONG, "linewidth": 2.6, "marker": "o", "zorder": 5}
     number = [m for m in used if m.kind == method.kind].index(method)  # of its kind
     colour = _KINDS.get(method.kind) or _FIXED[number % len(_FIXED)]
-    others = method.kind in ("none", "plain", "eagle3", "vllm")
+    others = method.kind in ("none", "plain", "eagle3", "vllm", "other")
     style = _DASHES[number % len(_DASHES)] if others else "-"
     return {"color": colour, "linewidth": 1.2, "marker": ".", "linestyle": style}
 

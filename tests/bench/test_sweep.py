@@ -20,6 +20,7 @@ from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems.commands import Shared, command
 from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
+from bench.systems.server import ServerError
 from bench.workloads.prompt import Prompt
 
 METHODS = "none,off,k:3,k:7,adaptive"
@@ -313,6 +314,23 @@ def test_methods_by_name() -> None:
     for wrong in ("k", "k:0", "fast", "none:3", "k:3,k:3", ""):
         with pytest.raises(ValueError, match=r"k|method"):
             parse(wrong)
+
+
+def test_another_server_is_attached_by_its_name_and_never_started(tmp_path: Path) -> None:
+    methods = parse("other:llama.cpp,off")
+    assert [(m.name, m.label, m.server) for m in methods] == [
+        ("other:llama.cpp", "llama.cpp", "llama.cpp"), ("off", "K=0", "gateway"),
+    ]  # fmt: skip
+    for wrong in ("other", "other:", "other:a b", "other:x,other:x"):
+        with pytest.raises(ValueError, match=r"other"):
+            parse(wrong)
+
+    async def start() -> None:
+        async with Fleet(methods, {}, "", tmp_path, lambda _: None) as fleet:
+            await fleet.client(methods[0])
+
+    with pytest.raises(ServerError, match=r"--attach llama\.cpp=URL"):
+        asyncio.run(start())
 
 
 def test_both_sides_get_the_same_engine_arguments(tmp_path: Path) -> None:

@@ -70,6 +70,6 @@ def _operation_of(payload: dict[str, Any]) -> str:
         ("prompt", "completions"),
         ("input", "responses"),
     ):
-        if field in payload:
+        if payload.get(field) is not None:
             return operation
     raise ApiError(400, "The body needs 'messages', 'prompt' or 'input'.", param="messages")

@@ -52,9 +52,6 @@ class Checks:
         if payload.get("input") == []:
             raise strict.invalid("input", "'input' must hold at least one item.")
         self._common(payload, ResponsesRequest, "responses", "input")
-        # vLLM's answer repeats the request's fields, and has no null for some (`background`).
-        for name in [name for name, value in payload.items() if value is None]:
-            del payload[name]
 
     def messages(self, payload: Payload) -> None:
         """POST /v1/messages."""

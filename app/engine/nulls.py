@@ -1,4 +1,5 @@
-"""Nulls that OpenAI's schema of chat and completions does not have, taken out."""
+"""Nulls: of requests, where they mean that a field is not given, and of answers, which have only
+those that OpenAI's schema of chat and completions has."""
 
 from __future__ import annotations
 
@@ -8,6 +9,41 @@ from typing import Any
 # Fields that the schema declares nullable; any other null is left out.
 _NULLABLE = frozenset({"content", "refusal", "logprobs", "finish_reason", "usage", "bytes"})
 _STREAMED_NULL = re.compile(rf',"(?!(?:{"|".join(sorted(_NULLABLE))})")[a-z_]+":null')
+
+# Fields of a request that hold what is the client's own: schemas, arguments, variables, prompts.
+# A null inside of one is a value like any other.
+_CLIENT_DATA = frozenset(
+    {
+        *("parameters", "input_schema", "schema", "json"),  # schemas
+        *("arguments", "input", "input_examples"),  # what a tool is called with
+        *("metadata", "client_metadata", "documents"),
+        *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs"),
+        *("logit_bias", "prompt", "tokens"),
+    }
+)
+
+
+def drop_null_fields(payload: dict[str, Any]) -> None:
+    """Delete each field of a request that is null, at any depth and in place: in OpenAI's and
+    Anthropic's APIs a null field is one that is not given. Lists keep their nulls."""
+    waiting: list[Any] = [payload]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(item for item in value if isinstance(item, dict | list))
+        elif value.get("type") != "structural_tag":  # a grammar, written as JSON
+            for name in [name for name, item in value.items() if item is None]:
+                del value[name]
+            waiting.extend(
+                item
+                for name, item in value.items()
+                if isinstance(item, dict | list) and not _is_client_data(name, value is payload)
+            )
+
+
+def _is_client_data(name: str, at_top: bool) -> bool:
+    """Whether a field holds the client's own JSON. `input` at the top is Responses' messages."""
+    return name in _CLIENT_DATA and not (at_top and name == "input")
 
 
 def without_nulls(value: Any) -> Any:

@@ -12,7 +12,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from app.engine import failures
 from app.engine.events import error_event, events
 from app.engine.first_output import FirstOutput, expect
-from app.engine.nulls import without_nulls
+from app.engine.nulls import drop_null_fields, without_nulls
 from app.errors import ApiError
 
 Payload = dict[str, Any]
@@ -42,7 +42,9 @@ class Operation:
     lost: Callable[[], bool] = lambda: False  # whether the engine is dead
 
     async def __call__(self, payload: Payload) -> Reply:
-        """Answer one request. Raises ApiError; never returns an error as an answer."""
+        """Answer one request, whose null fields are dropped first. Raises ApiError; never returns
+        an error as an answer."""
+        drop_null_fields(payload)
         first = expect()
         try:
             self.check(payload)

@@ -27,6 +27,7 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.utils.mistral import is_mistral_tokenizer
 
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
@@ -79,6 +80,8 @@ class Adapter:
         served: dict[str, Any] = {
             "online_renderer": self.renderer,
             "request_logger": None,
+            # As Responses tells it without being asked: tokens that the prefix cache had.
+            "enable_prompt_tokens_details": True,
         }
         chat = OpenAIServingChat(engine, self.models, "assistant", **served, **common, **tools)
         text = OpenAIServingCompletion(engine, self.models, **served)
@@ -91,8 +94,14 @@ class Adapter:
         tokens = ServingTokenization(self.models, self.renderer, request_logger=None, **common)
         checks = Checks(
             vocabulary=engine.model_config.get_vocab_size(),
+            context=engine.model_config.max_model_len,
             text_only=not engine.model_config.is_multimodal_model,
+            reads_calls=settings.model.tool_call_parser is not None
+            or self.renderer.use_harmony
+            or is_mistral_tokenizer(engine.renderer.tokenizer),
+            reads_reasoning=settings.model.reasoning_parser is not None,
             limits=settings.limits,
+            unknown_tools=settings.model.unknown_tools,
         )
 
         def lost() -> bool:

@@ -17,14 +17,12 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 
-from app.engine import bounds, conversation, strict
+from app.engine import bounds, conversation, fields, nested, strict, tools
 from app.engine.protocol import ChatRequest, TextRequest
-from app.engine.speculation import take_limit
+from app.engine.speculation import GENERATES, take_limit
 from app.settings import LimitSettings
 
 Payload = dict[str, Any]
-
-GENERATES = ("chat", "completions", "responses", "messages")
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,17 @@ class Checks:
     are accepted without effect."""
 
     vocabulary: int
+    context: int
     text_only: bool
+    reads_calls: bool  # whether the model's tool calls are read
+    reads_reasoning: bool  # whether the model's reasoning is told from its answer
     limits: LimitSettings
+    unknown_tools: tools.Unknown = "refuse"
 
     def chat(self, payload: Payload) -> None:
         """POST /v1/chat/completions."""
         conversation.check_messages(payload.get("messages"))
-        conversation.check_tools(payload)
+        self._check_tools(payload, "chat")
         self._common(payload, ChatRequest, "chat", "messages")
 
     def completions(self, payload: Payload) -> None:
@@ -51,20 +53,29 @@ class Checks:
         """POST /v1/responses."""
         if payload.get("input") == []:
             raise strict.invalid("input", "'input' must hold at least one item.")
+        conversation.check_items(payload.get("input"))
+        self._check_tools(payload, "responses")
         self._common(payload, ResponsesRequest, "responses", "input")
+        if payload.get("top_logprobs"):  # which ask for what OpenAI's API has a second field for
+            payload["include"] = [*payload.get("include", []), "message.output_text.logprobs"]
 
     def messages(self, payload: Payload) -> None:
         """POST /v1/messages."""
+        conversation.check_blocks(payload.get("messages"))
+        self._check_tools(payload, "messages")
         self._common(payload, AnthropicMessagesRequest, "messages", "messages")
 
     def count_tokens(self, payload: Payload) -> None:
         """POST /v1/messages/count_tokens."""
+        conversation.check_blocks(payload.get("messages"))
+        self._check_tools(payload, "count_tokens")
         self._common(payload, AnthropicCountTokensRequest, "count_tokens", "messages")
 
     def tokenize(self, payload: Payload) -> None:
         """POST /tokenize, with a prompt or with messages."""
         if "messages" in payload:
             conversation.check_messages(payload["messages"])
+        self._check_tools(payload, "tokenize")
         self._common(payload, tokenize_model(payload), "tokenize", "messages")
 
     def detokenize(self, payload: Payload) -> None:
@@ -87,7 +98,35 @@ class Checks:
         strict.check_fields(payload, model, operation)
         strict.check_scalars(payload, model)
         strict.check_containers(payload, model)
-        strict.check_generation(payload, operation, self.limits)
+        nested.check_nested(payload, model, operation)
+        strict.check_generation(payload, operation, self.limits, self.context)
+        if not self.reads_reasoning:
+            _refuse_thinking_budget(payload)
+        fields.rename(payload, operation)
+
+    def _check_tools(self, payload: Payload, operation: str) -> None:
+        tools.take_unknown_tools(payload, operation, self.unknown_tools)
+        if operation in ("chat", "tokenize"):
+            conversation.check_tools(payload)
+        if not self.reads_calls:
+            tools.check_calls_are_read(payload, operation)
+
+
+def _refuse_thinking_budget(payload: Payload) -> None:
+    """A budget of reasoning cannot be kept where nobody sees where reasoning ends."""
+    thinking = payload.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        name = "thinking"
+    elif payload.get("thinking_token_budget") is not None:
+        name = "thinking_token_budget"
+    else:
+        return
+    raise strict.invalid(
+        name,
+        f"'{name}' is not supported: this server does not tell the model's reasoning from its "
+        "answer, as it was started without --reasoning-parser.",
+        "unsupported_parameter",
+    )
 
 
 def tokenize_model(payload: Payload) -> type[BaseModel]:

@@ -16,6 +16,13 @@ TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+# Calls and results, in Responses and in Messages -> what each must have, and as what.
+_CALLS: dict[str, dict[str, type]] = {
+    "function_call": {"call_id": str, "name": str, "arguments": str},
+    "function_call_output": {"call_id": str},
+    "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str},
+}
 _OTHER_PARTS = ("tool_reference", "prompt_embeds")
 # Types of parts, and names of fields in them, that hold anything but text, in every dialect.
 MEDIA = frozenset(
@@ -75,8 +82,51 @@ def _check_tool_calls(calls: Any, where: str) -> None:
     if not isinstance(calls, list):
         raise invalid(where, f"'{where}' must be a list of tool calls.")
     for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
         if not isinstance(call, dict):
-            raise invalid(f"{where}[{index}]", f"'{where}[{index}]' must be an object.")
+            raise invalid(place, f"'{place}' must be an object.")
+        if call.get("type", "function") != "function":
+            raise invalid(f"{place}.type", f"'{place}.type' must be 'function'.")
+        function = call.get("function")
+        if not isinstance(function, dict):
+            raise invalid(f"{place}.function", f"'{place}.function' must be an object.")
+        for field in ("name", "arguments"):
+            if not isinstance(function.get(field), str):
+                field = f"{place}.function.{field}"
+                raise invalid(field, f"'{field}' must be a string.")
+
+
+def check_items(items: Any) -> None:
+    """The input items of Responses as far as vLLM's model lets any through: roles, and what holds
+    calls and their results together."""
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise invalid(where, f"'{where}' must be an object.")
+        if "role" in item and item["role"] not in ROLES:
+            field = f"{where}.role"
+            raise invalid(field, f"Invalid value for '{field}': supported are {', '.join(ROLES)}.")
+        _check_call(item, where)
+
+
+def check_blocks(messages: Any) -> None:
+    """The same of the content blocks of Messages."""
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for number, block in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(block, dict):
+                _check_call(block, f"messages[{index}].content[{number}]")
+
+
+def _check_call(item: dict[str, Any], where: str) -> None:
+    kind = item.get("type")
+    for name, wanted in _CALLS.get(kind if isinstance(kind, str) else "", {}).items():
+        if not isinstance(item.get(name), wanted):
+            field = f"{where}.{name}"
+            if name not in item:
+                raise invalid(field, f"Missing required parameter: '{field}'.", "missing_parameter")
+            what = "an object" if wanted is dict else "a string"
+            raise invalid(field, f"'{field}' must be {what}.")
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import (
@@ -21,6 +22,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from app.errors import ApiError
+from app.settings import section_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,13 @@ _CONSTRAINT_CHECKS = {
     SamplingParams._validate_structured_outputs.__code__,
     StructuredOutputsParams.__post_init__.__code__,
 }
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_NOT_SET_UP = "The request asks for something that this server is not set up for."
+_TAGS = ("type", "role")  # fields that tell the branches of a union apart
 _WRONG_TYPE = "A field of the request, or something inside it, has a value of the wrong type."
+# vLLM's names for the prompt, where an error is about its length. An error that names another
+# field is about that one: a larger limit of the output than the model has is no long prompt.
+_PROMPTS = (None, "input_text", "input_tokens", "prompt")
 # vLLM's name for a field, where it is not the request's.
 _SENT_AS = {"response_id": "previous_response_id"}
 
@@ -122,11 +130,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _client_error(
     status: int, message: str, param: str | None, payload: Mapping[str, Any], prompt: str
 ) -> ApiError:
-    message = sanitize_message(_PARAMETER_SUFFIX.sub("", message))
+    message = _own_words(sanitize_message(_PARAMETER_SUFFIX.sub("", message)))
     param = _SENT_AS.get(param or "", param)
     if status >= 500:
         return ApiError(status, message)
-    if _CONTEXT_LENGTH.search(message):
+    if _CONTEXT_LENGTH.search(message) and (param in _PROMPTS or param == prompt):
         return ApiError(400, message, param=prompt, code="context_length_exceeded")
     if status == 404 and param == "model":
         return ApiError(404, message, param="model", code="model_not_found")
@@ -146,7 +154,8 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
     if isinstance(cause, VLLMValidationError):
         message = _PARAMETER_SUFFIX.sub("", str(cause))
         param = cause.parameter or _named_field(message, payload)
-        return ApiError(400, sanitize_message(message), param=param)
+        return ApiError(400, _own_words(sanitize_message(message)), param=param)
+    problems = _decisive(problems, payload)
     param = _path(problems[0]["loc"], payload)
     reasons = {p["msg"] for p in problems if _path(p["loc"], payload) == param}
     if problems[0]["type"] == "missing":
@@ -158,23 +167,79 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
     )
 
 
+def _decisive(problems: list[ErrorDetails], payload: Mapping[str, Any]) -> list[ErrorDetails]:
+    """Of all that is wrong in the branches of a union, what is wrong in the branch that is meant:
+    the one whose `type` and `role` are the data's. The deepest problem says the most."""
+    tags = [problem for problem in problems if problem["loc"][-1] in _TAGS]
+    others = {
+        problem["loc"][:-1] for problem in tags if problem["type"] in ("literal_error", "missing")
+    }
+    meant = [
+        problem
+        for problem in problems
+        if not any(problem["loc"][:end] in others for end in range(1, len(problem["loc"])))
+    ]
+    # A problem of a value as a whole says nothing where another branch looked inside of it.
+    inside = [_steps(problem["loc"], payload) for problem in tags]
+    meant = [
+        problem
+        for problem in meant
+        if not any(_begins(steps, _steps(problem["loc"], payload)) for steps in inside)
+    ]
+    if not meant:  # no branch has this tag: it is the tag that is wrong
+        meant = [problem for problem in tags if problem["type"] == "literal_error"] or problems
+    depths = [len(_steps(problem["loc"], payload)) for problem in meant]
+    return [problem for problem, depth in zip(meant, depths, strict=True) if depth == max(depths)]
+
+
+def _begins(steps: list[int | str], beginning: list[int | str]) -> bool:
+    return len(beginning) < len(steps) and steps[: len(beginning)] == beginning
+
+
 def _path(loc: tuple[int | str, ...], payload: Any) -> str | None:
     """pydantic's location as OpenAI writes it, `messages[0].role`.
 
     Parts that are no key of the data are names of union branches; a last one may be
     the field that is missing.
     """
-    path, value = "", payload
+    path = ""
+    for step in _steps(loc, payload):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path = f"{path}.{step}" if path else step
+    return path or None
+
+
+def _steps(loc: tuple[int | str, ...], payload: Any) -> list[int | str]:
+    steps: list[int | str] = []
+    value = payload
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
-            path, value = f"{path}[{part}]", value[part]
+            steps.append(part)
+            value = value[part]
         elif isinstance(part, str) and isinstance(value, Mapping):
             if part in value:
-                path, value = f"{path}.{part}" if path else part, value[part]
+                steps.append(part)
+                value = value[part]
             elif last and re.fullmatch(r"[a-z][a-z_]*", part):
-                path = f"{path}.{part}" if path else part
-    return path or None
+                steps.append(part)
+    return steps
+
+
+def _own_words(message: str) -> str:
+    """The message without the sentences that advise what this product does not have: options of
+    vLLM's command line, and its environment variables."""
+    sentences = _SENTENCE.split(message)
+    kept = [sentence for sentence in sentences if not _names_foreign_settings(sentence)]
+    return message if len(kept) == len(sentences) else " ".join(kept) or _NOT_SET_UP
+
+
+def _names_foreign_settings(sentence: str) -> bool:
+    options = {f"--{name.replace('_', '-')}" for name in section_of()}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", sentence))
+    return bool(named - options) or re.search(r"\bVLLM_[A-Z]", sentence) is not None
 
 
 def _is_template_error(error: BaseException) -> bool:

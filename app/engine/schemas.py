@@ -1,4 +1,4 @@
-"""JSON schemas of the request bodies, as vLLM's request models describe them."""
+"""JSON schemas of the request bodies: vLLM's request models with the table of fields applied."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 
-from app.engine.checks import GENERATES
+from app.engine.fields import FIELDS, OnlyAt, Rule, SameAs, json_type
 from app.engine.protocol import ChatRequest, TextRequest
-from app.engine.speculation import FIELD
+from app.engine.speculation import FIELD, GENERATES
 
 COMPONENTS = "#/components/schemas/"
-_MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "chat": (ChatRequest,),
     "completions": (TextRequest,),
     "responses": (ResponsesRequest,),
@@ -44,7 +44,7 @@ def request_schemas() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Schemas by operation, and the definitions that they refer to under `COMPONENTS`."""
     found: dict[str, dict[str, Any]] = {}
     definitions: dict[str, Any] = {}
-    for operation, models in _MODELS.items():
+    for operation, models in MODELS.items():
         shapes = [_schema(model, operation, definitions) for model in models]
         found[operation] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
     return found, definitions
@@ -58,4 +58,19 @@ def _schema(model: type[BaseModel], operation: str, definitions: dict[str, Any])
         definitions[prefix + name] = definition
     if operation in GENERATES:
         schema["properties"][FIELD] = _SPECULATION
+    for name, rule in FIELDS[operation].items():
+        if (described := _described(rule)) is None:
+            schema["properties"].pop(name, None)
+        else:
+            schema["properties"][name] = described
     return {**schema, "additionalProperties": False}  # unknown fields are refused
+
+
+def _described(rule: Rule) -> dict[str, Any] | None:
+    """A field's schema by its rule; None where every value is refused."""
+    if isinstance(rule, OnlyAt):
+        if not rule.values:
+            return None
+        return {"enum": [*rule.values, None], "description": f"Nothing else: {rule.why}."}
+    effect = f"The same as {rule.name}" if isinstance(rule, SameAs) else "Without effect"
+    return {"type": [json_type(rule.kind), "null"], "description": f"{effect}: {rule.why}."}

@@ -8,6 +8,7 @@ from app.engine.strict import invalid
 from drafters.config import MAX_K
 
 FIELD = "speculation"
+GENERATES = ("chat", "completions", "responses", "messages")  # the dialects that have it
 
 
 def take_limit(payload: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from app.engine import fields
 from app.errors import ApiError
 from app.settings import LimitSettings
 
@@ -21,29 +22,6 @@ from app.settings import LimitSettings
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 MAX_BIAS = 100  # OpenAI's, either way
-
-# Accepted because every answer already honours them: bookkeeping, hints that cannot
-# change the text, and deprecated names whose only harmless value is their default.
-_NO_EFFECT: dict[str, dict[str, type]] = {
-    "chat": {
-        "metadata": dict,
-        "prediction": dict,
-        "prompt_cache_key": str,
-        "prompt_cache_retention": str,
-        "safety_identifier": str,
-        "service_tier": str,
-        "store": bool,
-        "user": str,
-    },
-    "completions": {"user": str},
-}
-# Known to OpenAI's API and not to ours: fine at these values, refused at any other.
-_ONLY_AT: dict[str, dict[str, tuple[Any, ...]]] = {
-    "chat": {"modalities": (["text"],), "best_of": (1,)},
-    "completions": {"best_of": (1,), "suffix": ("",)},
-}
-# Would let a client steer the engine past the gateway.
-_REFUSED = ("request_id", "priority", "kv_transfer_params", "ec_transfer_params")
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
@@ -60,28 +38,7 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 def check_fields(payload: dict[str, Any], model: type[BaseModel], operation: str) -> None:
     """Refuse unknown fields, and drop the ones that are accepted without effect."""
-    known = _names(model)
-    for name in list(payload):
-        value = payload[name]
-        if name in _REFUSED:
-            if value:
-                raise invalid(name, f"'{name}' is not supported by this server.")
-        elif name in _ONLY_AT.get(operation, {}):
-            if value is not None and value not in _ONLY_AT[operation][name]:
-                raise invalid(name, f"'{name}' is not supported by this server.")
-        elif name in _NO_EFFECT.get(operation, {}):
-            wanted = _NO_EFFECT[operation][name]
-            if value is not None and not isinstance(value, wanted):
-                raise invalid(name, f"Invalid type for '{name}': expected {wanted.__name__}.")
-            if name in known:
-                continue
-        elif name in known:
-            continue
-        else:
-            raise invalid(
-                name, f"Unrecognized request argument supplied: {name}", "unknown_parameter"
-            )
-        del payload[name]
+    fields.check_fields(payload, _names(model), operation)
 
 
 def check_scalars(payload: Mapping[str, Any], model: type[BaseModel]) -> None:
@@ -147,8 +104,11 @@ def _is_scalar(annotation: Any) -> bool:
     return False
 
 
-def check_generation(payload: Mapping[str, Any], operation: str, limits: LimitSettings) -> None:
-    """Bounds that stock leaves open and a hostile client would use."""
+def check_generation(
+    payload: Mapping[str, Any], operation: str, limits: LimitSettings, context: int | None = None
+) -> None:
+    """Bounds that stock leaves open and a hostile client would use, and the bound of the model's
+    `context` on its output: vLLM calls a limit beyond it a prompt that is too long."""
     # An echo alone is a request too: the prompt comes back scored.
     least = 0 if operation == "completions" and payload.get("echo") is True else 1
     n = payload.get("n")
@@ -158,6 +118,13 @@ def check_generation(payload: Mapping[str, Any], operation: str, limits: LimitSe
         value = payload.get(name)
         if isinstance(value, int) and value < least:
             raise invalid(name, f"'{name}' must be at least {least}, got {value}.")
+        if isinstance(value, int) and context is not None and value > context:
+            raise invalid(
+                name,
+                f"'{name}' is too large: {value}. The served model's prompt and output together "
+                f"have at most {context} tokens.",
+                "invalid_value",
+            )
     for name in ("logprobs", "top_logprobs"):
         value = payload.get(name)
         if isinstance(value, int) and not 0 <= value <= limits.max_logprobs:
@@ -179,17 +146,18 @@ def _check_bias(biases: Any) -> None:
 
 
 def _check_stop(payload: Mapping[str, Any], limits: LimitSettings) -> None:
-    stop = payload.get("stop")
+    name = "stop" if "stop" in payload else "stop_sequences"  # Anthropic's
+    stop = payload.get(name)
     sequences = [stop] if isinstance(stop, str) else stop
     if sequences is None:
         return
     if not isinstance(sequences, list) or not all(isinstance(s, str) for s in sequences):
-        raise invalid("stop", "'stop' must be a string or a list of strings.")
+        raise invalid(name, f"'{name}' must be a string or a list of strings.")
     if len(sequences) > limits.max_stop_sequences:
-        raise invalid("stop", f"'stop' takes at most {limits.max_stop_sequences} sequences.")
+        raise invalid(name, f"'{name}' takes at most {limits.max_stop_sequences} sequences.")
     most = limits.max_stop_length
     if any(not 1 <= len(s) <= most for s in sequences):
-        raise invalid("stop", f"Each stop sequence must have 1 to {most} characters.")
+        raise invalid(name, f"Each stop sequence must have 1 to {most} characters.")
 
 
 def _check_constraint(payload: Mapping[str, Any]) -> None:

@@ -219,7 +219,13 @@ class ModelSettings(Section):
         None, description="Chat template file that replaces the model's own."
     )
     tool_call_parser: str | None = Field(
-        None, description="vLLM tool parser; without one, tool_choice `auto` is refused."
+        None,
+        description="vLLM tool parser; without one, tools that the model may call are refused.",
+    )
+    unknown_tools: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What to do with a request's tools that only an API's provider can run, as "
+        "`web_search`: a 400 that names the tool, or an answer as if it were not there.",
     )
     tool_strict_level: Literal["auto", "function", "parameter"] = Field(
         "parameter",

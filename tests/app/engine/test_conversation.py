@@ -10,6 +10,7 @@ from app.engine import conversation
 from app.errors import ApiError
 
 USER = {"role": "user", "content": "hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,19 @@ USER = {"role": "user", "content": "hi"}
         ([{**USER, "tool_calls": -1e308}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": "call"}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": {"0": 1}}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{}, 5]}], "messages[0].tool_calls[1]"),
+        ([{"role": "assistant", "tool_calls": [CALL, 5]}], "messages[0].tool_calls[1]"),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}],
+            "messages[0].tool_calls[0].type",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            [USER, {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "f"}}]}],
+            "messages[1].tool_calls[1].function.arguments",
+        ),
     ],
 )
 def test_bad_messages_name_their_place(messages: Any, param: str) -> None:
@@ -41,12 +54,11 @@ def test_bad_messages_name_their_place(messages: Any, param: str) -> None:
 
 
 def test_legal_messages_pass() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     conversation.check_messages(
         [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "content": "42", "tool_call_id": "1"},
         ]
     )

@@ -39,6 +39,36 @@ def test_over_long_prompts_have_openais_code(message: str) -> None:
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
 
 
+@pytest.mark.parametrize("param", ["max_tokens", "truncate_prompt_tokens"])
+def test_a_limit_that_is_too_large_is_no_long_prompt(param: str) -> None:
+    """A client that is told of an over-long prompt shortens its conversation, for ever here."""
+    message = f"{param}=100000 cannot be greater than max_model_len=512."
+    error = from_exception(VLLMValidationError(message, parameter=param), {param: 1}, "messages")
+    assert (error.status, error.code, error.param) == (400, None, param)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("No. Start the server with --trust-request-mm-kwargs.", "No."),
+        (
+            "At most 64. To increase it, set VLLM_MAX_N_SEQUENCES.",
+            "At most 64.",
+        ),
+        ("Too long. Raise --max-model-len.", "Too long. Raise --max-model-len."),
+        ("A non-existent--thing is wrong.", "A non-existent--thing is wrong."),
+    ],
+)
+def test_advice_is_about_this_product(message: str, expected: str) -> None:
+    assert from_exception(VLLMValidationError(message), {}, "prompt").message == expected
+
+
+def test_an_error_that_is_advice_alone_says_what_is_wrong() -> None:
+    error = from_exception(VLLMValidationError('"auto" requires --x-y to be set'), {}, "prompt")
+    assert "--" not in error.message
+    assert "not set up" in error.message
+
+
 def test_returned_errors_keep_their_status() -> None:
     response = ErrorResponse(
         error=ErrorInfo(message="no such model", type="NotFoundError", param="model", code=404)

@@ -76,7 +76,7 @@ def test_fields_without_effect_are_dropped_and_checked() -> None:
 
 @pytest.mark.parametrize(
     ("field", "harmless", "refused"),
-    [("best_of", 1, 2), ("suffix", "", "end"), ("priority", 0, 5), ("request_id", None, "mine")],
+    [("best_of", 1, 2), ("suffix", "", "end"), ("priority", 0, 5), ("request_id", "", "mine")],
 )
 def test_what_cannot_be_honoured_is_refused_not_ignored(
     field: str, harmless: Any, refused: Any
@@ -98,6 +98,7 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
         ({"stop": ["a", 5]}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"stop": "a" * 2000}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "echo": True}, "max_tokens"),
@@ -115,6 +116,14 @@ def test_bounds(payload: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         strict.check_generation(payload, "chat", LimitSettings())
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_a_limit_beyond_the_models_context_is_named(name: str) -> None:
+    strict.check_generation({name: 512}, "chat", LimitSettings(), context=512)
+    with pytest.raises(ApiError, match=r"513.*512") as caught:
+        strict.check_generation({name: 513}, "chat", LimitSettings(), context=512)
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
 
 
 def test_many_greedy_choices_are_allowed() -> None:

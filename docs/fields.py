@@ -1,0 +1,55 @@
+"""Write docs/fields.md from app/engine/fields.py: python -m docs.fields"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import fill
+
+from app.api.generate import OPERATIONS
+from app.engine.fields import FIELDS, OnlyAt, Rule, SameAs
+from app.engine.schemas import MODELS
+from app.engine.speculation import FIELD, GENERATES
+
+PAGE = Path(__file__).with_name("fields.md")
+TEXT = """\
+# Request fields
+
+Made from `app/engine/fields.py` by `python -m docs.fields`; a test keeps it so.
+
+Each field of a request is honoured, accepted without effect, or refused with a 400 that names it.
+A field that is not on this page is refused as unknown. A null is a field that is not given, at any
+depth. `GET /openapi.json` says the same in JSON schemas.
+
+{dialects}
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    return TEXT.format(dialects="\n\n".join(_section(*entry) for entry in OPERATIONS.items()))
+
+
+def _section(path: str, dialect: str) -> str:
+    rules = FIELDS[dialect]
+    known = {name for model in MODELS[dialect] for name in model.model_fields}
+    honoured = sorted((known - set(rules)) | ({FIELD} if dialect in GENERATES else set()))
+    rows = "\n".join(_row(name, rule) for name, rule in sorted(rules.items()))
+    names = ", ".join(f"`{name}`" for name in honoured)
+    text = fill(f"Honoured: {names}.", width=100, break_on_hyphens=False, break_long_words=False)
+    return f"## `POST {path}`\n\n{text}\n\n| field | treatment | why |\n|---|---|---|\n{rows}"
+
+
+def _row(name: str, rule: Rule) -> str:
+    if isinstance(rule, OnlyAt):
+        values = " or ".join(f"`{json.dumps(value)}`" for value in rule.values)
+        treatment = f"refused unless {values}" if values else "refused"
+    elif isinstance(rule, SameAs):
+        treatment = f"the same as `{rule.name}`"
+    else:
+        treatment = "without effect"
+    return f"| `{name}` | {treatment} | {rule.why} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from app import doctor, sagemaker
@@ -59,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     command = options.pop("command")
     as_json = options.pop("json", False)
+    model = options.pop("positional_model")
     try:
+        if model is not None:
+            if options["model"] not in (None, model):
+                raise SettingsError("model", f"given twice: {model} and {options['model']}")
+            options["model"] = model
         settings = load_settings(options)
         preset = options["preset"] or os.environ.get("AERIE_PRESET")
         if command == "doctor":
@@ -117,6 +123,7 @@ def load_settings(options: dict[str, Any]) -> Settings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"aerie {version('aerie')}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="start the gateway", allow_abbrev=False)
     examine = commands.add_parser(
@@ -146,7 +153,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting, generated from the settings tree."""
+    """One option per setting, generated from the settings tree; the model needs none."""
+    parser.add_argument(
+        "positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL"
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
     parser.add_argument("--preset", metavar="NAME", help="preset name or TOML file")
     for section, cls in sections().items():

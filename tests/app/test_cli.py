@@ -23,6 +23,22 @@ def test_a_wrong_setting_exits_2_and_names_the_key(
     assert "server.port" in capsys.readouterr().err
 
 
+def test_the_model_needs_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    options = vars(_parser().parse_args(["serve", "some/model", "--port", "1"]))
+    assert (options["positional_model"], options["model"]) == ("some/model", None)
+    assert main(["serve", "/no/such/folder", "--k", "0"]) == 1
+    assert "/no/such/folder" in capsys.readouterr().err
+    assert main(["serve", "a", "--model", "b"]) == 2
+    assert "model: given twice: a and b" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("aerie ")
+
+
 def test_an_abbreviated_option_is_refused() -> None:
     """--mod must not silently mean --model."""
     with pytest.raises(SystemExit):

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 METHODS = ("GET", "HEAD", "POST")
 # Response headers that a page's script may read, beyond the few that every script may.
 EXPOSED_HEADERS = (
+    "request-id",
     "retry-after",
     "server-timing",
     "www-authenticate",

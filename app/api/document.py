@@ -40,6 +40,7 @@ _ANTHROPIC_ERROR = {
             "required": ["type", "message"],
             "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
         },
+        "request_id": {"type": "string"},
     },
 }
 

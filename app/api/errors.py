@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.api.request_id import given_to
+from app.api.request_id import ANTHROPIC_PATH, HEADER, given_to
 from app.errors import ApiError, shorten
 
 _ANTHROPIC_TYPES = {
@@ -56,8 +56,11 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
 
 def body(request: Request, error: ApiError) -> dict[str, Any]:
     """The error's JSON in the dialect of the route."""
-    if not request.url.path.startswith("/v1/messages"):
+    if not request.url.path.startswith(ANTHROPIC_PATH):
         return error.envelope()
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, default)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    found: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+    if (request_id := given_to(request.scope).get(HEADER)) is not None:
+        found["request_id"] = request_id
+    return found

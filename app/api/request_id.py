@@ -1,4 +1,7 @@
-"""Every response carries x-request-id: the client's own if it is harmless, else a new one."""
+"""Every response carries x-request-id: the client's own if it is harmless, else a new one.
+
+Anthropic's clients read the same from `request-id`, so their routes have both.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
+ANTHROPIC_PATH = "/v1/messages"
 _KEY = "aerie.request_id"
 # Short and plain, so that it can be logged as it is.
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -31,12 +36,15 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                MutableHeaders(scope=message).update(given_to(scope))
             await send(message)
 
         await self.app(scope, receive, send_with_id)
 
 
 def given_to(scope: Scope) -> dict[str, str]:
-    """The header of a request that has been through RequestId, for whoever answers outside it."""
-    return {HEADER: scope[_KEY]} if _KEY in scope else {}
+    """The headers of a request that has been through RequestId, for whoever answers outside it."""
+    if _KEY not in scope:
+        return {}
+    names = (HEADER, ANTHROPIC_HEADER) if scope["path"].startswith(ANTHROPIC_PATH) else (HEADER,)
+    return {name: scope[_KEY] for name in names}

@@ -17,6 +17,9 @@ from app.errors import ApiError
 
 _ERROR = 'data: {"error":'
 _ANTHROPIC_ERROR = "event: error\n"
+_MESSAGE_START = "event: message_start\n"
+# What ids of answers begin with: vLLM's Messages are chats inside.
+CHAT_ID, MESSAGE_ID = "chatcmpl-", "msg_"
 # Operations whose schema has few nullable fields; Anthropic's and Responses' want their nulls.
 _FEW_NULLS = ("chat", "completions")
 
@@ -46,6 +49,8 @@ def _text(item: Any, operation: str, to_error: ToError) -> str:
         return error_event(to_error(response), operation)
     if item.startswith(_ANTHROPIC_ERROR):  # it quotes whatever broke inside vLLM
         return error_event(to_error(RuntimeError(item)), operation)
+    if operation == "messages" and item.startswith(_MESSAGE_START):
+        return item.replace(f'"id":"{CHAT_ID}', f'"id":"{MESSAGE_ID}', 1)
     return without_streamed_nulls(item) if operation in _FEW_NULLS else item
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.engine import failures
-from app.engine.events import error_event, events
+from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events
 from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import drop_null_fields, without_nulls
 from app.errors import ApiError
@@ -97,6 +97,9 @@ class Operation:
         if self.name == "responses":  # OpenAI's schema wants this object's nulls
             return result.model_dump(mode="json", by_alias=True)
         if self.name == "messages":
-            return {"stop_sequence": None, **result.model_dump(mode="json", exclude_none=True)}
+            message = result.model_dump(mode="json", exclude_none=True)
+            if "id" in message:  # counted tokens have none
+                message["id"] = MESSAGE_ID + message["id"].removeprefix(CHAT_ID)
+            return {"stop_sequence": None, **message}
         body: dict[str, Any] = without_nulls(result.model_dump(mode="json"))
         return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +312,24 @@ def test_cached_tokens_are_told(gateway: Gateway, dialect: str, streaming: bool)
     text = send(gateway(), dialect, streaming, **changes).text
     name = "cache_read_input_tokens" if dialect == "messages" else "cached_tokens"
     assert f'"{name}":2' in text.replace(": ", ":")
+
+
+PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
+
+
+@STREAMING
+@DIALECTS
+def test_ids_begin_as_the_api_says(gateway: Gateway, dialect: str, streaming: bool) -> None:
+    found = re.search(r'"id": ?"([a-z]+[_-])', send(gateway(), dialect, streaming).text)
+    assert found is not None
+    assert found[1] == PREFIXES[dialect]
+
+
+def test_request_ids_where_anthropics_clients_look(gateway: Gateway) -> None:
+    for response in (send(gateway(), "messages"), send(gateway(), "messages", max_tokens=0)):
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+    assert response.json()["request_id"] == response.headers["request-id"]
+    assert "request-id" not in send(gateway(), "chat").headers
 
 
 def test_logprobs_of_responses(gateway: Gateway) -> None:

@@ -47,4 +47,5 @@ def given_to(scope: Scope) -> dict[str, str]:
     if _KEY not in scope:
         return {}
     names = (HEADER, ANTHROPIC_HEADER) if scope["path"].startswith(ANTHROPIC_PATH) else (HEADER,)
-    return {name: scope[_KEY] for name in names}
+    request_id: str = scope[_KEY]
+    return dict.fromkeys(names, request_id)

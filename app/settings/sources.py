@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def load(
         preset = "smollm2-135m"
     if preset is not None:
         layers[0] = (f"preset {preset}", read_preset(preset)[0])
-    return _check(_merge(layers))
+    return _check(_with_hashed_key(_merge(layers)))
 
 
 def of_preset(name: str) -> Settings:
@@ -69,6 +70,26 @@ def _merge(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Settings:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise _explain(error, origin) from None
+
+
+def _with_hashed_key(settings: Settings) -> Settings:
+    """`api_key` as the keys file that it stands for (app/admission/tenants.py): of the key itself
+    only the hash stays in the settings."""
+    admission = settings.admission
+    if admission.api_key is None:
+        return settings
+    if admission.keys_file is not None or admission.keys is not None:
+        raise SettingsError("api_key", "give either this, or keys, or keys_file")
+    digest = hashlib.sha256(admission.api_key.encode()).hexdigest()
+    keys = f"""
+        [tenants.default]
+        [[keys]]
+        id = "default"
+        tenant = "default"
+        sha256 = "{digest}"
+    """
+    hashed = admission.model_copy(update={"api_key": None, "keys": keys})
+    return settings.model_copy(update={"admission": hashed})
 
 
 def _check(settings: Settings) -> Settings:

@@ -108,6 +108,12 @@ class AdmissionSettings(Section):
     keys: str | None = Field(
         None, description="The same as text, for an environment variable (instead of a file)."
     )
+    api_key: str | None = Field(
+        None,
+        pattern=r"^[!-~]{1,256}$",
+        description="One key that every request must show, without limits and no admin's, instead "
+        "of `keys`; set as AERIE_API_KEY it is in no list of processes.",
+    )
     keys_poll_s: float = Field(
         2.0, gt=0, description="Seconds between looks at whether the keys file has changed."
     )

@@ -49,6 +49,28 @@ def test_command_line_beats_environment_beats_file_beats_preset(tmp_path: Path) 
     assert (settings.server.port, settings.server.host, settings.speculation.k) == (3333, "::1", 4)
 
 
+def test_one_key_is_kept_as_its_hash() -> None:
+    from app.admission.store import KeyStore
+
+    settings = load({"api_key": "sk-one"}, {})
+    assert settings.admission.guarded
+    assert "sk-one" not in repr(settings)
+    ring = KeyStore(settings.admission).ring
+    found = ring.find(b"sk-one")
+    assert found is not None
+    assert (found.tenant.name, found.admin) == ("default", False)
+    assert ring.find(b"sk-two") is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"api_key": "a", "keys": ""}, {"api_key": "a", "keys_file": "x"}, {"api_key": "ab\n"}]
+)
+def test_one_key_that_cannot_be(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="api_key") as caught:
+        load(given, {})
+    assert "ab" not in str(caught.value)
+
+
 def test_a_setting_has_one_name_everywhere() -> None:
     """section_of asserts uniqueness; every section has settings."""
     assert set(section_of().values()) == set(Settings.model_fields)

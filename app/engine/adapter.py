@@ -1,6 +1,6 @@
 """vLLM's OpenAI serving classes behind one small interface: JSON object in, answer out.
 
-The only module that constructs classes of `vllm.entrypoints`. Every operation takes the
+The only module that constructs serving classes of `vllm.entrypoints`. Every operation takes the
 decoded JSON body and returns either a dict (the whole answer) or an async iterator of
 server-sent event texts (a stream), or raises ApiError.
 """
@@ -16,8 +16,6 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
@@ -31,8 +29,10 @@ from vllm.utils.mistral import is_mistral_tokenizer
 
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
+from app.engine.parsers import consistent
 from app.engine.protocol import ChatRequest, TextRequest
 from app.engine.schemas import request_schemas
+from app.engine.serving import ChatServing, MessagesServing
 from app.settings import Settings
 
 # These log each refused request, and each tool call that the token limit cut, as an error with
@@ -83,14 +83,13 @@ class Adapter:
             # As Responses tells it without being asked: tokens that the prefix cache had.
             "enable_prompt_tokens_details": True,
         }
-        chat = OpenAIServingChat(engine, self.models, "assistant", **served, **common, **tools)
+        chat = ChatServing(engine, self.models, "assistant", **served, **common, **tools)
         text = OpenAIServingCompletion(engine, self.models, **served)
         responses = OpenAIServingResponses(
             engine, self.models, self.renderer, request_logger=None, **common, **tools
         )
-        messages = AnthropicServingMessages(
-            engine, self.models, "assistant", **served, **common, **tools
-        )
+        responses.parser = consistent(responses.parser)
+        messages = MessagesServing(engine, self.models, "assistant", **served, **common, **tools)
         tokens = ServingTokenization(self.models, self.renderer, request_logger=None, **common)
         checks = Checks(
             vocabulary=engine.model_config.get_vocab_size(),
@@ -102,6 +101,7 @@ class Adapter:
             reads_reasoning=settings.model.reasoning_parser is not None,
             limits=settings.limits,
             unknown_tools=settings.model.unknown_tools,
+            any_arguments=responses.use_harmony,
         )
 
         def lost() -> bool:

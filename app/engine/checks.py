@@ -17,7 +17,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 
-from app.engine import bounds, conversation, fields, nested, strict, tools
+from app.engine import bounds, conversation, fields, nested, replay, strict, tools
 from app.engine.protocol import ChatRequest, TextRequest
 from app.engine.speculation import GENERATES, take_limit
 from app.settings import LimitSettings
@@ -37,12 +37,14 @@ class Checks:
     reads_reasoning: bool  # whether the model's reasoning is told from its answer
     limits: LimitSettings
     unknown_tools: tools.Unknown = "refuse"
+    any_arguments: bool = False  # whether the prompt takes calls whose arguments are no object
 
     def chat(self, payload: Payload) -> None:
         """POST /v1/chat/completions."""
         conversation.check_messages(payload.get("messages"))
         self._check_tools(payload, "chat")
         self._common(payload, ChatRequest, "chat", "messages")
+        self._replay_chat(payload)
 
     def completions(self, payload: Payload) -> None:
         """POST /v1/completions."""
@@ -58,18 +60,24 @@ class Checks:
         self._common(payload, ResponsesRequest, "responses", "input")
         if payload.get("top_logprobs"):  # which ask for what OpenAI's API has a second field for
             payload["include"] = [*payload.get("include", []), "message.output_text.logprobs"]
+        if isinstance(payload.get("input"), list):
+            payload["input"] = replay.response_items(
+                payload["input"], any_arguments=self.any_arguments
+            )
 
     def messages(self, payload: Payload) -> None:
         """POST /v1/messages."""
         conversation.check_blocks(payload.get("messages"))
         self._check_tools(payload, "messages")
         self._common(payload, AnthropicMessagesRequest, "messages", "messages")
+        _replay_anthropic(payload)
 
     def count_tokens(self, payload: Payload) -> None:
         """POST /v1/messages/count_tokens."""
         conversation.check_blocks(payload.get("messages"))
         self._check_tools(payload, "count_tokens")
         self._common(payload, AnthropicCountTokensRequest, "count_tokens", "messages")
+        _replay_anthropic(payload)
 
     def tokenize(self, payload: Payload) -> None:
         """POST /tokenize, with a prompt or with messages."""
@@ -77,11 +85,18 @@ class Checks:
             conversation.check_messages(payload["messages"])
         self._check_tools(payload, "tokenize")
         self._common(payload, tokenize_model(payload), "tokenize", "messages")
+        if "messages" in payload:
+            self._replay_chat(payload)
 
     def detokenize(self, payload: Payload) -> None:
         """POST /detokenize."""
         strict.check_token_ids(payload, "tokens", self.vocabulary)
         self._common(payload, DetokenizeRequest, "detokenize")
+
+    def _replay_chat(self, payload: Payload) -> None:
+        payload["messages"] = replay.chat_messages(
+            payload["messages"], any_arguments=self.any_arguments
+        )
 
     def _common(
         self, payload: Payload, model: type[BaseModel], operation: str, items: str = ""
@@ -127,6 +142,11 @@ def _refuse_thinking_budget(payload: Payload) -> None:
         "answer, as it was started without --reasoning-parser.",
         "unsupported_parameter",
     )
+
+
+def _replay_anthropic(payload: Payload) -> None:
+    if isinstance(payload.get("messages"), list):
+        payload["messages"] = replay.anthropic_messages(payload["messages"])
 
 
 def tokenize_model(payload: Payload) -> type[BaseModel]:

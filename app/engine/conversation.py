@@ -23,6 +23,8 @@ _CALLS: dict[str, dict[str, type]] = {
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
 }
+# What an assistant's message may hold and then needs no content.
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content")
 _OTHER_PARTS = ("tool_reference", "prompt_embeds")
 # Types of parts, and names of fields in them, that hold anything but text, in every dialect.
 MEDIA = frozenset(
@@ -60,7 +62,7 @@ def _check_message(message: Any, where: str) -> None:
         _check_tool_calls(calls, f"{where}.tool_calls")
     content = message.get("content")
     if content is None:
-        if role == "assistant" and (calls or message.get("refusal")):
+        if role == "assistant" and any(message.get(field) for field in _INSTEAD_OF_CONTENT):
             return
         raise invalid(
             f"{where}.content",

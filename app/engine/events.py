@@ -7,7 +7,7 @@ the first token can only be an event: it gets the envelope of the operation's AP
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -31,6 +31,8 @@ async def events(
 ) -> AsyncGenerator[str, None]:
     """The stream as event texts. `to_error` raises what must not become an event."""
     sent = 0
+    if operation == "responses":
+        stream = _with_cut_marked(stream)
     try:
         async for item in stream:
             yield _text(item, operation, to_error)
@@ -39,6 +41,36 @@ async def events(
         yield error_event(to_error(broken), operation, sent)
     finally:
         await stream.aclose()
+
+
+async def _with_cut_marked(stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Events of Responses, with the item that the token limit cut as `incomplete`: vLLM calls
+    each item completed. The end of an item waits for the next event, which comes at once."""
+    done = None
+    try:
+        async for item in stream:
+            if done is not None:
+                if item.type == "response.completed":
+                    mark_cut(item.response.status, [done.item])
+                    mark_cut(item.response.status, item.response.output)
+                yield done
+                done = None
+            if item.type == "response.output_item.done":
+                done = item
+            else:
+                yield item
+    except Exception:
+        if done is not None:
+            yield done
+        raise
+    finally:
+        await stream.aclose()
+
+
+def mark_cut(status: str, output: Sequence[Any]) -> None:
+    """Say of a cut response's last item that it is incomplete."""
+    if status == "incomplete" and output and hasattr(output[-1], "status"):
+        output[-1].status = "incomplete"
 
 
 def _text(item: Any, operation: str, to_error: ToError) -> str:

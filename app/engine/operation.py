@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.engine import failures
-from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events
+from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
 from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import drop_null_fields, without_nulls
 from app.errors import ApiError
@@ -94,7 +94,9 @@ class Operation:
         return failures.from_exception(error, payload, self.prompt)
 
     def _body(self, result: BaseModel) -> dict[str, Any]:
-        if self.name == "responses":  # OpenAI's schema wants this object's nulls
+        if self.name == "responses":
+            mark_cut(result.status, result.output)  # type: ignore[attr-defined]
+            # OpenAI's schema wants this object's nulls
             return result.model_dump(mode="json", by_alias=True)
         if self.name == "messages":
             message = result.model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,1 @@
+"""End-to-end tests: a live gateway, seen from outside through its HTTP interface."""

@@ -15,10 +15,11 @@ from fastapi import FastAPI
 
 from app import metrics
 from app.admission.desk import Desk
-from app.api import cors, document, errors, generate, health, models, speculation
+from app.api import cors, document, errors, generate, health, models, responses, speculation
 from app.api.door import Door
 from app.api.head import HeadMiddleware
 from app.api.request_id import RequestId
+from app.api.response_store import ResponseStore
 from app.api.tally import Tally
 from app.engine.supervisor import Engine
 from app.settings import Settings
@@ -50,7 +51,10 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.engine = engine
     app.state.desk = desk
     app.state.started_at = int(time.time())
-    for module in (generate, models, speculation, health):
+    app.state.responses = ResponseStore(
+        int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
+    )
+    for module in (generate, responses, models, speculation, health):
         app.include_router(module.router)
     errors.install(app)
     document.install(app, engine)

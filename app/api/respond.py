@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from app.api.body import read_json
 from app.api.door import total_s
+from app.api.responses import Turn, resume
 from app.api.streaming import EventResponse, EventStream
 from app.api.visit import visit_of
 from app.engine.supervisor import Engine
@@ -57,15 +58,23 @@ async def answer(request: Request, name: str, body: Body) -> Response:
     assert deadline is not None
 
     async def work() -> Response:
+        payload, size = body.payload, body.size
+        turn: Turn | None = None
+        if name == "responses":
+            turn = resume(request.app.state.responses, visit.identity.tenant.name, payload)
+            payload, size = turn.payload, size + turn.earlier_bytes
+            visit.hold(turn.earlier_bytes)
         if name not in NO_GENERATION:
-            await visit.admit(body.payload, body.size, settings.served_model_name)
-        fields = dict(body.payload)  # checks drop fields; errors name them as sent
+            await visit.admit(payload, size, settings.served_model_name)
+        fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields)
         if isinstance(reply.answer, dict):
             visit.leave()
             told = {"server-timing": visit.timing(), **visit.speculation()}
-            return JSONResponse(reply.answer, headers=told)
-        stream = EventStream(reply.answer, settings.server.sse_keep_alive_s, visit.leave)
+            whole = reply.answer if turn is None else turn.finish(reply.answer)
+            return JSONResponse(whole, headers=told)
+        events = reply.answer if turn is None else turn.stream(reply.answer)
+        stream = EventStream(events, settings.server.sse_keep_alive_s, visit.leave)
         try:
             error = await stream.begin(reply.first)
         except asyncio.CancelledError:
@@ -75,7 +84,7 @@ async def answer(request: Request, name: str, body: Body) -> Response:
             error = broken
         if error is not None:
             await stream.close()
-            raise operation.failure(error, body.payload, reply.first) from error
+            raise operation.failure(error, payload, reply.first) from error
         stream.cut_at(deadline.expired, operation.event)
         return EventResponse(stream, {"server-timing": visit.timing()})
 

@@ -64,6 +64,15 @@ class ServerSettings(Section):
     sse_keep_alive_s: float = Field(
         15.0, gt=0, description="Seconds of silence after which a stream sends an SSE comment."
     )
+    stored_responses_mib: float = Field(
+        16.0,
+        ge=0,
+        description="MiB of /v1/responses that each tenant may have in memory for "
+        "`previous_response_id`; new ones replace the oldest. 0 keeps none.",
+    )
+    stored_responses_s: float = Field(
+        3600.0, gt=0, description="Seconds that a response is kept in memory at most."
+    )
     drain_timeout_s: float = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
     )

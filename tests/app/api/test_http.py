@@ -44,6 +44,8 @@ class FakeOperation:
             return Reply(self.events(), FirstOutput(True, ValueError("bad grammar")))
         if payload.get("stream"):
             return Reply(self.events(), FirstOutput(True))
+        if "input" in payload:
+            return Reply({"id": "resp_1", "output": []}, FirstOutput(True))
         return Reply({"ok": True}, FirstOutput(True))
 
     async def events(self) -> AsyncGenerator[str, None]:

@@ -13,6 +13,7 @@ from typing import Any
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.engine.nulls import without_streamed_nulls
+from app.engine.response_fields import published_event
 from app.errors import ApiError
 
 _ERROR = 'data: {"error":'
@@ -91,7 +92,8 @@ def _framed(item: Any) -> str:
     kind, data = item.type, item.model_dump_json(by_alias=True)
     if kind == "response.completed" and item.response.status == "incomplete":
         kind = "response.incomplete"
-        data = json.dumps({**json.loads(data), "type": kind})
+    if any(hasattr(item, field) for field in ("response", "item", "part")):
+        data = json.dumps({**published_event(json.loads(data)), "type": kind})
     return f"event: {kind}\ndata: {data}\n\n"
 
 

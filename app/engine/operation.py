@@ -13,6 +13,7 @@ from app.engine import failures
 from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
 from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import drop_null_fields, without_nulls
+from app.engine.response_fields import published
 from app.errors import ApiError
 
 Payload = dict[str, Any]
@@ -96,8 +97,7 @@ class Operation:
     def _body(self, result: BaseModel) -> dict[str, Any]:
         if self.name == "responses":
             mark_cut(result.status, result.output)  # type: ignore[attr-defined]
-            # OpenAI's schema wants this object's nulls
-            return result.model_dump(mode="json", by_alias=True)
+            return published(result.model_dump(mode="json", by_alias=True))
         if self.name == "messages":
             message = result.model_dump(mode="json", exclude_none=True)
             if "id" in message:  # counted tokens have none

@@ -152,7 +152,7 @@ def test_an_assistants_turn_at_the_end_is_continued(client: Client) -> None:
 
 
 def test_an_unfinished_output_message_at_the_end_is_continued(client: Client) -> None:
-    last = {"type": "message", "id": "msg_1", "role": "assistant", "status": "incomplete"}
+    last: JSON = {"type": "message", "id": "msg_1", "role": "assistant", "status": "incomplete"}
     last["content"] = [{"type": "output_text", "text": "The answer is", "annotations": []}]
     rendered = prompt(client, "responses", input=[HELLO, last])
     assert rendered.endswith("<|im_start|>assistant\nThe answer is")
@@ -236,7 +236,14 @@ def test_anthropic_tool_results_come_back(client: Client, result: JSON, texts: l
         ),
         (
             "messages",
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}]}]}]},
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{}]}],
+                    }
+                ]
+            },
             "messages[0].content[0].content[0].type",
         ),
         (

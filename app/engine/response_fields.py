@@ -1,0 +1,76 @@
+"""Response objects of /v1/responses with the fields of OpenAI's published schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# vLLM's own, which no client of OpenAI's API knows. `*_messages` stay where they were asked for.
+_OWN = ("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages")
+_PER_TURN = "_per_turn"
+_TOOLS = ("tool_output_tokens",)  # of tools that the server runs: there are none
+# Fields that the schema lets be absent and not null.
+_NOT_NULL = ("user", "usage")
+_NOT_NULL_IN_TOOLS = ("defer_loading", "description", "output_schema", "allowed_callers")
+_TEXT = {"format": {"type": "text"}}
+
+
+def published(response: Mapping[str, Any]) -> dict[str, Any]:
+    """The response without fields and nulls that the schema does not have, and with those that
+    it requires."""
+    found = {
+        name: value
+        for name, value in response.items()
+        if value is not None or name not in (*_OWN, *_NOT_NULL)
+    }
+    found.setdefault("error", None)
+    if found.get("text") is None:
+        found["text"] = _TEXT
+    if (reasoning := found.get("reasoning")) is not None:
+        found["reasoning"] = _without_nulls(reasoning, ("mode", "context"))
+    found["tools"] = [_without_nulls(tool, _NOT_NULL_IN_TOOLS) for tool in found.get("tools", ())]
+    found["output"] = [published_item(item) for item in found.get("output", ())]
+    if (usage := found.get("usage")) is not None:
+        found["usage"] = {
+            name: {
+                key: n
+                for key, n in value.items()
+                if key not in _TOOLS and not key.endswith(_PER_TURN)
+            }
+            if isinstance(value, Mapping)
+            else value
+            for name, value in usage.items()
+        }
+    return found
+
+
+def published_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of the output: its texts have a list of logprobs, if an empty one."""
+    found = _without_nulls(item, ("status", "phase", "namespace", "caller"))
+    if found.get("type") == "message":
+        found["content"] = [published_part(part) for part in found["content"]]
+    return found
+
+
+def published_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a message."""
+    if part.get("type") == "output_text" and part.get("logprobs") is None:
+        return {**part, "logprobs": []}
+    return dict(part)
+
+
+def published_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event of a stream, with what it holds of a response."""
+    found = dict(event)
+    for field, rewrite in (
+        ("response", published),
+        ("item", published_item),
+        ("part", published_part),
+    ):
+        if isinstance(found.get(field), Mapping):
+            found[field] = rewrite(found[field])
+    return found
+
+
+def _without_nulls(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if item is not None or key not in names}

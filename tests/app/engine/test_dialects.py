@@ -32,6 +32,17 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
     "responses": [{"type": "function", "name": "f", "parameters": SCHEMA}],
     "messages": [{"name": "f", "input_schema": SCHEMA}],
 }
+STRICT_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "strict": True,
+            "parameters": {**SCHEMA, "additionalProperties": False},
+        },
+    }
+]
+TOOL_ANSWER = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
 STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "stream"])
 DIALECTS = pytest.mark.parametrize("dialect", sorted(PATHS))
 WITH_TOOLS = pytest.mark.parametrize("dialect", sorted(TOOLS))
@@ -336,3 +347,41 @@ def test_logprobs_of_responses(gateway: Gateway) -> None:
     body = send(gateway(), "responses", top_logprobs=2).json()
     parts = body["output"][0]["content"]
     assert len(parts[0]["logprobs"]) == 4, json.dumps(body)
+
+
+def test_an_answer_is_history_for_openais_client(gateway: Gateway) -> None:
+    """With every field that the client's own classes add, nulls among them."""
+    import openai
+
+    http: Any = gateway(tool_call_parser="hermes", answer=TOOL_ANSWER)
+    api = openai.OpenAI(base_url="http://testserver/v1", api_key="x", http_client=http)
+    first: Any = api.responses.create(model="fake", input="hi", tools=TOOLS["responses"])  # type: ignore[arg-type]
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert len(calls) == 1
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "1"}
+    items: Any = [USER, *(item.model_dump() for item in first.output), result]
+    assert api.responses.create(model="fake", input=items).output
+    chat: Any = api.chat.completions.parse(model="fake", messages=[USER], tools=STRICT_TOOLS)  # type: ignore[list-item, arg-type]
+    message = chat.choices[0].message
+    assert message.tool_calls[0].function.name == "f"
+    told = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}
+    history: Any = [USER, message.model_dump(), told]
+    assert api.chat.completions.create(model="fake", messages=history).choices
+
+
+def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
+    import anthropic
+
+    http: Any = gateway(tool_call_parser="hermes", answer=TOOL_ANSWER)
+    api = anthropic.Anthropic(base_url="http://testserver", api_key="x", http_client=http)
+    given: Any = {"model": "fake", "max_tokens": 64, "tools": TOOLS["messages"]}
+    first: Any = api.messages.create(messages=[USER], **given)  # type: ignore[list-item]
+    calls = [block for block in first.content if block.type == "tool_use"]
+    assert [call.name for call in calls] == ["f"]
+    result = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "1", "is_error": False}
+    history: Any = [
+        USER,
+        {"role": "assistant", "content": [block.model_dump() for block in first.content]},
+        {"role": "user", "content": [result]},
+    ]
+    assert api.messages.create(messages=history, **given).content

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from app.engine.nulls import without_streamed_nulls
+from app.engine.nulls import with_streamed_required_nulls, without_streamed_nulls
 from app.engine.response_fields import published_event
 from app.errors import ApiError
 
@@ -28,15 +28,23 @@ ToError = Callable[[BaseException | ErrorResponse], ApiError]
 
 
 async def events(
-    stream: AsyncGenerator[Any, None], operation: str, to_error: ToError
+    stream: AsyncGenerator[Any, None],
+    operation: str,
+    to_error: ToError,
+    *,
+    null_usage: bool = False,
 ) -> AsyncGenerator[str, None]:
-    """The stream as event texts. `to_error` raises what must not become an event."""
+    """The stream as event texts. `to_error` raises what must not become an event. With
+    `null_usage`, chunks without usage say so."""
     sent = 0
     if operation == "responses":
         stream = _with_cut_marked(stream)
     try:
         async for item in stream:
-            yield _text(item, operation, to_error)
+            text = _text(item, operation, to_error)
+            if operation in _FEW_NULLS and not text.startswith(_ERROR):
+                text = with_streamed_required_nulls(text, usage=null_usage)
+            yield text
             sent += 1
     except Exception as broken:
         yield error_event(to_error(broken), operation, sent)

@@ -23,6 +23,11 @@ _CLIENT_DATA = frozenset(
 )
 
 
+_LOGPROBS = '"logprobs":{"content":'
+_LOGPROBS_WITH_REFUSAL = '"logprobs":{"refusal":null,"content":'
+_USAGE = '"usage":'
+
+
 def drop_null_fields(payload: dict[str, Any]) -> None:
     """Delete each field of a request that is null, at any depth and in place: in OpenAI's and
     Anthropic's APIs a null field is one that is not given. Lists keep their nulls."""
@@ -63,3 +68,20 @@ def without_streamed_nulls(event: str) -> str:
     """The same on an event's JSON text. Quotes inside JSON strings are escaped, so the
     pattern can only match a field."""
     return _STREAMED_NULL.sub("", event) if "null" in event else event
+
+
+def with_required_nulls(answer: dict[str, Any]) -> dict[str, Any]:
+    """A chat answer whose logprobs have the `refusal` that the schema requires."""
+    for choice in answer.get("choices", ()):
+        if choice.get("logprobs") is not None:
+            choice["logprobs"].setdefault("refusal", None)
+    return answer
+
+
+def with_streamed_required_nulls(event: str, *, usage: bool) -> str:
+    """The same on an event's JSON text. With `usage`, chunks before the one with the usage say
+    that theirs is null, as OpenAI does for `include_usage`."""
+    event = event.replace(_LOGPROBS, _LOGPROBS_WITH_REFUSAL)
+    if usage and event.startswith("data: {") and _USAGE not in event:
+        event = event.rstrip().removesuffix("}") + f",{_USAGE}null}}\n\n"
+    return event

@@ -12,7 +12,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from app.engine import failures
 from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
 from app.engine.first_output import FirstOutput, expect
-from app.engine.nulls import drop_null_fields, without_nulls
+from app.engine.nulls import drop_null_fields, with_required_nulls, without_nulls
 from app.engine.response_fields import published
 from app.errors import ApiError
 
@@ -62,7 +62,9 @@ class Operation:
                 raise error  # nothing is on the wire yet: it becomes the response's status
             return self._error(error, payload, first)
 
-        return Reply(events(result, self.name, to_error), first)
+        options = payload.get("stream_options")
+        usage = isinstance(options, dict) and options.get("include_usage") is True
+        return Reply(events(result, self.name, to_error, null_usage=usage), first)
 
     def _parsed(self, payload: Payload) -> BaseModel:
         try:
@@ -104,4 +106,4 @@ class Operation:
                 message["id"] = MESSAGE_ID + message["id"].removeprefix(CHAT_ID)
             return {"stop_sequence": None, **message}
         body: dict[str, Any] = without_nulls(result.model_dump(mode="json"))
-        return body
+        return with_required_nulls(body) if self.name == "chat" else body

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from app.engine.response_fields import published
 
 from .scripted_engine import Client
-from .test_whole_and_streamed import CALL, responses_body
+from .test_whole_and_streamed import CALL, chat_body, responses_body
 
 # Sampling settings that vLLM repeats beside those of the schema; the name of a function whose
 # arguments are done.
@@ -67,3 +67,25 @@ def test_what_was_asked_for_stays() -> None:
     assert found["input_messages"] == []
     assert found["user"] == "me"
     assert found["text"] == {"verbosity": "low"}
+
+
+@pytest.mark.parametrize("script", ['"usage":"logprobs":{"content":', "Hi." + CALL])
+def test_chat(client: Client, script: str) -> None:
+    """Logprobs have a refusal, and chunks before the usage say that they have none."""
+    client.engine.script, client.engine.steps = script, (2,)
+    body = chat_body(64, True, logprobs=True)
+    (choice,) = asyncio.run(client.answer("chat", body))["choices"]
+    assert choice["logprobs"]["refusal"] is None
+    chunks = asyncio.run(client.events("chat", body))
+    assert not [chunk for chunk in chunks if "usage" in chunk]
+    with_usage = asyncio.run(
+        client.events("chat", {**body, "stream_options": {"include_usage": True}})
+    )
+    *before, last = with_usage
+    assert all(chunk["usage"] is None for chunk in before)
+    assert last["usage"]["completion_tokens"] == len(client.engine.tokens())
+    logprobs = [c["choices"][0]["logprobs"] for c in before if c["choices"][0].get("logprobs")]
+    assert logprobs
+    assert all(entry["refusal"] is None for entry in logprobs)
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in before)
+    assert text == choice["message"]["content"]

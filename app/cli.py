@@ -14,6 +14,12 @@ from typing import Any, NoReturn
 from app import doctor, sagemaker
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, load, sections
+from drafters.parent_death import request_death_signal
+
+# A child that multiprocessing's `spawn` makes imports this first, as the parent's main module, and
+# vllm for many seconds before it comes to the plugin (drafters/vllm/plugin.py).
+if "__mp_main__" in sys.modules:
+    request_death_signal()
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 

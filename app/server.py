@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import resource
 import signal
 import socket
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from types import FrameType
 from typing import cast
 
@@ -17,6 +20,7 @@ from app import connection, log
 from app.engine.supervisor import Engine
 from app.errors import StartupError
 from app.main import create_app
+from app.runtime_directory import RuntimeDirectory, runtime_directory
 from app.settings import Settings
 from drafters.streams import unfailing
 
@@ -28,7 +32,20 @@ OTHER_FILES = 512
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that does not re-raise the signal it was stopped with: a clean stop exits 0."""
+    """uvicorn that does not re-raise the signal it was stopped with: a clean stop exits 0. The end
+    of its terminal (SIGHUP) stops it like SIGTERM, unless it was started to ignore that (nohup)."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle signals while the server runs."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal drains, second Ctrl-C cuts off."""
@@ -40,7 +57,12 @@ def serve(settings: Settings) -> None:
     """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
     unfailing()
     log.configure(settings.server.log_level, settings.server.log_format)
-    engine = Engine(settings)
+    with runtime_directory() as directory:
+        _serve_until_signal(settings, directory)
+
+
+def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None:
+    engine = Engine(settings, directory.note)
     config = uvicorn.Config(
         create_app(settings, engine),
         log_config=None,
@@ -56,8 +78,10 @@ def serve(settings: Settings) -> None:
     with _listen(settings.server.host, settings.server.port) as listener:
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)
+        server = _Server(config)
+        close_in_forks(lambda: _sockets(server, listener))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(_serve(_Server(config), engine, listener))
+            runner.run(_serve(server, engine, listener))
     if engine.failure is not None:
         raise engine.failure
 
@@ -70,6 +94,26 @@ async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> No
     watcher = asyncio.create_task(stop_when_ended())
     await server.serve(sockets=[listener])
     watcher.cancel()
+
+
+def close_in_forks(files: Callable[[], Iterable[int]]) -> None:
+    """Close these files in every process that this one forks. Otherwise the engine, which is
+    forked, would hold the port open while the gateway drains, and connections that it closes."""
+
+    def close() -> None:
+        # In place of each: an object here that still has the number may close it once more.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for file in files():
+            os.dup2(nothing, file, inheritable=False)
+        os.close(nothing)
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _sockets(server: uvicorn.Server, listener: socket.socket) -> list[int]:
+    connections = cast("set[connection.Connection]", server.server_state.connections)
+    sockets = [one.transport.get_extra_info("socket") for one in connections]
+    return [one.fileno() for one in (listener, *sockets) if one.fileno() >= 0]
 
 
 def _allow_files(wanted: int) -> None:

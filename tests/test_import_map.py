@@ -39,21 +39,26 @@ MAP: dict[str, set[str]] = {
     "app.metrics": {"app", "app.errors"} | POLICY,
     "app.log": {"app", "drafters.log_records"},
     "app.settings": {"app", "app.errors"} | POLICY,
-    "app.engine": GROUND | POLICY | TARGET_FOLDERS | {"drafters.vllm.cpu_matmul"},
+    "app.engine": GROUND
+    | POLICY
+    | TARGET_FOLDERS
+    | {"drafters.parent_death", "drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
     "app.api": GROUND | DOOR | {"app.log", "app.scrape"} | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.connection": GROUND,
     "app.server": GROUND
     | ENGINE
-    | {"app.connection", "app.log", "app.main", "drafters.streams"}
+    | {"app.connection", "app.log", "app.main", "app.runtime_directory", "drafters.streams"}
     | POLICY,
     "app.presets": GROUND,
     "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS,
+    "app.runtime_directory": {"app.errors"},
     "app.sagemaker": {"app.errors"},
     "app.cli": GROUND
     | ENGINE
-    | {"app.admission", "app.server", "app.doctor", "app.presets", "app.sagemaker"},
+    | {"app.admission", "app.server", "app.doctor", "app.presets", "app.sagemaker"}
+    | {"drafters.parent_death"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.provenance": set(),
@@ -98,6 +103,7 @@ MAP: dict[str, set[str]] = {
     "drafters.markdown": set(),
     "drafters.ops": set(),
     "drafters.packaged": set(),
+    "drafters.parent_death": set(),
     "drafters.streams": set(),
     "drafters.model": {"drafters.ops"},
     "drafters.train": {
@@ -106,7 +112,8 @@ MAP: dict[str, set[str]] = {
     },
     "drafters.vllm": {
         *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
-        *("drafters.log_records", "drafters.streams", "drafters.vllm.cpu_matmul"),
+        *("drafters.log_records", "drafters.parent_death", "drafters.streams"),
+        "drafters.vllm.cpu_matmul",
     },
     "drafters.vllm.cpu_matmul": set(),
 }
@@ -144,7 +151,9 @@ GUARDED = {
 }
 
 # Rooms that run anywhere: nothing outside the standard library.
-STANDARD_LIBRARY_ONLY = {"drafters.config", "drafters.control", "drafters.packaged"}
+STANDARD_LIBRARY_ONLY = {
+    *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
+}
 
 
 def room_of(module: str) -> str:

@@ -16,6 +16,7 @@ from app.engine.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
 from app.settings import Settings
 from drafters.packaged import resolve
+from drafters.parent_death import children_end_with_this_process
 
 if TYPE_CHECKING:
     from app.engine.llm import GatewayLLM
@@ -27,10 +28,12 @@ logger = logging.getLogger(__name__)
 def launch(
     settings: Settings, load: Load, loading: Callable[[], None]
 ) -> tuple[GatewayLLM, StepWatch]:
-    """Import vllm, then (`loading`) build the engine's configuration and start its processes."""
-    # The engine's processes inherit this thread's mask: Ctrl-C in a terminal reaches the
-    # whole group, and it must drain the gateway rather than kill the engine under it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Import vllm, then (`loading`) build the engine's configuration and start its processes.
+
+    The engine's processes end with the thread that calls this (drafters/parent_death.py): it must
+    last as long as they shall.
+    """
+    block_terminal_signals()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # An allowed host could send the gateway on to one that is not.
@@ -63,8 +66,16 @@ def launch(
     scheduler, parallel = config.scheduler_config, config.parallel_config
     load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
     steps = StepWatch(load=load)
-    llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
+    with children_end_with_this_process():
+        llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
     return llm, steps
+
+
+def block_terminal_signals() -> None:
+    """Keep Ctrl-C in a terminal, and the terminal's end, from the processes that this thread makes,
+    which inherit its mask. Both reach the whole group, and must drain the gateway rather than kill
+    the engine under it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
 
 
 def versions(llm: GatewayLLM) -> dict[str, str]:

@@ -64,6 +64,12 @@ class Remains:
             logger.info("removed %d processes and %d files", len(left), removed)
 
 
+def files_in_use() -> set[Path]:
+    """Shared memory and sockets of this process and all that it has started."""
+    this = psutil.Process()
+    return set().union(*map(_files, (this, *this.children(recursive=True))))
+
+
 def _ended(process: psutil.Process) -> bool:
     """Also if nobody asks for its exit status: the first process of a container often does not."""
     try:

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,7 +21,7 @@ from app.engine.launch import launch, versions
 from app.engine.load import Load
 from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
 from app.engine.pulse import Pulse
-from app.engine.remains import Remains
+from app.engine.remains import Remains, files_in_use
 from app.engine.restarts import Restarts
 from app.engine.steering import Steering, fingerprint
 from app.errors import AerieError, ApiError, StartupError
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 RPC_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 0.2
+NOTE_INTERVAL_S = 0.5
 FIRST_START_S = 30.0  # what clients are told to wait for while nobody knows
 MOST_RETRY_S = 60
 DIED, HUNG = "died", "hung"
@@ -55,10 +58,19 @@ class Phase(StrEnum):
 
 class Engine:
     """One vLLM engine with its operations. Everything happens on the event loop's thread
-    but the blocking construction of the engine."""
+    but the blocking construction of the engine.
 
-    def __init__(self, settings: Settings) -> None:
+    `note_files` is called in a thread, again and again while the engine starts, with all files
+    that would be left if everything were killed: shared memory and sockets.
+    """
+
+    def __init__(
+        self, settings: Settings, note_files: Callable[[Iterable[Path]], None] | None = None
+    ) -> None:
         self.settings = settings
+        self._note_files = note_files
+        # Engine processes end with the thread that made them: one that lasts as long as this.
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="engine-launch")
         self.phase = Phase.STARTING
         self.failure: AerieError | None = None
         self.ended = asyncio.Event()
@@ -116,6 +128,7 @@ class Engine:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Bring the engine up to READY and keep it there until `stop`. If it cannot start the first
         time, or dies too often, the phase is FAILED, `failure` says why and `ended` is set."""
+        noting = asyncio.create_task(self._note())
         try:
             await self._start()
             on_ready()
@@ -124,6 +137,19 @@ class Engine:
         except Exception as error:
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
+        finally:
+            noting.cancel()
+
+    async def _note(self) -> None:
+        """Look for files until the engine is ready, and once more then; again when it restarts."""
+        note, complete = self._note_files, False
+        while note is not None:
+            ready = self.ready
+            if not (ready and complete):
+                with contextlib.suppress(psutil.Error):  # of a process that ended meanwhile
+                    await asyncio.to_thread(lambda: note(files_in_use()))
+                    complete = ready
+            await asyncio.sleep(NOTE_INTERVAL_S)
 
     async def _watch(self) -> str:
         """How the engine that serves ends: DIED or HUNG."""
@@ -232,8 +258,12 @@ class Engine:
         """An engine whose processes run and whose model is loaded."""
         self._launching = True
         try:
-            self._llm, self._steps = llm, _ = await asyncio.to_thread(
-                launch, self.settings, self.load, lambda: self._enter(Phase.LOADING)
+            self._llm, self._steps = llm, _ = await asyncio.get_running_loop().run_in_executor(
+                self._launcher,
+                launch,
+                self.settings,
+                self.load,
+                lambda: self._enter(Phase.LOADING),
             )
             self._remains = Remains(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
@@ -285,6 +315,9 @@ class Engine:
             if llm.output_handler is not None:  # or it reports the engine's end as a death
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        remains, self._remains = self._remains, None
+        if remains is not None:
+            await asyncio.to_thread(remains.clear)
 
 
 def _reason(error: BaseException) -> str:

@@ -6,9 +6,11 @@ from __future__ import annotations
 def register() -> None:
     """Apply what vLLM needs before it builds an engine. Safe to call more than once."""
     from drafters.log_records import escape_log_records
+    from drafters.parent_death import end_with_multiprocessing_parent
     from drafters.streams import unfailing
     from drafters.vllm import compat
 
+    end_with_multiprocessing_parent()
     unfailing()
     escape_log_records()
     compat.apply()

@@ -1,0 +1,142 @@
+"""A gateway as `aerie serve` runs it, but for vLLM: its engine is two processes that are stuck.
+
+    python stand_in_gateway.py PORT STAGE DRAIN_S     STAGE: start, calibration or serving
+
+The engine core prints one JSON line about itself once there is something that could be left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from app import server
+from app.engine import supervisor
+from app.engine.first_output import FirstOutput
+from app.engine.launch import block_terminal_signals
+from app.engine.supervisor import Engine, Phase
+from app.errors import AerieError, ApiError, EngineLostError
+from app.settings import load
+from drafters.parent_death import children_end_with_this_process
+
+FORK = multiprocessing.get_context("fork")
+
+
+def stuck() -> None:
+    """In native code that keeps the interpreter's lock, with a handler for SIGTERM as vLLM's."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    ctypes.PyDLL(None).sleep(600)
+
+
+def core() -> None:
+    segment = SharedMemory(create=True, size=4096)
+    resource_tracker.unregister(segment._name, "shared_memory")  # as if it were killed as well
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{tempfile.gettempdir()}/socket")
+    Path(tempfile.gettempdir(), "part-of-a-compilation.s").write_text("")
+    worker = FORK.Process(target=stuck)
+    worker.start()
+    about = {"core": os.getpid(), "worker": worker.pid, "segment": segment.name}
+    print(json.dumps(about), flush=True)
+    stuck()
+
+
+class StandInLLM:
+    """What the supervisor asks of vLLM's client."""
+
+    unfinished = 0
+    output_handler = None
+    model_config = SimpleNamespace(max_model_len=2048)
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.process = process
+        self.processes = [process.pid]
+
+    @property
+    def errored(self) -> bool:
+        return not self.process.is_alive()
+
+    def give_up(self) -> None:
+        pass
+
+    def shutdown(self, timeout: float) -> None:
+        self.process.terminate()
+        self.process.join(0.2)
+        self.process.kill()
+        self.process.join()
+
+
+def launch(settings: Any, load: Any, loading: Callable[[], None]) -> Any:
+    block_terminal_signals()
+    loading()
+    with children_end_with_this_process():
+        process = FORK.Process(target=core)
+        process.start()
+    if STAGE == "start":  # vLLM waits for its processes, and raises if one of them ends
+        process.join()
+        raise RuntimeError("the engine core ended while it started")
+    return StandInLLM(process), SimpleNamespace(outputs=0)
+
+
+class StandInOperation:
+    """A stream that has its first token only if the request asks for one, and then goes on until
+    the engine ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def __call__(self, payload: dict[str, Any]) -> Any:
+        first = FirstOutput(True) if payload["prompt"] == "decode" else FirstOutput()
+        print(json.dumps("asked"), flush=True)
+        return SimpleNamespace(answer=self.events(first), first=first)
+
+    async def events(self, first: FirstOutput) -> AsyncGenerator[str, None]:
+        while self.engine.ready:
+            if first.settled:
+                yield "data: {}\n\n"
+            await asyncio.sleep(0.1)
+
+    def failure(self, error: BaseException, *_: Any) -> ApiError:
+        return ApiError(500, str(error))
+
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        return f"data: {json.dumps(error.envelope())}\n\n"
+
+
+class StandInEngine(Engine):
+    async def _prove(self) -> None:
+        while STAGE == "calibration":
+            if self._llm is None or self._llm.errored:
+                raise RuntimeError("the engine core ended")
+            await asyncio.sleep(0.05)
+        self._enter(Phase.READY)
+
+    def operation(self, name: str) -> Any:
+        return StandInOperation(self)
+
+
+if __name__ == "__main__":
+    PORT, STAGE, DRAIN_S = sys.argv[1:]
+    supervisor.launch = launch
+    server.Engine = StandInEngine  # type: ignore[misc]
+    options = {"port": PORT, "drain_timeout_s": DRAIN_S, "max_restarts": "0"}
+    try:
+        server.serve(load(options, {}, preset="embedded"))
+    except AerieError as error:
+        print(f"aerie: {error}", file=sys.stderr)
+        os._exit(3 if isinstance(error, EngineLostError) else 1)
+    os._exit(0)

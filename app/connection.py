@@ -2,7 +2,8 @@
 
 uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) bounds neither headers nor the
 time that a client may take for them, for its body, or for reading an answer. Nor does it tell
-a request that its client has gone when another request was sent behind it.
+a request that its client has gone when another request was sent behind it, or know that a client of
+HTTP/1.0 reads no chunks.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.__class__ = _UnchunkedCycle
         super()._start_asgi_task(cycle, app)
 
     # What goes out
@@ -165,9 +168,10 @@ class Connection(HttpToolsProtocol):
         self._refused = True
         for name in list(self._timers):
             self._stop(name)
-        if not self._busy:  # or it would land in the middle of the running answer
+        silent = self._busy and not self._give_up_running()
+        if not silent:  # or it would land in the middle of the running answer
             self.transport.write(b"".join([*head, body]))
-        if self._busy or len(self.connections) > self._limits.max_connections:
+        if silent or len(self.connections) > self._limits.max_connections:
             self._end_refused()
             return
         # Closing now would reset the connection if something is unread, and lose the answer.
@@ -194,6 +198,18 @@ class Connection(HttpToolsProtocol):
     def _end_closing(self) -> None:
         if self.transport.is_closing():
             self._start("write", self._limits.write_timeout_s, self.transport.abort)
+
+    def _give_up_running(self) -> bool:
+        """Whether the refusal is the running request's answer: its body is at fault, and no other
+        answer has begun. The application then sees a client that has gone."""
+        running = self._running
+        if running is None or running is not self.cycle:  # what is at fault was sent behind it
+            return False
+        if running.response_started or not running.more_body:
+            return False
+        running.disconnected = True
+        running.message_event.set()
+        return True
 
     @property
     def _busy(self) -> bool:
@@ -242,6 +258,24 @@ class Connection(HttpToolsProtocol):
     def _slow_reader(self) -> None:
         metrics.CONNECTIONS_REFUSED.labels("slow_reader").inc()
         self.transport.abort()
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """An answer whose body, if its length is not told, ends with the connection: HTTP/1.0 has no
+    chunks (RFC 9112, section 6.1)."""
+
+    _length_is_told = False
+
+    async def send(self, message: Any) -> None:
+        """Part of the answer."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", [])}
+            self._length_is_told = b"content-length" in names
+            if not self._length_is_told:
+                self.chunked_encoding = False
+        elif not self._length_is_told:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def factory(limits: ServerSettings) -> Callable[..., Connection]:

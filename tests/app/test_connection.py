@@ -89,13 +89,13 @@ class Server:
         return answer
 
 
-def run(scenario: Scenario, **limits: Any) -> None:
+def run(scenario: Scenario, app: App | None = None, **limits: Any) -> None:
     settings = ServerSettings.model_validate({**FAST, **limits})
 
     async def main() -> None:
-        app = App()
+        served = app or App()
         config = uvicorn.Config(
-            app, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
+            served, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
             timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=1,
         )  # fmt: skip
         inner = uvicorn.Server(config)
@@ -103,7 +103,7 @@ def run(scenario: Scenario, **limits: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.create_task(inner._serve([listener]))
             try:
-                await scenario(Server(app, listener.getsockname()[1], inner))
+                await scenario(Server(served, listener.getsockname()[1], inner))
             finally:
                 inner.should_exit = True
                 await serving
@@ -333,6 +333,110 @@ def test_framing_that_outweighs_the_body(body: bytes) -> None:
         writer.close()
 
     run(scenario, body_timeout_s=30)
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.1], ids=["with the head", "later"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x\r\n",
+        b"-1\r\na\r\n",
+        b"1\r\nab\r\n",
+        b"ffffffffffffffffff\r\n",
+        b"2\r\nab\r\n\r\n0\r\n\r\n",
+        b"2\r\nab\r\n0\r\nno trailer\r\n\r\n",
+    ],
+)
+def test_a_malformed_chunked_body(body: bytes, pause_s: float) -> None:
+    """The application that waits for the body sees a client that left, and its client a 400."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(CHUNKED % b"/")
+        await asyncio.sleep(pause_s)
+        writer.write(body)
+        async with asyncio.timeout(PLENTY_S):
+            error = refusal(await reader.read(), 400)
+            assert error["type"] == "invalid_request_error"
+            if pause_s:
+                await server.app.left.wait()
+        assert server.app.bodies == []
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_malformed_body_is_no_answer_to_the_request_in_front() -> None:
+    """What runs is another request, whose client would take the refusal for its answer."""
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(CHUNKED % b"/slow" + b"0\r\n\r\n" + CHUNKED % b"/" + b"x\r\n")
+        assert b"HTTP/1.1 400" not in answer
+
+    run(scenario)
+
+
+def test_a_malformed_body_after_the_answer_began() -> None:
+    class Early(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            await receive()
+            self.left.set()
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(CHUNKED % b"/")
+        async with asyncio.timeout(PLENTY_S):
+            answer = await reader.readuntil(b"part\r\n")
+            writer.write(b"x\r\n")
+            answer += await reader.read()
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+    run(scenario, app=Early())
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])
+@pytest.mark.parametrize("parts", [[b"ok"], [b"a", b"", b"b" * 100_000, b""], []], ids=len)
+def test_http_1_0_reads_no_chunks(method: bytes, keep_alive: bytes, parts: list[bytes]) -> None:
+    """Its body ends with the connection, whatever was asked for."""
+
+    class Parts(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(method + b" / HTTP/1.0\r\nhost: x\r\n" + keep_alive + b"\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == (b"".join(parts) if method == b"GET" else b"")
+
+    run(scenario, app=Parts())
+
+
+def test_http_1_0_with_a_length() -> None:
+    class Whole(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"Content-Length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(b"GET / HTTP/1.0\r\n\r\n")
+        assert answer.lower().count(b"content-length: 2") == 1
+        assert answer.endswith(b"\r\n\r\nok")
+        assert b"transfer-encoding" not in answer
+
+    run(scenario, app=Whole())
 
 
 def test_trailers_never_become_headers() -> None:

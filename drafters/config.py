@@ -8,6 +8,9 @@ from typing import Any
 
 KEY = "aerie"  # our entry in vLLM's `additional_config`
 DEFERRED = 16  # steps without a draft whose hidden states the drafter takes in together
+# Seconds per output token that can be aimed at: no machine makes a million tokens of one text in a
+# second, and nobody waits an hour for one.
+TPOT_BOUNDS_S = (1e-6, 3600.0)
 MAX_K = "aerie_max_k"  # a request's most draft tokens in a step, in SamplingParams.extra_args
 
 

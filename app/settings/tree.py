@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from drafters.config import DrafterConfig
+from drafters.config import TPOT_BOUNDS_S, DrafterConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 
@@ -263,7 +263,10 @@ class SpeculationSettings(Section):
         "second while `tpot_s` holds, always `k`, or no drafts at all.",
     )
     tpot_s: float | None = Field(
-        None, gt=0, description="Seconds per output token that `--objective latency` holds."
+        None,
+        ge=TPOT_BOUNDS_S[0],
+        le=TPOT_BOUNDS_S[1],
+        description="Seconds per output token that `--objective latency` holds.",
     )
     calibration_s: float = Field(
         10.0,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.config import DrafterConfig
+from drafters.config import TPOT_BOUNDS_S, DrafterConfig
 from drafters.control.calibration import Calibration
 from drafters.control.cost import Cell
 from drafters.control.fixed import checked_k
@@ -124,8 +124,9 @@ class Controller:
             raise ValueError(f"k is needed for the objective {FIXED!r}")
         if chosen == LATENCY and tpot_s is None and self._objective != LATENCY:
             raise ValueError(f"tpot_s is needed for the objective {LATENCY!r}")
-        if tpot_s is not None and not 0.0 < tpot_s < math.inf:
-            raise ValueError(f"tpot_s must be a positive number of seconds, not {tpot_s!r}")
+        least, most = TPOT_BOUNDS_S
+        if tpot_s is not None and not least <= tpot_s <= most:
+            raise ValueError(f"tpot_s must be from {least:g} to {most:g} seconds, not {tpot_s!r}")
         if k is not None:
             self._pinned = checked_k(k, self._k_max)
         if tpot_s is not None:

@@ -533,6 +533,11 @@ def test_steering_takes_effect_at_the_next_step() -> None:
         ({"objective": "latency"}, "tpot_s"),
         ({"objective": "latency", "tpot_s": 0.0}, "tpot_s"),
         ({"objective": "latency", "tpot_s": math.nan}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": math.inf}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": -0.02}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": 1e-320}, "tpot_s"),  # subnormal
+        ({"objective": "latency", "tpot_s": math.nextafter(1e-6, 0)}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": math.nextafter(3600, math.inf)}, "tpot_s"),
         ({"tpot_s": 0.1}, "tpot_s"),
     ],
 )

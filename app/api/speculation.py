@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Awaitable
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -16,6 +19,8 @@ from app.errors import ApiError
 router = APIRouter()
 
 PATH = "/v1/speculation"
+# The engine answers between two steps. One that stands still is replaced after `hang_timeout_s`.
+ANSWER_WITHIN_S = 10.0
 
 
 class Changes(BaseModel):
@@ -32,7 +37,7 @@ async def state(request: Request) -> dict[str, Any]:
     engine: Engine = request.app.state.engine
     if not engine.settings.speculates:
         return {"enabled": False}
-    return {"enabled": True, **await engine.steered().state()}
+    return {"enabled": True, **await _in_time(engine.steered().state())}
 
 
 @router.patch(PATH, dependencies=[Depends(admin_only)])
@@ -46,4 +51,17 @@ async def steer(request: Request) -> dict[str, Any]:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
     if not engine.settings.speculates:
         raise ApiError(400, "This gateway was started without a drafter.", param="objective")
-    return {"enabled": True, **await engine.steered().steer(changes)}
+    return {"enabled": True, **await _in_time(engine.steered().steer(changes))}
+
+
+async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The engine's answer. Raises ApiError 503 when it takes too long."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await answer
+    except TimeoutError:
+        message = (
+            f"The engine did not answer within {ANSWER_WITHIN_S:g} s; a change may hold later."
+        )
+        headers = {"Retry-After": str(math.ceil(ANSWER_WITHIN_S))}
+        raise ApiError(503, message, code="engine_busy", headers=headers) from None

@@ -86,12 +86,12 @@ def check_nested(payload: Mapping[str, Any], model: type[BaseModel], dialect: st
             items = shape.items
             waiting.extend((f"{path}[{i}]", item, items) for i, item in enumerate(value))
         elif isinstance(value, dict):
-            classes = [cls for cls in shape.classes if _may_be(value, cls)]
+            classes = tuple(cls for cls in shape.classes if _may_be(value, cls))
+            inside = _fields_of_any(classes)
             for name, item in value.items():
-                shapes = [found for cls in classes if (found := _fields_of(cls).get(name))]
-                if shapes:
+                if name in inside:
                     if isinstance(item, dict | list):
-                        waiting.append((f"{path}.{name}", item, _merged(shapes)))
+                        waiting.append((f"{path}.{name}", item, inside[name]))
                 elif classes and name not in ignored:
                     where = f"{path}.{name}"
                     raise invalid(
@@ -136,6 +136,15 @@ def _annotations(cls: type) -> dict[str, Any]:
 @cache
 def _fields_of(cls: type) -> dict[str, _Shape]:
     return {name: _shape(annotation) for name, annotation in _annotations(cls).items()}
+
+
+@cache  # as many entries as there are sets of classes that share their tags
+def _fields_of_any(classes: tuple[type, ...]) -> dict[str, _Shape]:
+    found: dict[str, _Shape] = {}
+    for cls in classes:
+        for name, shape in _fields_of(cls).items():
+            found[name] = found[name] | shape if name in found else shape
+    return found
 
 
 @cache

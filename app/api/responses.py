@@ -75,7 +75,7 @@ def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
     items = payload.get("input")
     earlier: list[Item] = []
     changed: dict[str, Any] = {}
-    if isinstance(previous, str):
+    if isinstance(previous, str) and items is not None:
         found = store.get(tenant, previous)
         if found is None:
             raise _missing("response", previous, "previous_response_id", store)

@@ -125,6 +125,13 @@ def test_a_conversation_goes_on_by_id(served: Served) -> None:
     assert again["previous_response_id"] == first["id"]
 
 
+def test_a_turn_without_input_is_left_to_the_checks(served: Served) -> None:
+    client, echo = served
+    first = ask(client, input="one")
+    ask(client, previous_response_id=first["id"])
+    assert "input" not in echo.payloads[-1]
+
+
 def test_instructions_are_those_of_the_request(served: Served) -> None:
     client, echo = served
     first = ask(client, input="one", instructions="Be brief.")

@@ -24,6 +24,15 @@ DRAFT_TOKENS_PER_STEP = Gauge(
     "Most draft tokens per step (K) that the engine was started with.",
 )
 
+WARM_UP_ACCEPTANCE = Gauge(
+    "aerie_warm_up_acceptance_ratio",
+    "Share of the first drafts of all steps that were accepted in the warm-up.",
+)
+WARM_UP_ACCEPTANCE_LOW = Gauge(
+    "aerie_warm_up_acceptance_low",
+    "1 if that share is far below what the head's model card says, or 20%.",
+)
+
 ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
 ENGINE_RESTARTS = _with(
     Counter(
@@ -91,6 +100,10 @@ EXPIRED = _with(
         "aerie_requests_expired_total", "Requests ended by a deadline of the gateway.", ["deadline"]
     ),
     *("queue", "total"),
+)
+NON_FINITE = Counter(
+    "aerie_requests_non_finite_total",
+    "Sequences ended because the model computed logits that are not finite.",
 )
 GATE_WAITING = Gauge("aerie_gate_waiting", "Requests that wait at the gate.")
 GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the gate has let in.")

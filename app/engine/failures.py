@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import (
+    GenerationError,
     GracefulHTTPError,
     VLLMClientError,
     VLLMNotFoundError,
@@ -58,6 +59,10 @@ class ConstraintError(VLLMValidationError):
     """The engine could not compile what the request constrains its output to."""
 
 
+class NonFiniteError(GenerationError):
+    """The model's logits for the request have NaN or infinity among them."""
+
+
 def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: str) -> ApiError:
     """An error that a serving class returned. `prompt` is the field that holds the prompt."""
     error = response.error
@@ -99,6 +104,8 @@ def internal(error: BaseException | ErrorResponse) -> ApiError:
     """A failure that is not the request's. The log gets all of it, the client a sentence."""
     if isinstance(error, EngineDeadError):
         return engine_lost()
+    if isinstance(error, NonFiniteError):
+        return non_finite()
     if isinstance(error, ErrorResponse):
         logger.error("request failed: %s", error.error.message)
     else:
@@ -110,6 +117,12 @@ def engine_lost() -> ApiError:
     """The engine died under the request."""
     message = "The engine stopped while it worked on this request; try again."
     return ApiError(503, message, code="engine_lost", headers={"Retry-After": "10"})
+
+
+def non_finite() -> ApiError:
+    """What the model computed for the request is no number."""
+    message = "The model computed values that are not finite for this request; it was ended."
+    return ApiError(500, message, code="non_finite_output")
 
 
 def _about_constraint(error: BaseException) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,19 +14,23 @@ from vllm.exceptions import GenerationError
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+from app import metrics
 from app.engine.account import Account, current, trace
-from app.engine.failures import ConstraintError, engine_lost
+from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
 from app.exposition import EXPOSITION
 from drafters.config import MAX_K
 
+logger = logging.getLogger(__name__)
+
 Outputs = AsyncGenerator[RequestOutput, None]
+NON_FINITE = "aerie-non-finite"  # a stop reason, of sequences whose logits are not finite
 
 
 class GatewayLLM(AsyncLLM):
@@ -34,7 +39,8 @@ class GatewayLLM(AsyncLLM):
     Its outputs settle the request's FirstOutput; a request that the engine gives up before
     its first token raises; and the alternatives of each token come in order of probability:
     stock puts the sampled token first, so that the k entries which the serving classes cut
-    off are not the k most likely ones. What a request uses is entered in its Account.
+    off are not the k most likely ones. What a request uses is entered in its Account. Sequences
+    whose logits are not finite end with a NonFiniteError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,6 +55,15 @@ class GatewayLLM(AsyncLLM):
 
         # The one place that every sequence of every kind of request passes, in its own task.
         self.output_processor.add_request = enter
+        process = self.output_processor.process_outputs
+
+        def process_finite(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
+            aborted = end_non_finite(outputs)
+            processed = process(outputs, *args, **kwargs)
+            processed.reqs_to_abort.extend(aborted)
+            return processed
+
+        self.output_processor.process_outputs = process_finite
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
@@ -88,14 +103,25 @@ class GatewayLLM(AsyncLLM):
 
     async def occupy(self, requests: int, tokens: int) -> None:
         """Run so many requests at once, each with so many output tokens."""
+        await self._run([[1 + number % 4, 2, 3, 4] for number in range(requests)], tokens)
 
-        async def one(number: int) -> None:
+    async def answer(self, texts: Sequence[str], tokens: int) -> None:
+        """Continue all texts at once, each by so many tokens."""
+        if self.tokenizer is None:  # not loaded, as was asked for: requests are token ids
+            await self.occupy(len(texts), tokens)
+        else:
+            await self._run([self.tokenizer.encode(text) for text in texts], tokens)
+
+    async def _run(self, prompts: Sequence[list[int]], tokens: int) -> None:
+        longest = max(1, self.model_config.max_model_len - tokens)
+
+        async def one(prompt: list[int]) -> None:
             params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
             name = f"aerie-warm-up-{next(self._occupied)}"
-            async for _ in self.generate(tokens_input([1 + number % 4, 2, 3, 4]), params, name):
+            async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
                 pass
 
-        await asyncio.gather(*(one(number) for number in range(requests)))
+        await asyncio.gather(*map(one, prompts))
 
     _occupied = count()
 
@@ -140,11 +166,32 @@ class GatewayLLM(AsyncLLM):
         return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
 
 
+def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
+    """End sequences whose tokens were chosen from logits that are not finite: they lose these
+    tokens and finish with an error. Returns those that the engine core would go on with.
+
+    The engine core counts such logits (drafters/vllm/finite.py). It passes the count on and
+    otherwise goes on as if nothing had happened.
+    """
+    running = []
+    for output in outputs:
+        if output.num_nans_in_logits:
+            if not output.finished:
+                running.append(output.request_id)
+            output.new_token_ids, output.new_logprobs = [], None
+            output.finish_reason, output.stop_reason = FinishReason.ERROR, NON_FINITE
+            metrics.NON_FINITE.inc()
+            logger.error("logits of %s are not finite: the sequence was ended", output.request_id)
+    return running
+
+
 async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outputs:
     begun = False
     try:
         async for output in outputs:
             failed = any(choice.finish_reason == "error" for choice in output.outputs)
+            if failed and any(choice.stop_reason == NON_FINITE for choice in output.outputs):
+                raise NonFiniteError
             if failed and (constrained or not begun):
                 raise _given_up(constrained)
             begun = True

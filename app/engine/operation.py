@@ -88,7 +88,8 @@ class Operation:
         ways."""
         if self.lost():
             return failures.engine_lost()
-        if isinstance(first.late, failures.ConstraintError):  # but for a grammar's dead end
+        # But for a grammar's dead end, and for what has an error code of its own.
+        if isinstance(first.late, failures.ConstraintError | failures.NonFiniteError):
             return failures.from_exception(first.late, payload, self.prompt)
         if first.answered:
             return failures.internal(error)

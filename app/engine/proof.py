@@ -1,26 +1,40 @@
-"""Evidence that the head drafts: readiness depends on it.
+"""Evidence that the target computes numbers and the head drafts: readiness depends on it.
 
-vLLM only logs a plugin or a drafter that falls away, and then decodes plainly. A gateway
-that was asked to speculate must find out before it takes the first request.
+vLLM only logs a plugin or a drafter that falls away, and then decodes plainly. It serves damaged
+weights as if they were whole: empty texts, and drafts of which none is accepted. A gateway must
+find out before it takes the first request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
+from app import metrics
+from app.engine.acceptance import FirstDrafts, far_below, least_expected, warning
 from app.errors import StartupError
 from app.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 WARM_UP_TOKENS = 24
+# Three continuations, so that a few dozen first drafts are verified.
+WARM_UP_TEXTS = (
+    'def read_lines(path):\n    """Return the lines of a text file."""\n',
+    "The capital of France is Paris, and the capital of Italy is",
+    "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
+)
 DRAFTER = "ParallelDrafter"  # drafters/vllm/drafter.py
 STATS_TIMEOUT_S = 10.0
 
 
 class Drafts(Protocol):
-    """Where the count of draft tokens so far comes from (app/engine/steps.py)."""
+    """Where the counts of drafts so far come from (app/engine/steps.py)."""
 
     draft_tokens: int
+    first_drafts: FirstDrafts
 
 
 def check_reports(
@@ -50,8 +64,21 @@ def check_reports(
     return reports[0]
 
 
+async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
+    """Run the warm-up requests. Logits that are not finite are a StartupError."""
+    from app.engine.failures import NonFiniteError
+
+    try:
+        await warm_up
+    except NonFiniteError:
+        raise StartupError(
+            f"the model {settings.model.model} computes values that are not finite: its weights "
+            f"are damaged, or do not fit into their data type (--dtype {settings.model.dtype})"
+        ) from None
+
+
 async def check_drafts(settings: Settings, drafts: Drafts) -> int:
-    """After the warm-up request: how many tokens were drafted. Zero is a StartupError."""
+    """After the warm-up requests: how many tokens were drafted. Zero is a StartupError."""
     if not settings.speculates:
         return 0
     deadline = asyncio.get_running_loop().time() + STATS_TIMEOUT_S
@@ -60,3 +87,19 @@ async def check_drafts(settings: Settings, drafts: Drafts) -> int:
             raise StartupError("the warm-up request ran, but the head drafted no token")
         await asyncio.sleep(0.05)  # the count travels with the next engine output
     return drafts.draft_tokens
+
+
+def check_acceptance(settings: Settings, drafts: Drafts) -> None:
+    """After the warm-up requests: warn of a head whose drafts are hardly accepted.
+
+    A warning only: every draft is verified, so that answers are right whatever the head drafts.
+    """
+    if not settings.speculates or not settings.engine.has_weights:
+        return
+    drafter, seen = settings.speculation.drafter, drafts.first_drafts
+    least = least_expected(drafter, settings.speculation.k)
+    low = far_below(seen, least)
+    metrics.WARM_UP_ACCEPTANCE.set(seen.ratio)
+    metrics.WARM_UP_ACCEPTANCE_LOW.set(low)
+    if low:
+        logger.warning("%s", warning(seen, least, head=drafter, target=settings.model.model))

@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
+from app.engine.acceptance import FirstDrafts
 from app.engine.load import Load
 
 
@@ -21,6 +22,7 @@ class StepWatch(StatLoggerBase):
         load: Load | None = None,
     ) -> None:
         self.draft_tokens = 0
+        self.first_drafts = FirstDrafts(0, 0)
         self.outputs = 0  # of the engine, with or without tokens in them: it advances
         self._load = load or Load()
 
@@ -42,8 +44,12 @@ class StepWatch(StatLoggerBase):
             scheduler_stats.num_skipped_waiting_reqs,
             scheduler_stats.kv_cache_usage,
         )
-        if scheduler_stats.spec_decoding_stats is not None:
-            self.draft_tokens += scheduler_stats.spec_decoding_stats.num_draft_tokens
+        if (drafts := scheduler_stats.spec_decoding_stats) is not None:
+            self.draft_tokens += drafts.num_draft_tokens
+            self.first_drafts = FirstDrafts(
+                self.first_drafts.verified + drafts.num_drafts,
+                self.first_drafts.accepted + drafts.num_accepted_tokens_per_pos[0],
+            )
 
     def log_engine_initialized(self) -> None:
         """Nothing to announce."""

@@ -19,7 +19,14 @@ from app import metrics
 from app.engine import heap
 from app.engine.launch import launch, versions
 from app.engine.load import Load
-from app.engine.proof import WARM_UP_TOKENS, check_drafts, check_reports
+from app.engine.proof import (
+    WARM_UP_TEXTS,
+    WARM_UP_TOKENS,
+    check_acceptance,
+    check_drafts,
+    check_finite,
+    check_reports,
+)
 from app.engine.pulse import Pulse
 from app.engine.remains import Remains, files_in_use
 from app.engine.restarts import Restarts
@@ -282,8 +289,9 @@ class Engine:
         adapter = Adapter(llm, self.settings)
         await asyncio.to_thread(adapter.warm_up)
         self.schemas = adapter.schemas
-        await llm.occupy(1, WARM_UP_TOKENS)
+        await check_finite(self.settings, llm.answer(WARM_UP_TEXTS, WARM_UP_TOKENS))
         drafted = await check_drafts(self.settings, steps)
+        check_acceptance(self.settings, steps)
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
             if self.steering is not None:

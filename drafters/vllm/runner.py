@@ -15,6 +15,7 @@ from drafters.vllm import greedy
 from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import ParallelDrafter
 from drafters.vllm.extras import Extras
+from drafters.vllm.finite import broken_rows, by_request
 from drafters.vllm.noise import Noise
 from drafters.vllm.pages import collapse
 
@@ -42,6 +43,8 @@ class DraftingRunner(Base):
         super().__init__(vllm_config, *args, **kwargs)
         self.parallel: ParallelDrafter | None = None
         self._began = self._draft_seconds = 0.0
+        # Of the logits in work: whether each row is broken, and the drafts of each request.
+        self._broken: tuple[torch.Tensor, list[int] | None] | None = None
         if not hasattr(self, "drafter") or not is_parallel(self.speculative_config):
             return
         if self.use_async_scheduling:
@@ -91,6 +94,9 @@ class DraftingRunner(Base):
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         if isinstance(spec_decode_metadata, NoDrafts):
             spec_decode_metadata = None
+        # Before sampling, which changes logits in place.
+        drafts = None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
+        self._broken = None if logits is None else (broken_rows(logits), drafts)
         if spec_decode_metadata is None:
             Noise.of(self)
         elif not self.rejection_sampler.synthetic_mode and greedy.suffices(
@@ -104,12 +110,24 @@ class DraftingRunner(Base):
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM turns back the generators of requests whose prompt is not read to its end, which
-        raises on a CPU (generators have no offset there). Ours need no turning back."""
+        raises on a CPU (generators have no offset there). Ours need no turning back.
+
+        The first two values are NaN counts: by request, or a tensor `[requests]` that travels with
+        an asynchronous output. They become ours."""
         generators, self.input_batch.generators = self.input_batch.generators, {}
         try:
-            return super()._bookkeeping_sync(*args, **kwargs)
+            _, _, *rest = super()._bookkeeping_sync(*args, **kwargs)
         finally:
             self.input_batch.generators = generators
+        broken, self._broken = self._broken, None
+        if broken is None:
+            return {}, None, *rest
+        if self.use_async_scheduling:
+            return {}, by_request(*broken), *rest
+        if not broken[0].any():  # all other work of this step has ended: nothing to wait for
+            return {}, None, *rest
+        counts = zip(self.input_batch.req_ids, by_request(*broken).tolist(), strict=False)
+        return {name: count for name, count in counts if count}, None, *rest
 
     def _input_fits_in_drafter(self, common: Any) -> bool:
         """vLLM drafts for nobody if one request is near the longest length; ours looks at each."""

@@ -10,10 +10,12 @@ import pytest
 from vllm.exceptions import GenerationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.engine.failures import ConstraintError
-from app.engine.llm import GatewayLLM, _corrected
+from app import metrics
+from app.engine.failures import ConstraintError, NonFiniteError
+from app.engine.llm import NON_FINITE, GatewayLLM, _corrected, end_non_finite
 from app.errors import ApiError
 
 
@@ -53,6 +55,31 @@ def test_after_the_first_token_the_serving_classes_tell() -> None:
 def test_a_grammar_may_end_in_nothing_later_on() -> None:
     with pytest.raises(ConstraintError):
         corrected(output(), output("error"), constrained=True)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_logits_that_are_not_finite_end_a_request_at_any_time(
+    before: int, constrained: bool
+) -> None:
+    last = output("error", token_ids=[], stop_reason=NON_FINITE)
+    with pytest.raises(NonFiniteError):
+        corrected(*[output()] * before, last, constrained=constrained)
+
+
+def test_sequences_whose_logits_are_not_finite_lose_these_tokens() -> None:
+    good = EngineCoreOutput("good", [3])
+    broken = EngineCoreOutput("broken", [0, 7], num_nans_in_logits=1)
+    at_its_end = EngineCoreOutput(
+        "at its end", [0], finish_reason=FinishReason.LENGTH, num_nans_in_logits=2
+    )
+    counted = metrics.NON_FINITE._value.get()
+    assert end_non_finite([good, broken, at_its_end]) == ["broken"], "the engine ended the other"
+    assert (good.new_token_ids, good.finish_reason) == ([3], None)
+    for ended in (broken, at_its_end):
+        assert ended.new_token_ids == []
+        assert (ended.finish_reason, ended.stop_reason) == (FinishReason.ERROR, NON_FINITE)
+    assert metrics.NON_FINITE._value.get() == counted + 2
 
 
 def test_a_scored_prompt_has_no_output() -> None:

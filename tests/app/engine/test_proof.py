@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from app import metrics
 from app.engine import proof
+from app.engine.acceptance import FirstDrafts
+from app.engine.failures import NonFiniteError
 from app.errors import StartupError
 from app.settings import load
 
@@ -77,3 +80,31 @@ def test_the_count_may_arrive_late() -> None:
         return await proof.check_drafts(SETTINGS, drafts)
 
     assert asyncio.run(scenario()) == 15
+
+
+def test_logits_that_are_not_finite_stop_the_start() -> None:
+    async def warm_up() -> None:
+        raise NonFiniteError
+
+    settings = load({"model": "org/target", "dtype": "float16", "k": "0"}, {})
+    with pytest.raises(StartupError, match=r"org/target computes .* not finite.*--dtype float16"):
+        asyncio.run(proof.check_finite(settings, warm_up()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen", "low"),
+    [
+        ({}, FirstDrafts(40, 30), False),
+        ({}, FirstDrafts(40, 1), True),
+        ({"k": "0"}, FirstDrafts(0, 0), False),
+        ({"engine_args": '{"load_format": "dummy"}'}, FirstDrafts(40, 0), False),
+    ],
+)
+def test_a_head_of_which_little_is_accepted_is_warned_of(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], seen: FirstDrafts, low: bool
+) -> None:
+    metrics.WARM_UP_ACCEPTANCE_LOW.set(0)
+    settings = load({"model": "org/target", "drafter": "heads/mine", **changes}, {})
+    proof.check_acceptance(settings, SimpleNamespace(draft_tokens=1, first_drafts=seen))
+    assert metrics.WARM_UP_ACCEPTANCE_LOW._value.get() == low
+    assert ("heads/mine" in caplog.text) == low

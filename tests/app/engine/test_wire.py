@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from app.engine.events import events
-from app.engine.failures import ConstraintError
+from app.engine.failures import ConstraintError, NonFiniteError
 from app.engine.first_output import watched
 from app.engine.nulls import without_nulls, without_streamed_nulls
 from app.engine.operation import Operation
@@ -120,6 +120,49 @@ async def dead_end(request: Any) -> Any:
 async def early_error(request: Any) -> Any:
     async for _ in watched(stream_of(ValueError("'input' is too long"))):
         pass
+
+
+async def not_finite(request: Any) -> Any:
+    async for _ in watched(stream_of("token", NonFiniteError())):
+        pass
+
+
+async def not_finite_at_once(request: Any) -> Any:
+    async for _ in watched(stream_of(NonFiniteError())):
+        pass
+
+
+async def not_finite_streamed(request: Any) -> Any:
+    """As vLLM's serving classes stream it: an error that says nothing."""
+
+    async def stream() -> AsyncGenerator[str, None]:
+        try:
+            async for _ in watched(stream_of("token", NonFiniteError())):
+                yield "data: 1\n\n"
+        except NonFiniteError:
+            yield 'data: {"error":{"message":"Internal server error","type":"x","code":500}}\n\n'
+
+    return stream()
+
+
+@pytest.mark.parametrize("call", [not_finite, not_finite_at_once])
+def test_output_that_is_not_finite_has_a_code(call: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(operation(call)({"input": {}}))
+    assert (caught.value.status, caught.value.code) == (500, "non_finite_output")
+
+
+def test_output_that_is_not_finite_has_it_in_a_stream_too() -> None:
+    async def last() -> str:
+        streaming = Operation(
+            "chat", "messages", Answer.model_validate, not_finite_streamed, lambda payload: None
+        )
+        reply = await streaming({"input": {}})
+        assert not isinstance(reply.answer, dict)
+        return [event async for event in reply.answer][-1]
+
+    error = json.loads(asyncio.run(last()).removeprefix("data:"))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "non_finite_output")
 
 
 async def refused(request: Any) -> Any:

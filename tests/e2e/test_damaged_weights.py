@@ -1,0 +1,110 @@
+"""Weights with a NaN among them: refused where the warm-up meets it, an error where a request does.
+
+The gateways here are of their own, with copies of the embedded models.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.settings import REPOSITORY
+
+from .gateway import MODEL, Gateway
+from .wire import JSON, assert_error, metric
+
+EMBEDDED = REPOSITORY / "models" / "embedded"
+UNKNOWN = 8000  # a token that the warm-up does not meet; its embedding is NaN
+START_S = 240.0
+
+pytestmark = pytest.mark.timeout(2 * START_S)
+
+
+@pytest.fixture(autouse=True)
+def unharmed() -> None:
+    """In place of the check of the shared gateway, which these tests do not use."""
+
+
+def damaged(source: str, folder: Path, tensor: str, row: int = 0) -> Path:
+    """A copy of an embedded model with NaN in one row of a tensor. Its embedding is untied."""
+    shutil.copytree(EMBEDDED / source, folder)
+    weights = load_file(folder / "model.safetensors")
+    if source == "target":
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    weights[tensor][row] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_target_with_a_nan_in_a_norm_does_not_become_ready(tmp_path: Path) -> None:
+    folder = damaged("target", tmp_path / "target", "model.layers.3.input_layernorm.weight")
+    gateway = Gateway.launch(
+        tmp_path / "gateway.log", ["--model", str(folder), "--enforce-eager", "--k", "0"]
+    )
+    try:
+        assert gateway.wait_exit(START_S) == 1
+    finally:
+        gateway.kill()
+    assert gateway.text().splitlines()[-1] == (
+        f"aerie: the model {folder} computes values that are not finite: its weights are damaged, "
+        "or do not fit into their data type (--dtype float32)"
+    )
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A head that drafts nothing of use, and a target whose damage one token brings to light."""
+    folder = tmp_path_factory.mktemp("damaged")
+    target = damaged("target", folder / "target", "model.embed_tokens.weight", UNKNOWN)
+    head = damaged("p-eagle", folder / "head", "norm.weight")
+    arguments = ["--model", str(target), "--drafter", str(head), "--enforce-eager"]
+    gateway = Gateway.launch(folder / "gateway.log", arguments)
+    try:
+        yield gateway.wait_ready(START_S)
+    finally:
+        gateway.kill()
+
+
+@pytest.fixture(scope="module")
+def http(gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def body(prompt: object = "def read(", **changes: object) -> JSON:
+    asked = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 16}
+    return {**asked, "ignore_eos": True, **changes}
+
+
+def test_a_head_of_which_nothing_is_accepted_is_told(gateway: Gateway, http: httpx.Client) -> None:
+    warnings = [line for line in gateway.text().splitlines() if "first drafts accepted" in line]
+    assert len(warnings) == 1, gateway.tail()
+    assert "/head had 0 of " in warnings[0]
+    assert metric(http, "aerie_warm_up_acceptance_low") == 1
+    assert metric(http, "aerie_warm_up_acceptance_ratio") == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": [5, UNKNOWN, 7]},
+        {"prompt": [5, UNKNOWN, 7], "logprobs": 2},
+        {"prompt": [5, UNKNOWN, 7], "stream": True},
+        {"prompt": [5, UNKNOWN, 7], "temperature": 1, "n": 2},
+        {"logit_bias": {str(UNKNOWN): 100}},
+    ],
+)
+def test_a_request_that_meets_it_ends_with_an_error(http: httpx.Client, changes: JSON) -> None:
+    before = metric(http, "aerie_requests_non_finite_total")
+    response = http.post("/v1/completions", json=body(**changes))
+    assert_error(response, 500, code="non_finite_output")
+    assert metric(http, "aerie_requests_non_finite_total") > before

@@ -18,6 +18,8 @@ ROOTS = ("app", "bench", "drafters")
 
 # Room -> the rooms it may import. `app` and `drafters` alone are the bare packages.
 GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
+# How much JSON a text holds, and where work on it runs.
+SIZED = {"app.json_structure", "app.offload"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
@@ -35,16 +37,19 @@ MAP: dict[str, set[str]] = {
     "app": set(),
     "app.errors": {"app"},
     "app.exposition": set(),
+    "app.json_structure": set(),
+    "app.offload": set(),
     "app.scrape": set(),
     "app.metrics": {"app", "app.errors"} | POLICY,
     "app.log": {"app", "drafters.log_records"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.engine": GROUND
+    | SIZED
     | POLICY
     | TARGET_FOLDERS
     | {"drafters.parent_death", "drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
-    "app.api": GROUND | DOOR | {"app.log", "app.scrape"} | POLICY,
+    "app.api": GROUND | SIZED | DOOR | {"app.log", "app.scrape"} | POLICY,
     "app.main": GROUND | DOOR | {"app.api"} | POLICY,
     "app.connection": GROUND,
     "app.server": GROUND

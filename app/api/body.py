@@ -1,29 +1,34 @@
-"""Request bodies: content type, content encoding, size limit, strict JSON."""
+"""Request bodies: content type, content encoding, limits, strict JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fastapi import Request
 
+from app.api.body_limits import BodyLimits
 from app.api.content_encoding import Decoder, decoder_for
 from app.errors import ApiError
+from app.json_structure import exceeded
+from app.offload import run_sized
 
-# Only a body that matches can hold an unusable value; all others are spared the search for it.
-_SUSPECT = re.compile(r"\\u[dD][89a-fA-F]|[0-9]{19}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _INTEGERS = range(-(2**63), 2**63)
+# Every digit as 0: where there are 19 in a row, an integer may not fit into 64 bits.
+_DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER = b"0" * 19
+# A place in a document: its list or object's place, and its index or name there.
+_Place = tuple["_Place | None", int | str]
 
 
 async def read_json(
-    request: Request, limit: int, timeout_s: float, hold: Callable[[int], None]
+    request: Request, limits: BodyLimits, timeout_s: float, hold: Callable[[int], None]
 ) -> tuple[dict[str, Any], int]:
-    """The body as a JSON object of at most `limit` bytes, and its size after decoding.
+    """The body as a JSON object within `limits`, and its size after decoding.
 
     `hold` is told the size of each part that is kept. Raises ApiError 400, 408, 413 or 415, and
     what `hold` raises.
@@ -34,45 +39,102 @@ async def read_json(
     decoder = decoder_for(request.headers.getlist("content-encoding"))
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(request, limit, hold, decoder)
+            data = await _read(request, limits.size, hold, decoder)
     except TimeoutError:
         # What is still on its way is not waited for.
         message = f"The body did not arrive within {timeout_s:g} s."
         raise ApiError(408, message, headers={"Connection": "close"}) from None
+    return await run_sized(len(data), parse, data, limits), len(data)
+
+
+def parse(data: bytes, limits: BodyLimits) -> dict[str, Any]:
+    """A body's bytes as a JSON object. Raises ApiError 400."""
+    broken = exceeded(data, limits.structure)
+    if broken == "values":
+        most = limits.structure.values
+        raise ApiError(400, f"The body holds more than {most} JSON values.")
+    if broken == "containers":
+        most = limits.structure.containers
+        raise ApiError(400, f"The body holds more than {most} JSON lists and objects.")
     try:
-        text = data.decode("utf-8-sig")
-        payload = json.loads(text, parse_constant=_reject_constant)
+        payload = json.loads(data.decode("utf-8-sig"), parse_constant=_reject_constant)
     except RecursionError:
         raise ApiError(400, "The body is not usable JSON: nested too deeply.") from None
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(payload, dict):
         raise ApiError(400, "The body must be a JSON object.")
-    if _SUSPECT.search(text):
+    if broken == "depth":
+        raise _too_deep(payload, limits.structure.depth)
+    if _LONG_NUMBER in data.translate(_DIGITS_ALIKE) or _holds_half_a_pair(data, payload):
         _refuse_unusable(payload)
-    return payload, len(data)
+    return payload
+
+
+def _too_deep(payload: dict[str, Any], most: int) -> ApiError:
+    """The refusal, with the name of the first field that nests too deeply."""
+    for name, value in payload.items():
+        level, depth = [value], 1  # a body's fields are one level down
+        while level := [item for item in level if isinstance(item, list | dict)]:
+            depth += 1
+            if depth > most:
+                message = f"'{name}' is nested too deeply: at most {most} levels in a body."
+                return ApiError(400, message, param=name)
+            level = [entry for item in level for entry in _entries(item)]
+    # Of two fields with one name only the last is left.
+    return ApiError(400, f"The body is nested more than {most} levels deep.")
+
+
+def _entries(value: list[Any] | dict[str, Any]) -> list[Any]:
+    return value if isinstance(value, list) else list(value.values())
+
+
+def _holds_half_a_pair(data: bytes, payload: dict[str, Any]) -> bool:
+    """Whether a text of the body holds half of a surrogate pair. Only an escape can write one, and
+    only UTF-8 refuses it: a search of every text would take ten times as long."""
+    if b"\\ud" not in data and b"\\uD" not in data:
+        return False
+    try:
+        json.dumps(payload, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _refuse_unusable(payload: dict[str, Any]) -> None:
-    """Values that are legal JSON and that no part of an engine can hold. Breadth first: the
+    """Values that are legal JSON and that no part of an engine can hold. Level by level: the
     depth is the client's choice."""
-    waiting: deque[tuple[str, Any]] = deque([("", payload)])
-    while waiting:
-        path, value = waiting.popleft()
-        problem = None
-        if isinstance(value, str) and _SURROGATE.search(value):
-            problem = "half of a surrogate pair is no character"
-        elif isinstance(value, int) and value not in _INTEGERS:
-            problem = "the integer does not fit into 64 bits"
-        elif isinstance(value, list):
-            waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
-        elif isinstance(value, dict):
-            if any(_SURROGATE.search(key) for key in value):
-                problem = "a name in it holds half of a surrogate pair"
-            waiting.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
-        if problem is not None:
-            name = path or "body"
-            raise ApiError(400, f"Invalid value for '{name}': {problem}.", param=path or None)
+    level: list[tuple[_Place | None, Any]] = [(None, payload)]
+    while level:
+        deeper: list[tuple[_Place | None, Any]] = []
+        for place, value in level:
+            problem = None
+            if isinstance(value, str):
+                if _SURROGATE.search(value):
+                    problem = "half of a surrogate pair is no character"
+            elif isinstance(value, int):
+                if value not in _INTEGERS:
+                    problem = "the integer does not fit into 64 bits"
+            elif isinstance(value, list):
+                deeper.extend(((place, index), item) for index, item in enumerate(value))
+            elif isinstance(value, dict):
+                if any(_SURROGATE.search(key) for key in value):
+                    problem = "a name in it holds half of a surrogate pair"
+                deeper.extend(((place, key), item) for key, item in value.items())
+            if problem is not None:
+                param = _path(place)
+                message = f"Invalid value for '{param or 'body'}': {problem}."
+                raise ApiError(400, message, param=param)
+        level = deeper
+
+
+def _path(place: _Place | None) -> str | None:
+    """The place as OpenAI writes it, `messages[0].role`; None for the whole body."""
+    parts: list[str] = []
+    while place is not None:
+        place, key = place
+        parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(parts)).removeprefix(".") or None
 
 
 async def _read(

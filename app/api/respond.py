@@ -11,13 +11,14 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from app.api.body import read_json
+from app.api.body_limits import body_limits
 from app.api.door import total_s
 from app.api.responses import Turn, resume
 from app.api.streaming import EventResponse, EventStream
 from app.api.visit import visit_of
 from app.engine.supervisor import Engine
 from app.errors import ApiError
-from app.settings import ServerSettings, Settings
+from app.settings import Settings
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -41,10 +42,11 @@ async def respond(request: Request, operation: str) -> Response:
 
 async def read_body(request: Request) -> Body:
     """The body as a JSON object, within the limits of the settings."""
-    server: ServerSettings = request.app.state.settings.server
-    limit = int(server.max_body_mib * 2**20)
+    settings: Settings = request.app.state.settings
+    engine: Engine = request.app.state.engine
+    limits = body_limits(settings, engine.max_model_len, engine.takes_media)
     hold = visit_of(request.scope).hold
-    return Body(*await read_json(request, limit, server.body_timeout_s, hold))
+    return Body(*await read_json(request, limits, settings.server.body_timeout_s, hold))
 
 
 async def answer(request: Request, name: str, body: Body) -> Response:

@@ -88,6 +88,7 @@ class Engine:
         # Of request bodies, for the OpenAPI document (app/engine/schemas.py).
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
+        self.takes_media = False  # known once the engine was up
         self._launching = False
         self._stopping = asyncio.Event()
         self._llm: GatewayLLM | None = None
@@ -274,6 +275,7 @@ class Engine:
             )
             self._remains = Remains(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
+            self.takes_media = bool(llm.model_config.is_multimodal_model)
         finally:
             self._launching = False
         self._enter(Phase.WARMING)

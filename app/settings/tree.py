@@ -31,8 +31,11 @@ class ServerSettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    max_body_mib: float = Field(
-        16.0, gt=0, description="Largest request body in MiB; larger ones get a 413."
+    max_body_mib: float | None = Field(
+        None,
+        gt=0,
+        description="Largest request body in MiB; larger ones get a 413 (default: 1 MiB and 32 "
+        "bytes for each token of the context, at least 16 MiB if the model takes media).",
     )
     max_bodies_mib: float = Field(
         512.0, gt=0, description="Most MiB of bodies of all requests together; beyond it a 429."
@@ -177,6 +180,15 @@ class AdmissionSettings(Section):
 class LimitSettings(Section):
     """Bounds on what one request may ask for; each refusal names the field and the bound."""
 
+    max_body_values: int | None = Field(
+        None,
+        ge=1,
+        description="Most values in a body's JSON: numbers, texts, lists, objects (default: 65536 "
+        "and one for each token of the context; 65536 of them may be lists or objects).",
+    )
+    max_body_depth: int = Field(
+        128, ge=1, description="Deepest nesting of lists and objects in a body's JSON."
+    )
     max_choices: int = Field(128, ge=1, description="Most choices of a request: `n` times prompts.")
     max_prompts: int = Field(128, ge=1, description="Most prompts of one completions request.")
     max_messages: int = Field(4096, ge=1, description="Most messages, or input items, of a chat.")

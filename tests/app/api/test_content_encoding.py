@@ -14,8 +14,10 @@ import pytest
 from fastapi import Request
 
 from app.api.body import read_json
+from app.api.body_limits import BodyLimits
 from app.api.content_encoding import PART_BYTES
 from app.errors import ApiError
+from app.json_structure import Bounds
 
 LIMIT = 2**20
 PAYLOAD = {"prompt": "h\u00e9llo " * 50, "max_tokens": 1}
@@ -41,7 +43,8 @@ class Sent:
         return {"type": "http.request", "body": piece, "more_body": more}
 
     def json(self, limit: int = LIMIT) -> tuple[dict[str, Any], int]:
-        return asyncio.run(read_json(self._request, limit, 30.0, self.held.append))
+        limits = BodyLimits(limit, Bounds(10**6, 10**6, 100))
+        return asyncio.run(read_json(self._request, limits, 30.0, self.held.append))
 
     def refusal(self, limit: int = LIMIT) -> ApiError:
         with pytest.raises(ApiError) as caught:

@@ -117,7 +117,11 @@ RESPONSES = Counter(
     "Answers to requests for work, by path and status; `none` if the client left before one.",
     ["path", "status"],
 )
-TENANT_TOKENS = Counter("aerie_tenant_tokens_total", "Tokens used.", ["tenant", "kind"])
+TENANT_TOKENS = Counter(
+    "aerie_tenant_tokens_total",
+    "Tokens used: `prompt`, `output`, and `tokenized` by requests to the tokenizer alone.",
+    ["tenant", "kind"],
+)
 KEY_RELOADS = _with(
     Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"]),
     *("done", "failed"),

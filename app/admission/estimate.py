@@ -28,6 +28,11 @@ def estimate(payload: Mapping[str, Any], body_bytes: int, assumed_output: int) -
     return Estimate(body_bytes // BYTES_PER_TOKEN + output * sequences, sequences)
 
 
+def estimate_tokenizing(body_bytes: int) -> Estimate:
+    """What a request costs that asks for the tokenizer's work alone."""
+    return Estimate(body_bytes // BYTES_PER_TOKEN, 1)
+
+
 def prompts(payload: Mapping[str, Any]) -> int:
     """How many prompts the body holds: completions take a list of texts or of token lists."""
     prompt = payload.get("prompt")

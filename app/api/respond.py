@@ -23,7 +23,7 @@ from app.settings import Settings
 CLIENT_CLOSED_REQUEST = 499
 
 
-# Operations that ask the tokenizer only: no place in the engine, no tokens to pay.
+# Operations that ask the tokenizer only: their request pays for its own tokens and for no output.
 NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
 
 
@@ -66,8 +66,8 @@ async def answer(request: Request, name: str, body: Body) -> Response:
             turn = resume(request.app.state.responses, visit.identity.tenant.name, payload)
             payload, size = turn.payload, size + turn.earlier_bytes
             visit.hold(turn.earlier_bytes)
-        if name not in NO_GENERATION:
-            await visit.admit(payload, size, settings.served_model_name)
+        generates = name not in NO_GENERATION
+        await visit.admit(payload, size, settings.served_model_name, generates)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields)
         if isinstance(reply.answer, dict):

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from app import metrics
 from app.admission.desk import Desk
-from app.admission.estimate import estimate
+from app.admission.estimate import estimate, estimate_tokenizing
 from app.admission.gate import GateFull, Place
 from app.admission.limiter import Ask, Standing, Verdict
 from app.admission.tenants import Identity
@@ -60,18 +60,23 @@ class Visit:
         open_account(self.account)
         self.deadline = Deadline(total_s)
 
-    async def admit(self, payload: Mapping[str, Any], body_bytes: int, served_model: str) -> None:
-        """Before the engine runs: may the tenant use this model, has it the tokens, and, after a
-        wait, a place in the engine. Raises ApiError 403 or 429."""
+    async def admit(
+        self, payload: Mapping[str, Any], body_bytes: int, served_model: str, generates: bool
+    ) -> None:
+        """Before the engine or, unless the request `generates`, the tokenizer runs: may the tenant
+        use this model, has it the tokens, and, after a wait, a place. Raises ApiError 403, 429."""
         tenant, settings = self.identity.tenant, self._desk.settings
         model = payload.get("model") or served_model
         if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
             metrics.REFUSED.labels("model").inc()
             message = f"This API key may not use the model `{shorten(model)}`."
             raise ApiError(403, message, param="model", code="model_not_allowed")
-        cost = estimate(payload, body_bytes, settings.assumed_output_tokens)
+        if generates:
+            cost = estimate(payload, body_bytes, settings.assumed_output_tokens)
+        else:
+            cost = estimate_tokenizing(body_bytes)
         await self._take(Ask(tokens=cost.tokens))
-        self._charged = cost.tokens
+        self._charged = self.account.charged = cost.tokens
         started = time.monotonic()
         if self.deadline is not None:
             self.deadline.start_within(
@@ -111,6 +116,8 @@ class Visit:
         used = {"prompt": self.account.prompt_tokens, "output": self.account.output_tokens}
         if self.deadline is not None and self.deadline.kind == "queue":
             used = {"prompt": 0, "output": 0}  # it was this server that did not begin
+        elif self.account.tokenized is not None:
+            used["tokenized"] = self.account.tokenized
         self.figures |= self._counted(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)

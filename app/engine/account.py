@@ -6,10 +6,13 @@ made by it, reads the request's priority and largest K from it and enters every 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class Account:
     priority: int = 0
     max_k: int | None = None
     sequences: list[Any] = field(default_factory=list)
+    charged: int = 0  # tokens, as estimated before the work began
+    # Tokens that were tokenised or detokenised for the client; None where that was not asked for.
+    tokenized: int | None = None
 
     @property
     def begun(self) -> bool:
@@ -116,6 +122,24 @@ def trace() -> Mapping[str, str] | None:
 def open_account(account: Account) -> None:
     """For the current task and the tasks it creates."""
     _current.set(account)
+
+
+def counted(
+    call: Callable[[R], Awaitable[A]], tokens: Callable[[R, A], int | None]
+) -> Callable[[R], Awaitable[A]]:
+    """`call`, entering in the request's account how many `tokens` it worked on. While it runs, and
+    where it ends without an answer, that is what was charged: the work has been done."""
+
+    async def call_and_count(request: R) -> A:
+        account = current()
+        if account is not None:
+            account.tokenized = account.charged
+        answer = await call(request)
+        if account is not None and (count := tokens(request, answer)) is not None:
+            account.tokenized = count
+        return answer
+
+    return call_and_count
 
 
 def current() -> Account | None:

@@ -27,6 +27,7 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.utils.mistral import is_mistral_tokenizer
 
+from app.engine.account import counted
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
 from app.engine.parsers import consistent
@@ -146,7 +147,10 @@ class Adapter:
                     "count_tokens",
                     "messages",
                     AnthropicCountTokensRequest.model_validate,
-                    lambda request: messages.count_tokens(request, None),
+                    counted(
+                        lambda request: messages.count_tokens(request, None),
+                        lambda _, answer: getattr(answer, "input_tokens", None),
+                    ),
                     checks.count_tokens,
                     lost,
                 ),
@@ -154,7 +158,10 @@ class Adapter:
                     "tokenize",
                     "prompt",
                     _parse_tokenize,
-                    lambda request: tokens.create_tokenize(request, None),
+                    counted(
+                        lambda request: tokens.create_tokenize(request, None),
+                        lambda _, answer: getattr(answer, "count", None),
+                    ),
                     checks.tokenize,
                     lost,
                 ),
@@ -162,7 +169,10 @@ class Adapter:
                     "detokenize",
                     "tokens",
                     DetokenizeRequest.model_validate,
-                    lambda request: tokens.create_detokenize(request, None),
+                    counted(
+                        lambda request: tokens.create_detokenize(request, None),
+                        lambda request, _: len(request.tokens),
+                    ),
                     checks.detokenize,
                     lost,
                 ),

@@ -11,14 +11,15 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicMessagesRequest,
 )
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.serve.tokenize.protocol import (
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 
 from app.engine import bounds, conversation, fields, nested, replay, strict, tools
-from app.engine.protocol import ChatRequest, TextRequest
+from app.engine.protocol import (
+    ChatRequest,
+    TextRequest,
+    TokenizeMessagesRequest,
+    TokenizeTextRequest,
+)
 from app.engine.speculation import GENERATES, take_limit
 from app.settings import LimitSettings
 
@@ -31,7 +32,7 @@ class Checks:
     are accepted without effect."""
 
     vocabulary: int
-    context: int
+    context: int  # tokens
     text_only: bool
     reads_calls: bool  # whether the model's tool calls are read
     reads_reasoning: bool  # whether the model's reasoning is told from its answer
@@ -90,6 +91,7 @@ class Checks:
 
     def detokenize(self, payload: Payload) -> None:
         """POST /detokenize."""
+        strict.check_token_count(payload.get("tokens"), "tokens", self.context)
         strict.check_token_ids(payload, "tokens", self.vocabulary)
         self._common(payload, DetokenizeRequest, "detokenize")
 
@@ -151,4 +153,4 @@ def _replay_anthropic(payload: Payload) -> None:
 
 def tokenize_model(payload: Payload) -> type[BaseModel]:
     """vLLM has one request model for each of the two shapes."""
-    return TokenizeChatRequest if "messages" in payload else TokenizeCompletionRequest
+    return TokenizeMessagesRequest if "messages" in payload else TokenizeTextRequest

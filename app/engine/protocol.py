@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from vllm.config import ModelConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.tokenize.protocol import (
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from vllm.renderers import TokenizeParams
 from vllm.sampling_params import SamplingParams
 
 
@@ -41,3 +48,23 @@ class TextRequest(_ManyGreedyChoices, CompletionRequest):
         if self.echo and self.max_tokens == 0:
             params.max_tokens = 0
         return params
+
+
+class _WithinContext:
+    """A text to tokenise that must fit into the context, as a prompt must.
+
+    vLLM's own models set no limit: 16 MiB of text held the gateway for a minute.
+    """
+
+    def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
+        """As vLLM's, with the limit: longer texts are refused, most of them before any work."""
+        params: TokenizeParams = super().build_tok_params(model_config)  # type: ignore[misc]
+        return replace(params, max_total_tokens=model_config.max_model_len)
+
+
+class TokenizeTextRequest(_WithinContext, TokenizeCompletionRequest):
+    """Body of POST /tokenize with a prompt."""
+
+
+class TokenizeMessagesRequest(_WithinContext, TokenizeChatRequest):
+    """Body of POST /tokenize with messages."""

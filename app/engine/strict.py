@@ -171,6 +171,16 @@ def _check_constraint(payload: Mapping[str, Any]) -> None:
         raise invalid(name, f"'{name}' takes exactly one of {', '.join(CONSTRAINTS)}.")
 
 
+def check_token_count(ids: Any, name: str, most: int) -> None:
+    """A list of token ids must not be longer than the context."""
+    if isinstance(ids, list) and len(ids) > most:
+        message = (
+            f"This model's maximum context length is {most} tokens. However, '{name}' holds "
+            f"{len(ids)} of them."
+        )
+        raise invalid(name, message, "context_length_exceeded")
+
+
 def check_token_ids(payload: Mapping[str, Any], name: str, vocabulary: int) -> None:
     """Token ids, alone or in batches, must be ids of the model's vocabulary. Whether they are
     integers is left to vLLM's request models."""

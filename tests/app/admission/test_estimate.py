@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.admission.estimate import Estimate, estimate
+from app.admission.estimate import Estimate, estimate, estimate_tokenizing
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,7 @@ from app.admission.estimate import Estimate, estimate
 )
 def test_estimates(payload: dict[str, Any], expected: Estimate) -> None:
     assert estimate(payload, body_bytes=400, assumed_output=50) == expected
+
+
+def test_the_tokenizer_alone_costs_its_text() -> None:
+    assert estimate_tokenizing(400) == Estimate(100, 1)

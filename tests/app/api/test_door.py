@@ -15,7 +15,7 @@ from fastapi import Depends
 
 from app.admission.tenants import digest_of
 from app.api.admin import admin_only
-from app.engine.account import current
+from app.engine.account import counted, current
 from app.engine.first_output import FirstOutput
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
@@ -55,10 +55,12 @@ class FakeOperation:
     aborted: int = 0
     accounts: list[Any] = field(default_factory=list)
 
-    async def __call__(self, payload: dict[str, Any]) -> SimpleNamespace:
+    async def __call__(self, payload: dict[str, Any], size: int = 0) -> SimpleNamespace:
         account = current()
         assert account is not None
         self.accounts.append((account.priority, account.max_k))
+        if payload.get("tokenized") is not None:
+            return await counted(self.tokenize, lambda *_: payload["tokenized"])(payload)
         stats = SimpleNamespace(
             num_generation_tokens=0, first_token_ts=0.0, queued_ts=1.0, scheduled_ts=1.0,
             last_token_ts=0.0,
@@ -72,6 +74,12 @@ class FakeOperation:
         )
         if payload.get("stream"):
             return SimpleNamespace(answer=self.events(payload), first=FirstOutput(True))
+        async with self.engine():
+            if payload.get("wait"):
+                await self.go.wait()
+        return SimpleNamespace(answer={"ok": True}, first=FirstOutput(True))
+
+    async def tokenize(self, payload: dict[str, Any]) -> SimpleNamespace:
         async with self.engine():
             if payload.get("wait"):
                 await self.go.wait()
@@ -148,6 +156,13 @@ async def post(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
     key = body.pop("key", None)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return await client.post(PATH, json={"prompt": "x", **body}, headers=headers)
+
+
+TOKENIZING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+
+
+async def tokenize(client: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
+    return await client.post(path, json={"tokenized": 1, **body})
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -384,6 +399,53 @@ def test_tokens_are_settled() -> None:
         never = await post(client, max_tokens=5000)
         refused(never, 429, "rate_limit_exceeded")
         assert never.headers["x-should-retry"] == "false"
+
+    run(check, "tokens_per_minute = 1000")
+
+
+@pytest.mark.parametrize("path", TOKENIZING)
+def test_tokenizing_is_paid_for(path: str) -> None:
+    """About 100 are charged for 400 bytes and settled to 500; 2,400 bytes are too much then."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = await tokenize(client, path, prompt="x" * 380, tokenized=500)
+        assert 885 <= int(first.headers["x-ratelimit-remaining-tokens"]) <= 900
+        refused(await tokenize(client, path, prompt="x" * 2400), 429, "rate_limit_exceeded")
+        again = await tokenize(client, path)
+        assert 485 <= int(again.headers["x-ratelimit-remaining-tokens"]) <= 500
+
+    run(check, "tokens_per_minute = 1000")
+
+
+@pytest.mark.parametrize("path", TOKENIZING)
+def test_tokenizing_takes_a_place(path: str) -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = asyncio.create_task(tokenize(client, path, wait=True))
+        await until(lambda: engine.fake.running == 1)
+        refused(await tokenize(client, path), 429, "server_overloaded")
+        refused(await post(client), 429, "server_overloaded")
+        engine.fake.go.set()
+        assert (await first).status_code == 200
+        assert (await tokenize(client, path)).status_code == 200
+
+    run(check, max_running="1", max_waiting="0")
+
+
+def test_who_may_not_use_the_model_may_not_tokenize_for_it() -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        refused(await tokenize(client, "/tokenize"), 403, "model_not_allowed")
+
+    run(check, 'models = ["other"]')
+
+
+def test_work_of_the_tokenizer_that_nobody_waits_for_is_paid_as_charged() -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        body = {"prompt": "x" * 400, "wait": True}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tokenize(client, "/tokenize", **body), 0.3)
+        await until(lambda: engine.fake.aborted == 1)
+        left = int((await tokenize(client, "/tokenize")).headers["x-ratelimit-remaining-tokens"])
+        assert 870 <= left <= 900
 
     run(check, "tokens_per_minute = 1000")
 

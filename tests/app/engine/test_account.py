@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from app.engine.account import Account, current, open_account
+from app.engine.account import Account, counted, current, open_account
 from app.engine.llm import GatewayLLM
 from drafters.config import MAX_K
 
@@ -89,3 +89,22 @@ def test_what_the_tenant_may_reaches_the_engine(policy: str, priority: int) -> N
     GatewayLLM._obey(llm, Account(), params, kwargs)
     GatewayLLM._obey(llm, Account(max_k=9), params, kwargs)  # a client may ask for less
     assert params.extra_args == {MAX_K: 2, "other": 1}
+
+
+@pytest.mark.parametrize(("answer", "paid"), [(7, 7), (None, 100)], ids=["counted", "refused"])
+def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
+    answer: int | None, paid: int
+) -> None:
+    """A refusal that comes after the work has no count."""
+    account = Account(charged=100)
+
+    async def call(request: str) -> int | None:
+        assert account.tokenized == 100, "whoever leaves now pays what was charged"
+        return answer
+
+    async def request() -> None:
+        open_account(account)
+        assert await counted(call, lambda _, count: count)("text") == answer
+
+    asyncio.run(request())
+    assert account.tokenized == paid

@@ -164,3 +164,10 @@ def test_tokens_outside_of_the_vocabulary(prompt: Any) -> None:
 @pytest.mark.parametrize("prompt", [[0, 9], [[0], [9]], ["text"], "text", [], [1.5], None])
 def test_tokens_and_what_is_no_token_pass(prompt: Any) -> None:
     strict.check_token_ids({"prompt": prompt}, "prompt", vocabulary=10)
+
+
+def test_more_token_ids_than_the_context_holds() -> None:
+    strict.check_token_count([1] * 10, "tokens", 10)
+    with pytest.raises(ApiError) as caught:
+        strict.check_token_count([1] * 11, "tokens", 10)
+    assert (caught.value.param, caught.value.code) == ("tokens", "context_length_exceeded")

@@ -30,18 +30,12 @@ def exceeded(data: bytes, bounds: Bounds) -> str | None:
     Exact for valid JSON. Of a text that is not, what comes before its first mistake is counted
     correctly, which is all that a parser looks at.
     """
-    if _at_most(data, bounds):
+    if _surely_within(data, bounds):
         return None
-    # Only strings can hold further separators. Without its escapes, a text's quotes are their ends.
-    plain = data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
-    # Each string is a value or the name of one, and one value has nothing before it.
-    if plain.count(b'"') > 4 * (bounds.values + 1):
+    outside = _outside_of_strings(data, bounds.values)
+    if outside is None or _separators(outside) > bounds.values:
         return "values"
-    outside = b"".join(plain.split(b'"')[::2])
-    containers = _containers(outside)
-    if containers + outside.count(b",") > bounds.values:
-        return "values"
-    if containers > bounds.containers:
+    if _containers(outside) > bounds.containers:
         return "containers"
     brackets = outside.translate(None, _NO_BRACKETS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > bounds.depth:
@@ -49,13 +43,39 @@ def exceeded(data: bytes, bounds: Bounds) -> str | None:
     return None
 
 
-def _at_most(data: bytes, bounds: Bounds) -> bool:
+def at_most(texts: list[str], values: int) -> bool:
+    """Whether so many JSON texts hold at most `values` values together."""
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    if sum(map(_separators, encoded)) <= values:
+        return True
+    for data in encoded:
+        outside = _outside_of_strings(data, values)
+        values -= values + 1 if outside is None else _separators(outside)
+        if values < 0:
+            return False
+    return True
+
+
+def _surely_within(data: bytes, bounds: Bounds) -> bool:
     """Whether the text keeps its bounds even if every separator in its strings were a real one."""
-    containers = _containers(data)
     return (
-        containers <= min(bounds.depth, bounds.containers)
-        and containers + data.count(b",") <= bounds.values
+        _containers(data) <= min(bounds.depth, bounds.containers)
+        and _separators(data) <= bounds.values
     )
+
+
+def _outside_of_strings(data: bytes, values: int) -> bytes | None:
+    """The text without its strings; None if it has more of them than `values` values can have."""
+    # Without its escapes, a text's quotes are the ends of its strings.
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
+    # Each string is a value or the name of one, and one value has nothing before it.
+    if plain.count(b'"') > 4 * (values + 1):
+        return None
+    return b"".join(plain.split(b'"')[::2])
+
+
+def _separators(data: bytes) -> int:
+    return data.count(b",") + _containers(data)
 
 
 def _containers(data: bytes) -> int:

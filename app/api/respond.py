@@ -69,7 +69,7 @@ async def answer(request: Request, name: str, body: Body) -> Response:
         generates = name not in NO_GENERATION
         await visit.admit(payload, size, settings.served_model_name, generates)
         fields = dict(payload)  # checks drop fields; errors name them as sent
-        reply = await operation(fields)
+        reply = await operation(fields, size)
         if isinstance(reply.answer, dict):
             visit.leave()
             told = {"server-timing": visit.timing(), **visit.speculation()}

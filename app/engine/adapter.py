@@ -19,7 +19,6 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
@@ -31,7 +30,7 @@ from app.engine.account import counted
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
 from app.engine.parsers import consistent
-from app.engine.protocol import ChatRequest, TextRequest
+from app.engine.protocol import ChatRequest, ItemsRequest, TextRequest
 from app.engine.schemas import request_schemas
 from app.engine.serving import ChatServing, MessagesServing
 from app.settings import Settings
@@ -130,7 +129,7 @@ class Adapter:
                 Operation(
                     "responses",
                     "input",
-                    ResponsesRequest.model_validate,
+                    ItemsRequest.model_validate,
                     responses.create_responses,
                     checks.responses,
                     lost,

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from app.engine.conversation import MEDIA
 from app.engine.strict import invalid
 from app.errors import shorten
+from app.json_structure import at_most
 from app.settings import LimitSettings
 
 # Fields that constrain the output or describe tools, in every dialect.
@@ -25,6 +26,10 @@ _TOKEN_LISTS = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids"
 # Where a constraint holds another one as text.
 _JSON_TEXTS = ("json", "structural_tag")
 _PATTERNS = ("pattern", "regex")
+# Fields of messages, items and parts that are lists of parts or calls, in every dialect.
+_PART_LISTS = ("content", "output", "summary", "tool_calls")
+# Most values of the JSON in all arguments of a conversation's calls: 20 ms to decode.
+ARGUMENT_VALUES = 65_536
 # Parameters of rendering and tokenising that vLLM would take from `chat_template_kwargs`, past the
 # checks of the fields that they come from, and past every bound (`max_length` pads).
 _RENDERING = frozenset(
@@ -65,8 +70,11 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     """Entries of every list that the client can make long. Raises ApiError naming the field."""
     for name in _TOKEN_LISTS:
         _check_length(payload.get(name), name, limits.max_token_list, "entries")
+    _check_length(payload.get("messages"), "messages", limits.max_messages, "items")
+    _check_length(payload.get("input"), "input", limits.max_input_items, "items")
     for name in ("messages", "input"):
-        _check_length(payload.get(name), name, limits.max_messages, "items")
+        _check_parts(payload.get(name), name, limits.max_content_parts)
+    _check_parts([{"content": payload.get("system")}], "system", limits.max_content_parts)
     _check_length(payload.get("tools"), "tools", limits.max_tools, "tools")
     prompt = payload.get("prompt")
     if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
@@ -80,6 +88,32 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
 def _check_length(value: Any, name: str, most: int, what: str) -> None:
     if isinstance(value, list | dict) and len(value) > most:
         raise invalid(name, f"'{name}' takes at most {most} {what}, got {len(value)}.")
+
+
+def _check_parts(items: Any, name: str, most: int) -> None:
+    """Parts of all messages together, and the JSON texts in them that vLLM decodes: neither shows
+    in the number of messages or, for the texts, of the body's values."""
+    parts = 0
+    texts: list[str] = []
+    waiting = [items]
+    while waiting:
+        level = waiting.pop()
+        for item in level if isinstance(level, list) else ():
+            if not isinstance(item, dict):
+                continue
+            for field in _PART_LISTS:
+                if isinstance(entries := item.get(field), list):
+                    parts += len(entries)
+                    waiting.append(entries)
+            function = item.get("function")
+            for holder in (item, function if isinstance(function, dict) else {}):
+                if isinstance(text := holder.get("arguments"), str):
+                    texts.append(text)
+        if parts > most:
+            raise invalid(name, f"'{name}' takes at most {most} content parts in all.")
+    if not at_most(texts, ARGUMENT_VALUES):
+        message = f"The arguments of calls in '{name}' hold more than {ARGUMENT_VALUES} values."
+        raise invalid(name, message)
 
 
 def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None:

@@ -15,6 +15,7 @@ from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import drop_null_fields, with_required_nulls, without_nulls
 from app.engine.response_fields import published
 from app.errors import ApiError
+from app.offload import run_sized
 
 Payload = dict[str, Any]
 Answer = dict[str, Any] | AsyncIterator[str]
@@ -42,14 +43,12 @@ class Operation:
     check: Callable[[Payload], None]
     lost: Callable[[], bool] = lambda: False  # whether the engine is dead
 
-    async def __call__(self, payload: Payload) -> Reply:
-        """Answer one request, whose null fields are dropped first. Raises ApiError; never returns
-        an error as an answer."""
-        drop_null_fields(payload)
+    async def __call__(self, payload: Payload, size: int = 0) -> Reply:
+        """Answer one request, whose body had `size` bytes and whose null fields are dropped first.
+        Raises ApiError; never returns an error as an answer."""
         first = expect()
         try:
-            self.check(payload)
-            result = await self.call(self._parsed(payload))
+            result = await self.call(await run_sized(size, self._checked, payload))
         except Exception as error:
             raise self._error(first.error or error, payload, first) from error
         if isinstance(result, ErrorResponse):
@@ -66,7 +65,9 @@ class Operation:
         usage = isinstance(options, dict) and options.get("include_usage") is True
         return Reply(events(result, self.name, to_error, null_usage=usage), first)
 
-    def _parsed(self, payload: Payload) -> BaseModel:
+    def _checked(self, payload: Payload) -> BaseModel:
+        drop_null_fields(payload)
+        self.check(payload)
         try:
             return self.parse(payload)
         except Exception as error:

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
+from pydantic import BaseModel, Field, create_model
 from vllm.config import ModelConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
 from vllm.renderers import TokenizeParams
 from vllm.sampling_params import SamplingParams
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def first_error_only(name: str) -> Callable[[type[Model]], type[Model]]:
+    """Class decorator: validation of the lists that field `name` takes ends at a bad entry.
+
+    pydantic tries every entry as each of its types and reports all that is wrong with all of them:
+    1,024 input items that are none took 3 s, and only the first error is answered.
+    """
+
+    def stopping(kind: Any) -> Any:
+        return Annotated[kind, Field(fail_fast=True)] if get_origin(kind) is list else kind
+
+    def derive(model: type[Model]) -> type[Model]:
+        info = model.model_fields[name]
+        kind = info.annotation
+        kinds = (kind,) if get_origin(kind) is list else get_args(kind)
+        default = ... if info.is_required() else info.default
+        fields: dict[str, Any] = {name: (reduce(or_, map(stopping, kinds)), default)}
+        return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+
+    return derive
 
 
 class _ManyGreedyChoices:
@@ -34,10 +62,12 @@ class _ManyGreedyChoices:
         return params
 
 
+@first_error_only("messages")
 class ChatRequest(_ManyGreedyChoices, ChatCompletionRequest):
     """Body of POST /v1/chat/completions."""
 
 
+@first_error_only("prompt")
 class TextRequest(_ManyGreedyChoices, CompletionRequest):
     """Body of POST /v1/completions."""
 
@@ -48,6 +78,11 @@ class TextRequest(_ManyGreedyChoices, CompletionRequest):
         if self.echo and self.max_tokens == 0:
             params.max_tokens = 0
         return params
+
+
+@first_error_only("input")
+class ItemsRequest(ResponsesRequest):
+    """Body of POST /v1/responses."""
 
 
 class _WithinContext:

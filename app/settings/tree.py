@@ -191,7 +191,15 @@ class LimitSettings(Section):
     )
     max_choices: int = Field(128, ge=1, description="Most choices of a request: `n` times prompts.")
     max_prompts: int = Field(128, ge=1, description="Most prompts of one completions request.")
-    max_messages: int = Field(4096, ge=1, description="Most messages, or input items, of a chat.")
+    max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
+    max_input_items: int = Field(
+        1024,
+        ge=1,
+        description="Most input items of a Responses request: vLLM takes 0.1 ms to check one.",
+    )
+    max_content_parts: int = Field(
+        4096, ge=1, description="Most content parts and tool calls of all messages together."
+    )
     max_logprobs: int = Field(
         20, ge=0, le=20, description="Most alternatives per token (`logprobs`, `top_logprobs`)."
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.json_structure import Bounds, exceeded
+from app.json_structure import Bounds, at_most, exceeded
 
 # Texts with everything that ends a string, escapes it, or looks like structure inside of it.
 TEXTS = st.text(st.sampled_from('"\\[]{},:/nu0dé😀\n\t'), max_size=8)
@@ -46,6 +46,14 @@ def test_every_bound_is_exact(document: Any, escaped: bool, indent: int | None) 
     ):
         if min(bounds.values, bounds.containers, bounds.depth) >= 0:
             assert exceeded(data, bounds) == name
+
+
+@given(st.lists(DOCUMENTS, max_size=4))
+def test_several_texts_share_a_bound(documents: list[Any]) -> None:
+    texts = [json.dumps(document) for document in documents]
+    values = sum(size(document)[0] for document in documents)
+    assert at_most(texts, values)
+    assert values == 0 or not at_most(texts, values - 1)
 
 
 @given(DOCUMENTS, TEXTS)

@@ -31,7 +31,7 @@ class FakeOperation:
 
     cancelled = False
 
-    async def __call__(self, payload: dict[str, Any]) -> Reply:
+    async def __call__(self, payload: dict[str, Any], size: int = 0) -> Reply:
         if payload.get("wait"):
             try:
                 await asyncio.sleep(30)

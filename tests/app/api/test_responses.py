@@ -31,7 +31,7 @@ class EchoOperation:
         self.payloads: list[JSON] = []
         self._numbers = itertools.count(1)
 
-    async def __call__(self, payload: JSON) -> Reply:
+    async def __call__(self, payload: JSON, size: int = 0) -> Reply:
         self.payloads.append(payload)
         number = next(self._numbers)
         content = [{"type": "output_text", "text": f"answer {number}", "annotations": []}]

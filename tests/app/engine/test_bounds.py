@@ -17,6 +17,8 @@ LIMITS = LimitSettings(
     max_choices=8,
     max_prompts=2,
     max_messages=3,
+    max_input_items=3,
+    max_content_parts=4,
     max_token_list=2,
     max_tools=2,
     max_schema_kib=1,
@@ -31,6 +33,15 @@ def nested(depth: int) -> Any:
     for _ in range(depth):
         value = {"a": value}
     return value
+
+
+def parts(messages: int, each: int) -> Any:
+    return [{"content": [{"type": "text", "text": ""}] * each}] * messages
+
+
+def calls(values: int) -> Any:
+    """Two calls whose arguments hold so many values together."""
+    return [{"tool_calls": [{"function": {"name": "f", "arguments": "1," * (values // 2)}}] * 2}]
 
 
 def refusal(payload: dict[str, Any]) -> ApiError | None:
@@ -54,6 +65,20 @@ def refusal(payload: dict[str, Any]) -> ApiError | None:
         ({"prompt": [1] * 100}, {"prompt": [[1] * 100] * 3}, "prompt", "2"),
         ({"messages": [1] * 3}, {"messages": [1] * 4}, "messages", "3"),
         ({"input": [1] * 3}, {"input": [1] * 4}, "input", "3"),
+        ({"messages": parts(2, 2)}, {"messages": parts(2, 3)}, "messages", "4"),
+        ({"input": parts(2, 2)}, {"input": parts(2, 3)}, "input", "4"),
+        (
+            {"messages": [{"content": [{"content": [{}, {}]}]}]},
+            {"messages": [{"content": [{"content": [{}] * 4}]}]},
+            "messages",
+            "4",
+        ),
+        ({"system": [{}] * 4}, {"system": [{}] * 5}, "system", "4"),
+        ({"messages": [{"tool_calls": [{}] * 4}]}, {"messages": [{"tool_calls": [{}] * 5}]},
+         "messages", "4"),
+        ({"messages": calls(60_000)}, {"messages": calls(70_000)}, "messages", "65536"),
+        ({"input": [{"arguments": "[" * 60_000}]}, {"input": [{"arguments": "[" * 70_000}]},
+         "input", "65536"),
         ({"tools": [{}] * 2}, {"tools": [{}] * 3}, "tools", "2"),
         ({"response_format": nested(8)}, {"response_format": nested(9)}, "response_format", "8"),
         ({"tools": [{}, nested(8)]}, {"tools": [{}, nested(9)]}, "tools[1]", "8"),

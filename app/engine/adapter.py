@@ -22,10 +22,12 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.chat_utils import ChatTemplateResolutionError, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
+from app.engine import failures
 from app.engine.account import counted
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
@@ -34,6 +36,8 @@ from app.engine.protocol import ChatRequest, ItemsRequest, TextRequest
 from app.engine.schemas import request_schemas
 from app.engine.serving import ChatServing, MessagesServing
 from app.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # These log each refused request, and each tool call that the token limit cut, as an error with
 # a stack: a client could fill the disk. What is our fault is logged by failures.py.
@@ -52,8 +56,9 @@ class Adapter:
 
     def __init__(self, engine: EngineClient, settings: Settings) -> None:
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
-        for logger in _LOG_CLIENT_MISTAKES:
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
+        self._template_failure: str | None = None
+        for vllm_logger in _LOG_CLIENT_MISTAKES:
+            logging.getLogger(vllm_logger).setLevel(logging.CRITICAL)
         name = settings.served_model_name
         self.models = OpenAIServingModels(
             engine_client=engine,
@@ -117,6 +122,7 @@ class Adapter:
                     chat.create_chat_completion,
                     checks.chat,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "completions",
@@ -125,6 +131,7 @@ class Adapter:
                     text.create_completion,
                     checks.completions,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "responses",
@@ -133,6 +140,7 @@ class Adapter:
                     responses.create_responses,
                     checks.responses,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "messages",
@@ -141,6 +149,7 @@ class Adapter:
                     messages.create_messages,
                     checks.messages,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "count_tokens",
@@ -152,6 +161,7 @@ class Adapter:
                     ),
                     checks.count_tokens,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "tokenize",
@@ -163,6 +173,7 @@ class Adapter:
                     ),
                     checks.tokenize,
                     lost,
+                    self.template_fails,
                 ),
                 Operation(
                     "detokenize",
@@ -174,14 +185,42 @@ class Adapter:
                     ),
                     checks.detokenize,
                     lost,
+                    self.template_fails,
                 ),
             )
         }
 
     def warm_up(self) -> None:
-        """Compile the chat template and load the tokenizer's caches before the first user."""
+        """Try the chat template, and load the tokenizer's caches before the first user."""
+        self._try_template()
         self.renderer.warmup()
         self.schemas = request_schemas()
+
+    def template_fails(self, message: str) -> bool:
+        """Whether the chat template failed with this message at start-up."""
+        return message == self._template_failure
+
+    def _try_template(self) -> None:
+        """Render a plain user message. A template that fails for it fails for every request, which
+        is then no client's mistake. Text completions are served all the same."""
+        parameters = ChatParams(
+            chat_template=self.renderer.chat_template,
+            chat_template_content_format=self.renderer.chat_template_content_format,
+            chat_template_kwargs=self.renderer.default_chat_template_kwargs,
+        )
+        try:
+            self.renderer.renderer.render_messages(
+                [{"role": "user", "content": "Hello"}], parameters
+            )
+        except ChatTemplateResolutionError:  # the model has none: it is not made for chats
+            logger.info("the model has no chat template: chats are refused")
+        except Exception as error:
+            told = failures.from_exception(error, {}, "messages")
+            logger.error(
+                "the chat template fails for a plain user message, chats get a 500: %s", error
+            )
+            if told.status < 500:
+                self._template_failure = told.message
 
 
 def _parse_tokenize(payload: dict[str, Any]) -> BaseModel:

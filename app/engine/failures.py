@@ -125,6 +125,11 @@ def non_finite() -> ApiError:
     return ApiError(500, message, code="non_finite_output")
 
 
+def chat_template() -> ApiError:
+    """The chat template fails for whatever is asked; the log has said at start-up how."""
+    return ApiError(500, "The model's chat template fails, for a plain user message as well.")
+
+
 def _about_constraint(error: BaseException) -> bool:
     """Whether the error comes from vLLM's check of what constrains the output."""
     return isinstance(error, ConstraintError) or any(

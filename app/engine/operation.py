@@ -42,6 +42,8 @@ class Operation:
     call: Callable[[Any], Awaitable[Any]]
     check: Callable[[Payload], None]
     lost: Callable[[], bool] = lambda: False  # whether the engine is dead
+    # Whether the chat template fails with this message for a plain user message, too.
+    template_fails: Callable[[str], bool] = lambda message: False
 
     async def __call__(self, payload: Payload, size: int = 0) -> Reply:
         """Answer one request, whose body had `size` bytes and whose null fields are dropped first.
@@ -95,8 +97,10 @@ class Operation:
         if first.answered:
             return failures.internal(error)
         if isinstance(error, ErrorResponse):
-            return failures.from_response(error, payload, self.prompt)
-        return failures.from_exception(error, payload, self.prompt)
+            told = failures.from_response(error, payload, self.prompt)
+        else:
+            told = failures.from_exception(error, payload, self.prompt)
+        return failures.chat_template() if self.template_fails(told.message) else told
 
     def _body(self, result: BaseModel) -> dict[str, Any]:
         if self.name == "responses":

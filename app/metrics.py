@@ -126,6 +126,10 @@ KEY_RELOADS = _with(
     Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"]),
     *("done", "failed"),
 )
+KEYS_FILE_STALE = Gauge(
+    "aerie_keys_file_stale",
+    "1 while older keys are in force because the keys file is empty, torn, broken or gone.",
+)
 LIMITER_FALLBACKS = Counter(
     "aerie_limiter_fallbacks_total", "Decisions made without the shared Redis."
 )

@@ -1,4 +1,4 @@
-"""`aerie keys`: make, list and revoke API keys."""
+"""`aerie keys`: make, list and revoke API keys, and renew the checksum of their file."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     elif options.action == "revoke":
         issue.revoke(path, options.id)
         print(f"revoked {options.id}")
+    elif options.action == "checksum":
+        issue.renew_checksum(path)
     else:
         _list(path)
     return 0
@@ -83,4 +85,10 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "revoke", parents=[common], help="take a key out", allow_abbrev=False
     )
     revoke.add_argument("id", help="the key's id, as `list` shows it")
+    actions.add_parser(
+        "checksum",
+        parents=[common],
+        help="accept the file as it is, after a change by hand",
+        allow_abbrev=False,
+    )
     return parser

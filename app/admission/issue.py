@@ -1,4 +1,7 @@
-"""Changes to the keys file: make a key, revoke one. Comments and order survive."""
+"""Changes to the keys file: make a key, revoke one, renew the checksum.
+
+Comments and order survive.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from app.admission.checksum import with_checksum, without_checksum
 from app.admission.tenants import Tenant, digest_of, parse
 from app.errors import SettingsError
 
@@ -35,7 +39,8 @@ def create(
             tenants[tenant] = dict(limits)
         elif limits:
             raise SettingsError(
-                "tenant", f"{tenant} exists: change its limits in {path}, not with a new key"
+                "tenant",
+                f"{tenant} exists: change its limits in {path}, then run `aerie keys checksum`",
             )
         entry = tomlkit.table()
         entry.update({"id": key_id, "tenant": tenant, "sha256": digest_of(secret.encode())})
@@ -60,31 +65,49 @@ def revoke(path: Path, key_id: str) -> None:
     _edit(path, change)
 
 
+def renew_checksum(path: Path) -> None:
+    """Write the checksum of what the file holds now. Raises SettingsError for a file that a
+    gateway could not read."""
+    with _locked(path):
+        _write(path, without_checksum(path.read_text("utf-8")))
+
+
 def _edit(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:
     """Change the file as a whole or not at all, one writer at a time."""
     with _locked(path):
         text = path.read_text("utf-8") if path.exists() else ""
         parse(text, str(path))
         try:
-            document = tomlkit.parse(text)
+            document = tomlkit.parse(without_checksum(text))
             change(document)
             changed = tomlkit.dumps(document)
         except TOMLKitError as error:
             raise SettingsError("keys_file", f"{path}: {error}") from None
         except ValueError as error:
             raise SettingsError("keys_file", str(error)) from None
-        parse(changed, str(path))  # what a gateway could not read is never written
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(changed)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        _write(path, changed)
+
+
+def _write(path: Path, content: str) -> None:
+    """Replace the file; what was written is on the disk when this returns."""
+    text = with_checksum(content)
+    parse(text, str(path))  # what a gateway could not read is never written
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # or a revoked key is back after a power cut
+    finally:
+        os.close(folder)
 
 
 @contextmanager

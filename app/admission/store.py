@@ -1,72 +1,106 @@
-"""The keys in force: read at the start, and again whenever the file changes."""
+"""The keys in force: read at the start, and again whenever the file's content changes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from pathlib import Path
 
 from app import metrics
-from app.admission.tenants import Keyring, parse
+from app.admission.tenants import Keyring, parse_in_force
 from app.errors import SettingsError
 from app.settings import AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
-Stamp = tuple[int, int, int]
-
 
 class KeyStore:
-    """Holds the current Keyring. Reading happens in a thread, never in a request."""
+    """Holds the current Keyring. Reading happens in a thread, never in a request.
+
+    A file is taken as a whole or not at all. One that is empty, torn, broken or gone leaves the
+    keys in force as they are: nobody with a good key is locked out, and no revoked key comes back,
+    since the keys in force are those of the newest good file.
+    """
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._path = Path(settings.keys_file) if settings.keys_file else None
         self._poll_s = settings.keys_poll_s
-        self._stamp: Stamp | None = None
+        self._text: str | None = None  # that the keys in force are from
+        self._rejected: str | None = None  # the last text that was not taken
+        self._problem = ""
         self.guarded = settings.guarded
         self.ring = Keyring()
         if self._path is not None:
-            self._stamp, self.ring = _read(self._path)
+            self._text = _read(self._path)
+            self.ring = parse_in_force(self._text, str(self._path))
         elif settings.keys is not None:
-            self.ring = parse(settings.keys, "keys")
+            self.ring = parse_in_force(settings.keys, "keys")
         if self.guarded and not self.ring.keys:
-            logger.warning("there is no API key yet: every request will be refused")
+            logger.warning("there is no API key: every request will be refused")
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is a file to follow."""
+        return self._path is not None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the file is not what is in force, because it could not be taken."""
+        return bool(self._problem)
 
     async def watch(self) -> None:
-        """Follow the file until cancelled. A file that is broken or gone changes nothing but
-        the log: the keys that were in force stay so."""
-        if self._path is None:
-            return
-        complaint = ""
+        """Follow the file until cancelled."""
         while True:
             await asyncio.sleep(self._poll_s)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take the file if its content has changed. It is read each time: two writes within one
+        tick of the file system's clock, or a copy that keeps times, leave no other trace."""
+        assert self._path is not None
+        try:
+            text = await asyncio.to_thread(_read, self._path)
+        except SettingsError as error:
+            self._complain(error)
+            return
+        if text == self._rejected:
+            return
+        if text != self._text:
             try:
-                if await asyncio.to_thread(_stamp, self._path) == self._stamp:
-                    continue
-                self._stamp, self.ring = await asyncio.to_thread(_read, self._path)
-            except SettingsError as error:
-                if complaint != str(error):
-                    complaint = str(error)
-                    metrics.KEY_RELOADS.labels("failed").inc()
-                    logger.error("the keys in force stay as they were: %s", error)
-                continue
-            complaint = ""
+                ring = await asyncio.to_thread(parse_in_force, text, str(self._path))
+            except Exception as error:  # whatever a file makes a parser raise, the file is bad
+                self._rejected = text
+                self._complain(error)
+                return
+            self.ring, self._text = ring, text
             metrics.KEY_RELOADS.labels("done").inc()
-            logger.info("keys read again: %d keys", len(self.ring.keys))
+            logger.info("keys read again: %d keys", len(ring.keys))
+        self._rejected, self._problem = None, ""
+        metrics.KEYS_FILE_STALE.set(0)
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each problem, not at every look."""
+        problem = str(error) or type(error).__name__
+        if problem == self._problem:
+            return
+        self._problem = problem
+        metrics.KEY_RELOADS.labels("failed").inc()
+        metrics.KEYS_FILE_STALE.set(1)
+        known = isinstance(error, SettingsError)
+        logger.error(
+            "the keys in force stay as they were: %s",
+            problem,
+            exc_info=None if known else error,
+        )
 
 
-def _stamp(path: Path) -> Stamp:
+def _read(path: Path) -> str:
     try:
-        found = path.stat()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SettingsError("keys_file", f"{path}: not a regular file")
+        return path.read_text("utf-8")
     except OSError as error:
         raise SettingsError("keys_file", f"{path}: {error.strerror}") from None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _read(path: Path) -> tuple[Stamp, Keyring]:
-    """The stamp is taken first: a change while reading is then noticed at the next look."""
-    stamp = _stamp(path)
-    try:
-        return stamp, parse(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise SettingsError("keys_file", f"{path}: {error}") from None

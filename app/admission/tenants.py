@@ -1,5 +1,6 @@
 """Tenants, their limits, and the keys that belong to them: the keys file's content.
 
+    # aerie keys checksum: sha256:...
     [tenants.search]
     requests_per_minute = 600
     tokens_per_minute = 200_000
@@ -30,6 +31,7 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from app.admission import checksum
 from app.errors import SettingsError
 
 # Printed in logs and used as a metric's label: short and plain.
@@ -111,6 +113,7 @@ def digest_of(secret: bytes) -> str:
 
 def parse(text: str, source: str) -> Keyring:
     """The keys file's content. Raises SettingsError naming the entry that is wrong."""
+    checksum.verify(text, source)
     try:
         document = _Document.model_validate(tomllib.loads(text))
         tenants = {
@@ -123,6 +126,8 @@ def parse(text: str, source: str) -> Keyring:
         raise SettingsError("keys", f"{source}: {where}: {first['msg']}") from None
     except ValueError as error:
         raise SettingsError("keys", f"{source}: {error}") from None
+    except RecursionError:
+        raise SettingsError("keys", f"{source}: nested too deeply") from None
     identities: dict[str, tuple[str, Identity]] = {}
     ids: set[str] = set()
     for key in document.keys:
@@ -134,3 +139,12 @@ def parse(text: str, source: str) -> Keyring:
         identity = Identity(tenants[key.tenant], key.id, key.admin)
         identities[key.sha256] = (key.sha256, identity)
     return Keyring(MappingProxyType(tenants), tuple(document.keys), MappingProxyType(identities))
+
+
+def parse_in_force(text: str, source: str) -> Keyring:
+    """As `parse`, for keys that shall be in force: there must be one. Only a checksum shows that a
+    file without keys is meant like this, and not what a full disk or a shell left of it."""
+    ring = parse(text, source)
+    if not ring.keys and not checksum.has_checksum(text):
+        raise SettingsError("keys", f"{source}: holds no key; make one with `aerie keys create`")
+    return ring

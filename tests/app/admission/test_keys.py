@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import random
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
+from app.admission import issue
+from app.admission.checksum import with_checksum
 from app.admission.store import KeyStore
 from app.admission.tenants import digest_of, parse
 from app.cli import main
@@ -90,6 +99,9 @@ def test_create_list_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert identity.tenant.max_concurrent == 3
 
     path.write_text("# a comment stays\n" + path.read_text())
+    assert main(["keys", "create", "search", *file]) == 2
+    assert "aerie keys checksum" in capsys.readouterr().err, "changed by hand, or torn?"
+    assert main(["keys", "checksum", *file]) == 0
     assert main(["keys", "create", "search", *file]) == 0
     second = capsys.readouterr().out.split()[-1]
     assert second != secret
@@ -100,7 +112,7 @@ def test_create_list_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
     assert main(["keys", "revoke", key_id, *file]) == 0
     text = path.read_text()
-    assert text.startswith("# a comment stays")
+    assert "\n# a comment stays\n" in text
     ring = parse(text, "test")
     assert ring.find(secret.encode()) is None
     assert ring.find(second.encode()) is not None
@@ -138,32 +150,206 @@ def test_keys_made_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     assert len(parse(Path(path).read_text(), "test").keys) == 8
 
 
-def test_a_changed_file_is_read_again_and_a_broken_one_is_not_believed(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text("[tenants.a]\n")
-    store = KeyStore(AdmissionSettings(keys_file=str(path), keys_poll_s=0.01))
-    assert store.ring.find(SECRET) is None
+def keys_file(tenant: str, *secrets: bytes) -> str:
+    """A complete file with the keys of one tenant; its limits stand behind them."""
+    keys = "".join(
+        f'[[keys]]\nid = "{secret.decode()}"\ntenant = "{tenant}"\nsha256 = "{digest_of(secret)}"\n'
+        for secret in secrets
+    )
+    return with_checksum(f"{keys}[tenants.{tenant}]\nrequests_per_minute = 600\n")
 
-    async def until(found: bool) -> None:
-        async with asyncio.timeout(10):
-            while (store.ring.find(SECRET) is not None) is not found:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+@contextmanager
+def stored(path: Path, text: str) -> Iterator[KeyStore]:
+    path.write_text(text)
+    yield KeyStore(AdmissionSettings(keys_file=str(path), keys_poll_s=0.01))
+
+
+def looks(store: KeyStore) -> None:
+    """One look of the watching task."""
+    asyncio.run(store.refresh())
+
+
+def test_the_watching_task_takes_a_changed_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    with stored(path, keys_file("a", b"one")) as store:
+
+        async def scenario() -> None:
+            watching = asyncio.create_task(store.watch())
+            path.write_text(keys_file("a", b"one", b"two"))
+            async with asyncio.timeout(10):
+                while store.ring.find(b"two") is None:  # noqa: ASYNC110 (a file has no event)
+                    await asyncio.sleep(0.01)
+            watching.cancel()
+
+        asyncio.run(scenario())
+
+
+DEEP = "x = " + "[" * 3000 + "]" * 3000
+BAD_FILES = {
+    "empty": "",
+    "blank": " \n\n",
+    "comments": "# nothing else\n",
+    "no keys": "[tenants.a]\n",
+    "broken": "[broken",
+    "deep": DEEP,
+    "deep and complete": with_checksum(DEEP),
+    "zeros": "\0" * 100,
+    "another's checksum": with_checksum("").strip() + "\n" + FILE,
+    "two checksums": 2 * with_checksum(FILE),
+    "a digit for a number": with_checksum(FILE).replace("= 60", "= 6"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_changes_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    with stored(path, keys_file("a", b"one")) as store:
+        before, failed = store.ring, reloads("failed")
+        path.write_text(bad)
+        looks(store)
+        looks(store)
+        assert store.ring is before
+        assert (store.stale, stale()) == (True, 1)
+        assert reloads("failed") - failed == 1, "once for each bad file, not at each look"
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        path.write_text(keys_file("a", b"two"))
+        looks(store)
+        assert (store.stale, stale()) == (False, 0)
+        assert (store.ring.find(b"one"), store.ring.find(b"two")) != (None, None)
+        assert store.ring.find(b"one") is None
+
+
+@pytest.mark.parametrize("bad", BAD_FILES.values(), ids=BAD_FILES)
+def test_no_gateway_starts_with_a_bad_file(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(SettingsError, match="keys"), stored(tmp_path / "keys.toml", bad):
+        pass
+    with pytest.raises(SettingsError, match="keys"):
+        KeyStore(AdmissionSettings(keys=bad))
+
+
+def test_a_file_that_is_gone_or_none_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    good = keys_file("a", b"one")
+    with stored(path, good) as store:
+        before = store.ring
+        for replace in (path.unlink, path.mkdir, path.rmdir, lambda: os.mkfifo(path)):
+            replace()
+            looks(store)
+            assert (store.ring, store.stale) == (before, True)
+        path.unlink()
+        path.write_text(good)
+        looks(store)
+        assert (store.ring, store.stale) == (before, False), "the same content again"
+
+
+def test_a_parser_that_fails_in_any_way_costs_nobody_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.toml"
+    with stored(path, keys_file("a", b"one")) as store:
+
+        def fail(text: str, source: str) -> None:
+            raise MemoryError
+
+        path.write_text(keys_file("a", b"two"))
+        with monkeypatch.context() as patch:
+            patch.setattr("app.admission.store.parse_in_force", fail)
+            looks(store)
+        assert store.stale and store.ring.find(b"one") is not None
+
+
+def test_two_writes_that_leave_the_same_stamp_are_told_apart(tmp_path: Path) -> None:
+    """The clock of a file system ticks every few milliseconds; some copies keep times."""
+    path = tmp_path / "keys.toml"
+    with stored(path, keys_file("a", b"one")) as store:
+        found = path.stat()
+        path.write_text(keys_file("a", b"two"))
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        assert (path.stat().st_mtime_ns, path.stat().st_size) == (found.st_mtime_ns, found.st_size)
+        looks(store)
+        assert store.ring.find(b"one") is None
+
+
+def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
+    """An empty file shuts nobody out; the command does."""
+    path = tmp_path / "keys.toml"
+    key_id, secret = issue.create(path, "a", {}, admin=False, now=datetime.now(UTC))
+    with stored(path, path.read_text()) as store:
+        assert store.ring.find(secret.encode()) is not None
+        issue.revoke(path, key_id)
+        looks(store)
+        assert store.ring.find(secret.encode()) is None
+        assert not store.stale
+
+
+VERSIONS = (
+    keys_file("a", b"first", b"revoked", b"second"),
+    keys_file("a", b"first", b"second"),
+    keys_file("a", b"second", b"first", b"third"),
+)
+
+
+def torn(version: int, cut: int, rest: str) -> str:
+    """A file of which only the first `cut` characters were written: over what it held before, or
+    into blocks of zeros, or with nothing behind them."""
+    now, before = VERSIONS[version], VERSIONS[version - 1]
+    return now[:cut] + {"": "", "zeros": "\0" * len(now[cut:]), "before": before[cut:]}[rest]
+
+
+def test_a_thousand_torn_files_let_no_revoked_key_in_and_shut_no_valid_one_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writes that are seen, or cut off for good, in part before they are complete."""
+    caplog.set_level(logging.CRITICAL)
+    path = tmp_path / "keys.toml"
+    dice = random.Random(1)
 
     async def scenario() -> None:
-        watching = asyncio.create_task(store.watch())
-        path.write_text(FILE)
-        await until(True)
-        path.write_text(FILE + "[broken")
-        await asyncio.sleep(0.1)
-        assert store.ring.find(SECRET) is not None
-        path.unlink()
-        await asyncio.sleep(0.1)
-        assert store.ring.find(SECRET) is not None
-        path.write_text("[tenants.a]\n")
-        await until(False)
-        watching.cancel()
+        for _ in range(500):
+            path.write_text(VERSIONS[0])
+            store = KeyStore(AdmissionSettings(keys_file=str(path)))
+            for version in (1, 2):
+                cut = dice.randrange(len(VERSIONS[version]))
+                path.write_text(torn(version, cut, dice.choice(("", "zeros", "before"))))
+                await store.refresh()
+                check(store, revoked=version == 1)
+                path.write_text(VERSIONS[version])
+                await store.refresh()
+                check(store, revoked=False)
+            assert limits_of(store, b"third") == 600
 
     asyncio.run(scenario())
+
+
+def check(store: KeyStore, *, revoked: bool) -> None:
+    """Valid keys are in force with their own names and limits; `revoked`: may the other be?"""
+    for secret in (b"first", b"second"):
+        assert limits_of(store, secret) == 600
+    assert revoked or store.ring.find(b"revoked") is None
+
+
+def limits_of(store: KeyStore, secret: bytes) -> int | None:
+    identity = store.ring.find(secret)
+    assert identity is not None, secret
+    assert identity.key == secret.decode(), "another key's entry"
+    return identity.tenant.requests_per_minute
+
+
+def reloads(result: str) -> float:
+    return REGISTRY.get_sample_value("aerie_key_reloads_total", {"result": result}) or 0.0
+
+
+def stale() -> float | None:
+    return REGISTRY.get_sample_value("aerie_keys_file_stale")
+
+
+def test_a_checksum_stands_what_shells_and_editors_do_to_ends() -> None:
+    text = keys_file("a", b"one")
+    for changed in (text.rstrip(), text.replace("\n", "\r\n"), text + "\n\n"):
+        assert parse(changed, "test").find(b"one") is not None
 
 
 def test_keys_from_the_environment() -> None:

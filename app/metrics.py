@@ -130,6 +130,11 @@ KEYS_FILE_STALE = Gauge(
     "aerie_keys_file_stale",
     "1 while older keys are in force because the keys file is empty, torn, broken or gone.",
 )
+BACKGROUND_FAILURES = Counter(
+    "aerie_background_failures_total",
+    "Times that a background task ended unexpectedly and was started again.",
+    ["task"],
+)
 LIMITER_FALLBACKS = Counter(
     "aerie_limiter_fallbacks_total", "Decisions made without the shared Redis."
 )

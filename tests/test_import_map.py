@@ -20,6 +20,7 @@ ROOTS = ("app", "bench", "drafters")
 GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
 # How much JSON a text holds, and where work on it runs.
 SIZED = {"app.json_structure", "app.offload"}
+GROUND |= {"app.background"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
@@ -36,6 +37,7 @@ SINGLE_PARTS = (
 MAP: dict[str, set[str]] = {
     "app": set(),
     "app.errors": {"app"},
+    "app.background": {"app", "app.metrics"},
     "app.exposition": set(),
     "app.json_structure": set(),
     "app.offload": set(),

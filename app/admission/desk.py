@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ipaddress
 import logging
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from app.admission.gate import Gate
 from app.admission.limiter import Limiter, MemoryLimiter
 from app.admission.store import KeyStore
 from app.admission.tenants import Identity, Tenant
+from app.background import BackgroundTask
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -52,6 +51,9 @@ class Desk:
         self.settings = settings.admission
         self.load = load
         self.keys = KeyStore(self.settings)
+        self.background: tuple[BackgroundTask, ...] = ()
+        if self.keys.watched:
+            self.background = (BackgroundTask("keys_file", self.keys.watch),)
         self.limiter: Limiter = MemoryLimiter()
         if self.settings.redis_url is not None:
             from app.admission.shared import SharedLimiter
@@ -82,14 +84,11 @@ class Desk:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Follow the keys file while the gateway runs."""
-        watching = asyncio.create_task(self.keys.watch())
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.limiter.close)
+            for task in self.background:
+                await stack.enter_async_context(task)
             yield
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-            await self.limiter.close()
 
     def _places(self) -> int:
         if self.settings.max_running is not None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app import scrape
+from app.admission.desk import Desk
 from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.exposition import EXPOSITION
@@ -25,10 +26,18 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz")
 @router.get("/health")  # the name that vLLM's server and its clients use
 async def readyz(request: Request) -> JSONResponse:
-    """200 once requests are taken, 503 with the engine's phase otherwise."""
+    """200 once requests are taken, 503 with the engine's phase otherwise. Both tell what works on
+    in the background: a task that has to be started again, or a keys file that is not in force, is
+    no reason to take no requests."""
     engine: Engine = request.app.state.engine
+    desk: Desk = request.app.state.desk
     state: dict[str, Any] = {"status": "ready" if engine.ready else "not ready"}
     state["phase"] = engine.phase
+    state["background"] = {
+        task.name: task.detail for task in (*engine.background, *desk.background)
+    }
+    if desk.keys.watched:
+        state["keys_file"] = "stale" if desk.keys.stale else "current"
     if engine.ready:
         state["drafter"] = engine.drafter
         return JSONResponse(state)

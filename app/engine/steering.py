@@ -6,6 +6,7 @@ The policy runs in the engine core's scheduler (drafters/vllm/scheduler.py); thi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -109,7 +110,8 @@ class Steering:
     async def poll(self) -> None:
         """Keep the metrics current until cancelled."""
         while True:
-            self.sample(await self._asked("state", {}))
+            with contextlib.suppress(ApiError):  # of a dying engine, which its supervisor notices
+                self.sample(await self._asked("state", {}))
             await asyncio.sleep(POLL_S)
 
     def sample(self, state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from app import metrics
+from app.background import BackgroundTask, is_being_cancelled
 from app.engine import heap
 from app.engine.launch import launch, versions
 from app.engine.load import Load
@@ -85,6 +86,11 @@ class Engine:
         self.drafter: dict[str, Any] | None = None
         self.steering: Steering | None = None
         self._restarts = Restarts(settings.supervision)
+        self._supervision = BackgroundTask("engine_watch", self._keep_up, final=(AerieError,))
+        self._polling = BackgroundTask("speculation_metrics", self._poll)
+        self.background = (self._supervision,)
+        if settings.speculates:
+            self.background += (self._polling,)
         # Of request bodies, for the OpenAPI document (app/engine/schemas.py).
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
@@ -140,9 +146,10 @@ class Engine:
         try:
             await self._start()
             on_ready()
-            while True:
-                await self._restart(await self._watch())
-        except Exception as error:
+            await self._supervision.run()
+        except (Exception, asyncio.CancelledError) as error:
+            if is_being_cancelled():
+                raise
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
         finally:
@@ -159,18 +166,22 @@ class Engine:
                     complete = ready
             await asyncio.sleep(NOTE_INTERVAL_S)
 
+    async def _keep_up(self) -> None:
+        """Watch the engine and start it again, until `stop` or too many deaths. It may have been
+        interrupted anywhere: an engine that does not serve by then is replaced."""
+        while True:
+            await self._restart(await self._watch() if self.ready else DIED)
+
     async def _watch(self) -> str:
         """How the engine that serves ends: DIED or HUNG."""
-        polling = asyncio.create_task(self._poll())
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            if self.steering is not None:
+                await stack.enter_async_context(self._polling)
             return await self._end_of(self.settings.supervision.hang_timeout_s)
-        finally:
-            polling.cancel()
 
     async def _poll(self) -> None:
-        if self.steering is not None:
-            with contextlib.suppress(Exception):  # of a dying engine, which _watch will notice
-                await self.steering.poll()
+        assert self.steering is not None
+        await self.steering.poll()
 
     async def _end_of(self, hang_timeout_s: float) -> str:
         llm, steps = self._llm, self._steps
@@ -203,8 +214,7 @@ class Engine:
             try:
                 await self._start_again()
             except Exception as error:
-                if self.phase is Phase.STOPPING:
-                    raise
+                self._enter(Phase.RESTARTING)
                 logger.debug("engine did not start again", exc_info=error)
                 reason, cause = DIED, f"it did not start again: {_reason(error)}"
             else:
@@ -250,7 +260,7 @@ class Engine:
             raise StartupError("stopped while starting")
         self.phase = phase
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         logger.debug("engine failed", exc_info=error)
         self.phase = Phase.FAILED
         self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))

@@ -288,3 +288,47 @@ def test_what_this_process_has_slept_is_not_the_engines_silence() -> None:
     pulse.hung(1, 1)
     clock.now += 3600  # stopped with Ctrl-Z, say
     assert not pulse.hung(1, 1)
+
+
+def test_a_defect_of_the_watch_costs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whatever its restart trips over, the engine serves again."""
+    life = Life(monkeypatch)
+    trips = [RuntimeError("a defect"), asyncio.CancelledError()]
+    bury = life.engine._bury
+
+    async def trip() -> None:
+        if trips:
+            raise trips.pop()
+        await bury()
+
+    monkeypatch.setattr(life.engine, "_bury", trip)
+
+    def defect(*arguments: object) -> bool:
+        raise RuntimeError("a defect")
+
+    async def scenario() -> None:
+        await life.until(life.serving(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(Pulse, "hung", defect)
+            await life.until(lambda: life.engine._supervision.failures == 1)
+        assert life.engine.ready, "nothing is wrong with it"
+        life.launched[0].errored = True
+        await life.until(life.serving(2))
+        assert life.engine._supervision.failures == 3
+
+    run(life, scenario)
+    assert life.engine.failure is None
+
+
+def test_a_start_that_is_cancelled_from_inside_is_a_failed_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life(monkeypatch)
+
+    async def proof(llm: FakeLlm) -> None:
+        raise asyncio.CancelledError
+
+    life.proof = proof
+    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
+    assert life.engine.phase is Phase.FAILED
+    assert life.engine.ended.is_set()

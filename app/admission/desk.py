@@ -81,6 +81,12 @@ class Desk:
             return self._anonymous
         return self.keys.ring.find(secret) if secret is not None else None
 
+    def cache_tenant(self, tenant: Tenant) -> str | None:
+        """Whose entries of the prefix cache a tenant's requests may use; None where all share."""
+        if not self.keys.guarded or self.settings.share_prefix_cache:
+            return None
+        return tenant.name
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Follow the keys file while the gateway runs."""

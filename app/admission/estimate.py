@@ -9,7 +9,6 @@ from typing import Any
 # Bytes of a JSON body for one token: right for English, high for code, and about right for
 # lists of token ids and for other scripts, whose characters are several bytes.
 BYTES_PER_TOKEN = 4
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,11 @@ class Estimate:
     sequences: int
 
 
-def estimate(payload: Mapping[str, Any], body_bytes: int, assumed_output: int) -> Estimate:
-    """The body has passed no check yet: anything that is no number counts as not given."""
+def estimate(payload: Mapping[str, Any], body_bytes: int, output_tokens: int) -> Estimate:
+    """`output_tokens` of each sequence (app/engine/output_limit.py). The body has passed no check
+    yet: anything that is no number counts as not given."""
     sequences = prompts(payload) * max(1, _number(payload.get("n")) or 1)
-    given = [number for name in _LIMITS if (number := _number(payload.get(name))) is not None]
-    output = max(0, min(given)) if given else assumed_output
-    return Estimate(body_bytes // BYTES_PER_TOKEN + output * sequences, sequences)
+    return Estimate(body_bytes // BYTES_PER_TOKEN + output_tokens * sequences, sequences)
 
 
 def estimate_tokenizing(body_bytes: int) -> Estimate:
@@ -34,11 +32,17 @@ def estimate_tokenizing(body_bytes: int) -> Estimate:
 
 
 def prompts(payload: Mapping[str, Any]) -> int:
-    """How many prompts the body holds: completions take a list of texts or of token lists."""
-    prompt = payload.get("prompt")
+    """How many prompts the body holds: completions take a list of texts or of token lists, and
+    embeddings beside them."""
+    prompt, embeddings = payload.get("prompt"), payload.get("prompt_embeds")
+    count = 0
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return len(prompt)
-    return 1
+        count = len(prompt)
+    elif prompt is not None:
+        count = 1
+    if embeddings is not None:
+        count += len(embeddings) if isinstance(embeddings, list) else 1
+    return max(1, count)
 
 
 def _number(value: Any) -> int | None:

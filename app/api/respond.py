@@ -66,8 +66,8 @@ async def answer(request: Request, name: str, body: Body) -> Response:
             turn = resume(request.app.state.responses, visit.identity.tenant.name, payload)
             payload, size = turn.payload, size + turn.earlier_bytes
             visit.hold(turn.earlier_bytes)
-        generates = name not in NO_GENERATION
-        await visit.admit(payload, size, settings.served_model_name, generates)
+        output_limit = operation.output_limit if name not in NO_GENERATION else None
+        await visit.admit(payload, size, settings.served_model_name, output_limit)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)
         if isinstance(reply.answer, dict):

@@ -18,6 +18,7 @@ from app.admission.limiter import Ask, Standing, Verdict
 from app.admission.tenants import Identity
 from app.api.deadline import Deadline
 from app.engine.account import Account, open_account
+from app.engine.output_limit import OutputLimit
 from app.errors import ApiError, shorten
 
 _KEY = "aerie.visit"
@@ -31,7 +32,8 @@ class Visit:
 
     def __init__(self, desk: Desk, identity: Identity) -> None:
         self.identity = identity
-        self.account = Account(priority=identity.tenant.priority, max_k=identity.tenant.max_k)
+        tenant = identity.tenant
+        self.account = Account(tenant.priority, tenant.max_k, desk.cache_tenant(tenant))
         self.deadline: Deadline | None = None
         self.gate_s = 0.0
         self._desk = desk
@@ -61,18 +63,23 @@ class Visit:
         self.deadline = Deadline(total_s)
 
     async def admit(
-        self, payload: Mapping[str, Any], body_bytes: int, served_model: str, generates: bool
+        self,
+        payload: Mapping[str, Any],
+        body_bytes: int,
+        served_model: str,
+        output_limit: OutputLimit | None,
     ) -> None:
-        """Before the engine or, unless the request `generates`, the tokenizer runs: may the tenant
-        use this model, has it the tokens, and, after a wait, a place. Raises ApiError 403, 429."""
+        """Before the engine or, without an `output_limit`, the tokenizer runs: may the tenant use
+        this model, has it the tokens, and, after a wait, a place. Raises ApiError 403, 429."""
         tenant, settings = self.identity.tenant, self._desk.settings
         model = payload.get("model") or served_model
         if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
             metrics.REFUSED.labels("model").inc()
             message = f"This API key may not use the model `{shorten(model)}`."
             raise ApiError(403, message, param="model", code="model_not_allowed")
-        if generates:
-            cost = estimate(payload, body_bytes, settings.assumed_output_tokens)
+        if output_limit is not None:
+            output_tokens = output_limit.of(payload, settings.assumed_output_tokens)
+            cost = estimate(payload, body_bytes, output_tokens)
         else:
             cost = estimate_tokenizing(body_bytes)
         await self._take(Ask(tokens=cost.tokens))

@@ -45,11 +45,13 @@ class Drafts:
 
 @dataclass
 class Account:
-    """One request's. `sequences` are vLLM's RequestState objects: they know their counts and
+    """One request's. `cache_tenant` names whose entries of the prefix cache it may use (None: all
+    share them). `sequences` are vLLM's RequestState objects: they know their counts and
     times while they run and after they have ended, however that came."""
 
     priority: int = 0
     max_k: int | None = None
+    cache_tenant: str | None = None
     sequences: list[Any] = field(default_factory=list)
     charged: int = 0  # tokens, as estimated before the work began
     # Tokens that were tokenised or detokenised for the client; None where that was not asked for.

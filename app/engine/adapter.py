@@ -31,6 +31,7 @@ from app.engine import failures
 from app.engine.account import counted
 from app.engine.checks import Checks, tokenize_model
 from app.engine.operation import Operation
+from app.engine.output_limit import OutputLimit
 from app.engine.parsers import consistent
 from app.engine.protocol import ChatRequest, ItemsRequest, TextRequest
 from app.engine.schemas import request_schemas
@@ -112,6 +113,12 @@ class Adapter:
         def lost() -> bool:
             return bool(engine.errored)
 
+        # What these classes obey (vllm/entrypoints/serve/utils/api_utils.py, get_max_tokens).
+        default = chat.default_sampling_params.get("max_tokens")
+        bounds = (engine.model_config.max_model_len, chat.override_max_tokens)
+        most = min(bound for bound in bounds if bound is not None)
+        limit_of_text = TextRequest.model_fields["max_tokens"].default
+
         self.operations = {
             operation.name: operation
             for operation in (
@@ -123,6 +130,7 @@ class Adapter:
                     checks.chat,
                     lost,
                     self.template_fails,
+                    OutputLimit(("max_completion_tokens", "max_tokens"), default, most),
                 ),
                 Operation(
                     "completions",
@@ -132,6 +140,7 @@ class Adapter:
                     checks.completions,
                     lost,
                     self.template_fails,
+                    OutputLimit(("max_tokens",), limit_of_text, most),
                 ),
                 Operation(
                     "responses",
@@ -141,6 +150,7 @@ class Adapter:
                     checks.responses,
                     lost,
                     self.template_fails,
+                    OutputLimit(("max_output_tokens",), default, most),
                 ),
                 Operation(
                     "messages",
@@ -150,6 +160,7 @@ class Adapter:
                     checks.messages,
                     lost,
                     self.template_fails,
+                    OutputLimit(("max_tokens",), default, most),
                 ),
                 Operation(
                     "count_tokens",

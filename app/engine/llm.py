@@ -21,6 +21,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from app import metrics
 from app.engine.account import Account, current, trace
+from app.engine.cache_salt import tenant_cache_salt
 from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
 from app.engine.first_output import watched
 from app.engine.whitespace import bounded
@@ -39,8 +40,9 @@ class GatewayLLM(AsyncLLM):
     Its outputs settle the request's FirstOutput; a request that the engine gives up before
     its first token raises; and the alternatives of each token come in order of probability:
     stock puts the sampled token first, so that the k entries which the serving classes cut
-    off are not the k most likely ones. What a request uses is entered in its Account. Sequences
-    whose logits are not finite end with a NonFiniteError.
+    off are not the k most likely ones. What a request uses is entered in its Account, and its
+    tenant's salt goes with it to the engine. Sequences whose logits are not finite end with a
+    NonFiniteError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,8 +50,11 @@ class GatewayLLM(AsyncLLM):
         register = self.output_processor.add_request
 
         def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+            account = current()
+            if account is not None and account.cache_tenant is not None:
+                request.cache_salt = tenant_cache_salt(account.cache_tenant, request.cache_salt)
             register(request, *args, **kwargs)
-            if (account := current()) is not None:
+            if account is not None:
                 states = self.output_processor.request_states
                 account.sequences.append(states[request.request_id])
 

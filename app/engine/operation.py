@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from app.engine import failures
 from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
 from app.engine.first_output import FirstOutput, expect
 from app.engine.nulls import drop_null_fields, with_required_nulls, without_nulls
+from app.engine.output_limit import OutputLimit
 from app.engine.response_fields import published
 from app.errors import ApiError
 from app.offload import run_sized
@@ -44,6 +45,7 @@ class Operation:
     lost: Callable[[], bool] = lambda: False  # whether the engine is dead
     # Whether the chat template fails with this message for a plain user message, too.
     template_fails: Callable[[str], bool] = lambda message: False
+    output_limit: OutputLimit = field(default_factory=OutputLimit)
 
     async def __call__(self, payload: Payload, size: int = 0) -> Reply:
         """Answer one request, whose body had `size` bytes and whose null fields are dropped first.

@@ -161,8 +161,13 @@ class AdmissionSettings(Section):
     assumed_output_tokens: int = Field(
         256,
         ge=1,
-        description="Output tokens that are charged up front where a request names no limit; "
-        "what was used is settled at its end.",
+        description="Output tokens that are charged up front where only the model's context ends a "
+        "request's output; what was used is settled at its end.",
+    )
+    share_prefix_cache: bool = Field(
+        False,
+        description="Let tenants use each other's entries of the prefix cache: faster where they "
+        "send the same long prompts, but times then tell each of them what others have sent.",
     )
     redis_url: str | None = Field(
         None, description="Redis that several gateways share their quotas in (redis://HOST:PORT/0)."

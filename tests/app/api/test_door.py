@@ -17,6 +17,7 @@ from app.admission.tenants import digest_of
 from app.api.admin import admin_only
 from app.engine.account import counted, current
 from app.engine.first_output import FirstOutput
+from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
 from app.main import create_app
@@ -54,6 +55,7 @@ class FakeOperation:
     most_running: int = 0
     aborted: int = 0
     accounts: list[Any] = field(default_factory=list)
+    output_limit: OutputLimit = field(default_factory=lambda: OutputLimit(("max_tokens",)))
 
     async def __call__(self, payload: dict[str, Any], size: int = 0) -> SimpleNamespace:
         account = current()

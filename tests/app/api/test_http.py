@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.first_output import FirstOutput
+from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
 from app.main import create_app
@@ -30,6 +31,7 @@ class FakeOperation:
     """Stands for vLLM: streams two events, or waits until it is cancelled."""
 
     cancelled = False
+    output_limit = OutputLimit()
 
     async def __call__(self, payload: dict[str, Any], size: int = 0) -> Reply:
         if payload.get("wait"):

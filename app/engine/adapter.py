@@ -30,6 +30,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from app.engine import failures
 from app.engine.account import counted
 from app.engine.checks import Checks, tokenize_model
+from app.engine.fields import names_of
 from app.engine.operation import Operation
 from app.engine.output_limit import OutputLimit
 from app.engine.parsers import consistent
@@ -140,7 +141,7 @@ class Adapter:
                     checks.completions,
                     lost,
                     self.template_fails,
-                    OutputLimit(("max_tokens",), limit_of_text, most),
+                    OutputLimit(names_of("max_tokens", "completions"), limit_of_text, most),
                 ),
                 Operation(
                     "responses",

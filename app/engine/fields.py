@@ -168,6 +168,13 @@ def rename(payload: dict[str, Any], dialect: str) -> None:
             payload[rule.name] = payload.pop(name)
 
 
+def names_of(field: str, dialect: str) -> tuple[str, ...]:
+    """Every name of a field of vLLM's model, in the order in which they count."""
+    rules = FIELDS.get(dialect, {}).items()
+    others = (name for name, rule in rules if isinstance(rule, SameAs) and rule.name == field)
+    return (*others, field)
+
+
 def json_type(kind: type) -> str:
     """JSON schema's name for a Python type."""
     return _JSON_TYPES[kind]

@@ -88,7 +88,7 @@ class Engine:
         self._restarts = Restarts(settings.supervision)
         self._supervision = BackgroundTask("engine_watch", self._keep_up, final=(AerieError,))
         self._polling = BackgroundTask("speculation_metrics", self._poll)
-        self.background = (self._supervision,)
+        self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:
             self.background += (self._polling,)
         # Of request bodies, for the OpenAPI document (app/engine/schemas.py).

@@ -60,7 +60,7 @@ class StandInLLM:
 
     unfinished = 0
     output_handler = None
-    model_config = SimpleNamespace(max_model_len=2048)
+    model_config = SimpleNamespace(max_model_len=2048, is_multimodal_model=False)
 
     def __init__(self, process: BaseProcess) -> None:
         self.process = process

@@ -28,7 +28,9 @@ class FakeLlm:
         self.errored = False
         self.unfinished = 0
         self.processes: list[int] = []
-        self.model_config = SimpleNamespace(max_model_len=2048, dtype="torch.float32")
+        self.model_config = SimpleNamespace(
+            max_model_len=2048, dtype="torch.float32", is_multimodal_model=False
+        )
         self.output_handler = None
         self.ends: list[str] = []
 

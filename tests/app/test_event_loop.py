@@ -25,6 +25,7 @@ from app.api.body_limits import BodyLimits, body_limits
 from app.api.generate import OPERATIONS
 from app.engine import heap
 from app.engine.adapter import Adapter
+from app.engine.first_output import watched
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import load
@@ -53,9 +54,12 @@ class EngineCore:
     def check_admission(self, requests: int) -> None:
         """There is always room."""
 
-    async def generate(
+    def generate(
         self, prompt: Any, params: Any, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        return watched(self._tokens(params, request_id))
+
+    async def _tokens(self, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         endless = params.ignore_eos
         while True:
             end = None if endless else "stop"

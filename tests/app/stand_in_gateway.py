@@ -28,6 +28,7 @@ from app import server
 from app.engine import supervisor
 from app.engine.first_output import FirstOutput
 from app.engine.launch import block_terminal_signals
+from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import AerieError, ApiError, EngineLostError
 from app.settings import load
@@ -96,10 +97,12 @@ class StandInOperation:
     """A stream that has its first token only if the request asks for one, and then goes on until
     the engine ends."""
 
+    output_limit = OutputLimit()
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def __call__(self, payload: dict[str, Any]) -> Any:
+    async def __call__(self, payload: dict[str, Any], size: int = 0) -> Any:
         first = FirstOutput(True) if payload["prompt"] == "decode" else FirstOutput()
         print(json.dumps("asked"), flush=True)
         return SimpleNamespace(answer=self.events(first), first=first)

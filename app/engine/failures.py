@@ -174,8 +174,8 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
         param = cause.parameter or _named_field(message, payload)
         return ApiError(400, _own_words(sanitize_message(message)), param=param)
     problems = _decisive(problems, payload)
-    param = _path(problems[0]["loc"], payload)
-    reasons = {p["msg"] for p in problems if _path(p["loc"], payload) == param}
+    param = _path(problems[0], payload)
+    reasons = {p["msg"] for p in problems if _path(p, payload) == param}
     if problems[0]["type"] == "missing":
         return ApiError(
             400, f"Missing required parameter: '{param}'.", param=param, code="missing_parameter"
@@ -198,15 +198,15 @@ def _decisive(problems: list[ErrorDetails], payload: Mapping[str, Any]) -> list[
         if not any(problem["loc"][:end] in others for end in range(1, len(problem["loc"])))
     ]
     # A problem of a value as a whole says nothing where another branch looked inside of it.
-    inside = [_steps(problem["loc"], payload) for problem in tags]
+    inside = [_steps(problem, payload) for problem in tags]
     meant = [
         problem
         for problem in meant
-        if not any(_begins(steps, _steps(problem["loc"], payload)) for steps in inside)
+        if not any(_begins(steps, _steps(problem, payload)) for steps in inside)
     ]
     if not meant:  # no branch has this tag: it is the tag that is wrong
         meant = [problem for problem in tags if problem["type"] == "literal_error"] or problems
-    depths = [len(_steps(problem["loc"], payload)) for problem in meant]
+    depths = [len(_steps(problem, payload)) for problem in meant]
     return [problem for problem, depth in zip(meant, depths, strict=True) if depth == max(depths)]
 
 
@@ -214,14 +214,10 @@ def _begins(steps: list[int | str], beginning: list[int | str]) -> bool:
     return len(beginning) < len(steps) and steps[: len(beginning)] == beginning
 
 
-def _path(loc: tuple[int | str, ...], payload: Any) -> str | None:
-    """pydantic's location as OpenAI writes it, `messages[0].role`.
-
-    Parts that are no key of the data are names of union branches; a last one may be
-    the field that is missing.
-    """
+def _path(problem: ErrorDetails, payload: Any) -> str | None:
+    """Where the problem is, as OpenAI writes it: `messages[0].role`."""
     path = ""
-    for step in _steps(loc, payload):
+    for step in _steps(problem, payload):
         if isinstance(step, int):
             path += f"[{step}]"
         else:
@@ -229,9 +225,11 @@ def _path(loc: tuple[int | str, ...], payload: Any) -> str | None:
     return path or None
 
 
-def _steps(loc: tuple[int | str, ...], payload: Any) -> list[int | str]:
+def _steps(problem: ErrorDetails, payload: Any) -> list[int | str]:
+    """Keys and indices that lead from the payload to the problem. Parts of pydantic's location that
+    are no key of the data are names of union branches, but for the field that is missing."""
     steps: list[int | str] = []
-    value = payload
+    value, loc = payload, problem["loc"]
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
@@ -241,7 +239,7 @@ def _steps(loc: tuple[int | str, ...], payload: Any) -> list[int | str]:
             if part in value:
                 steps.append(part)
                 value = value[part]
-            elif last and re.fullmatch(r"[a-z][a-z_]*", part):
+            elif last and problem["type"] == "missing":
                 steps.append(part)
     return steps
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from app.engine.failures import ConstraintError, from_exception, from_parsing, from_response
-from app.engine.protocol import ChatRequest
+from app.engine.protocol import ChatRequest, TextRequest
 from app.errors import ApiError
 
 
@@ -109,6 +110,22 @@ def test_a_request_model_that_breaks_blames_the_request_and_says_nothing_inside(
     found = from_parsing(error("'float' object is not iterable"), {"tools": 5}, "messages")
     assert found.status == 400
     assert "float" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("payload", "param"),
+    [
+        ({"prompt": {"text": "x"}}, "prompt"),  # the branches of its union are no fields
+        ({"prompt": [{"text": "x"}]}, "prompt[0]"),
+        ({"prompt": "x", "temperature": "warm"}, "temperature"),
+    ],
+)
+def test_the_place_of_a_wrong_type_is_one_of_the_request(
+    payload: dict[str, object], param: str
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TextRequest.model_validate({"model": "m", **payload})
+    assert from_parsing(raised.value, payload, "prompt").param == param
 
 
 def test_pythons_own_words_are_not_told() -> None:

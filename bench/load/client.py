@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 TIMEOUT_S = 900.0
+IDLE_S = 2.0  # a connection that idled for longer is opened anew: servers close theirs from 5 s on
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Client:
     async def __aenter__(self) -> Self:
         # Loopback and service addresses: never through a proxy, as many connections as asked for.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             headers=self._headers,
             trust_env=False,

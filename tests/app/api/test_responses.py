@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from app.admission.issue import create
 from app.engine.first_output import FirstOutput
 from app.engine.operation import Reply
+from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
 from app.main import create_app
@@ -26,6 +27,8 @@ JSON = dict[str, Any]
 
 class EchoOperation:
     """Answers with the texts of the input; keeps the payloads that it was asked with."""
+
+    output_limit = OutputLimit()
 
     def __init__(self) -> None:
         self.payloads: list[JSON] = []

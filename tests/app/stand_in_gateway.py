@@ -95,7 +95,7 @@ def launch(settings: Any, load: Any, loading: Callable[[], None]) -> Any:
 
 class StandInOperation:
     """A stream that has its first token only if the request asks for one, and then goes on until
-    the supervisor has seen the engine end: before that, a drain would be through without it."""
+    the supervisor has given the engine up: before that, a drain would be through without it."""
 
     output_limit = OutputLimit()
 
@@ -108,7 +108,7 @@ class StandInOperation:
         return SimpleNamespace(answer=self.events(first), first=first)
 
     async def events(self, first: FirstOutput) -> AsyncGenerator[str, None]:
-        while self.engine.phase is Phase.READY:
+        while self.engine.phase not in (Phase.FAILED, Phase.STOPPING):
             if first.settled:
                 yield "data: {}\n\n"
             await asyncio.sleep(0.1)

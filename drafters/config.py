@@ -11,7 +11,10 @@ DEFERRED = 16  # steps without a draft whose hidden states the drafter takes in 
 # Seconds per output token that can be aimed at: no machine makes a million tokens of one text in a
 # second, and nobody waits an hour for one.
 TPOT_BOUNDS_S = (1e-6, 3600.0)
-MAX_K = "aerie_max_k"  # a request's most draft tokens in a step, in SamplingParams.extra_args
+# In SamplingParams.extra_args of a request: its most draft tokens in a step, and whether it asked
+# where its tokens come from.
+MAX_K = "aerie_max_k"
+REPORT_TOKENS = "aerie_report_tokens"
 
 
 def every_k(k_max: int) -> list[tuple[int, int, int]]:

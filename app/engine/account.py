@@ -74,7 +74,8 @@ class Account:
 
     @property
     def drafts(self) -> Drafts | None:
-        """Of the sequences that have ended; None where the engine does not report it."""
+        """Of all sequences, as far as the engine has told: at their end, and at each step where a
+        stop string may end them. None where it does not report drafts."""
         counts = [
             s.spec_decode_metrics for s in self.sequences if s.spec_decode_metrics is not None
         ]

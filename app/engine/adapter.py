@@ -16,7 +16,6 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
@@ -36,7 +35,7 @@ from app.engine.output_limit import OutputLimit
 from app.engine.parsers import consistent
 from app.engine.protocol import ChatRequest, ItemsRequest, TextRequest
 from app.engine.schemas import request_schemas
-from app.engine.serving import ChatServing, MessagesServing
+from app.engine.serving import ChatServing, MessagesServing, TextServing
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class Adapter:
             "enable_prompt_tokens_details": True,
         }
         chat = ChatServing(engine, self.models, "assistant", **served, **common, **tools)
-        text = OpenAIServingCompletion(engine, self.models, **served)
+        text = TextServing(engine, self.models, **served)
         responses = OpenAIServingResponses(
             engine, self.models, self.renderer, request_logger=None, **common, **tools
         )
@@ -108,6 +107,7 @@ class Adapter:
             reads_reasoning=settings.model.reasoning_parser is not None,
             limits=settings.limits,
             unknown_tools=settings.model.unknown_tools,
+            tells_tokens=_tells_tokens(engine, settings),
             any_arguments=responses.use_harmony,
         )
 
@@ -237,3 +237,11 @@ class Adapter:
 
 def _parse_tokenize(payload: dict[str, Any]) -> BaseModel:
     return tokenize_model(payload).model_validate(payload)
+
+
+def _tells_tokens(engine: EngineClient, settings: Settings) -> bool:
+    """Whether the engine core tells with each output what was drafted for it: nothing, or what the
+    scheduler of this project counts (drafters/vllm/scheduler.py)."""
+    if engine.vllm_config.speculative_config is None:
+        return True
+    return settings.speculates and settings.speculation.speculation_header

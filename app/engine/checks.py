@@ -20,7 +20,7 @@ from app.engine.protocol import (
     TokenizeMessagesRequest,
     TokenizeTextRequest,
 )
-from app.engine.speculation import GENERATES, take_limit
+from app.engine.speculation import GENERATES, take_options
 from app.settings import LimitSettings
 
 Payload = dict[str, Any]
@@ -38,6 +38,7 @@ class Checks:
     reads_reasoning: bool  # whether the model's reasoning is told from its answer
     limits: LimitSettings
     unknown_tools: tools.Unknown = "refuse"
+    tells_tokens: bool = True  # whether it is known which tokens were drafted
     any_arguments: bool = False  # whether the prompt takes calls whose arguments are no object
 
     def chat(self, payload: Payload) -> None:
@@ -111,7 +112,7 @@ class Checks:
         else:
             bounds.check_urls(payload.get(items), items, self.limits.media_hosts)
         if operation in GENERATES:
-            take_limit(payload)
+            take_options(payload, operation, told=self.tells_tokens)
         strict.check_fields(payload, model, operation)
         strict.check_scalars(payload, model)
         strict.check_containers(payload, model)

@@ -24,9 +24,10 @@ from app.engine.account import Account, current, trace
 from app.engine.cache_salt import tenant_cache_salt
 from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
 from app.engine.first_output import watched
+from app.engine.token_origins import attach, record, watch
 from app.engine.whitespace import bounded
 from app.exposition import EXPOSITION
-from drafters.config import MAX_K
+from drafters.config import MAX_K, REPORT_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ class GatewayLLM(AsyncLLM):
     Its outputs settle the request's FirstOutput; a request that the engine gives up before
     its first token raises; and the alternatives of each token come in order of probability:
     stock puts the sampled token first, so that the k entries which the serving classes cut
-    off are not the k most likely ones. What a request uses is entered in its Account, and its
-    tenant's salt goes with it to the engine. Sequences whose logits are not finite end with a
+    off are not the k most likely ones. What a request uses is entered in its Account, where its
+    tokens come from is attached to them if it asked for that, and its tenant's salt goes with it
+    to the engine. Sequences whose logits are not finite end with a
     NonFiniteError.
     """
 
@@ -55,8 +57,10 @@ class GatewayLLM(AsyncLLM):
                 request.cache_salt = tenant_cache_salt(account.cache_tenant, request.cache_salt)
             register(request, *args, **kwargs)
             if account is not None:
-                states = self.output_processor.request_states
-                account.sequences.append(states[request.request_id])
+                sequence = self.output_processor.request_states[request.request_id]
+                account.sequences.append(sequence)
+                if reports_tokens(request.sampling_params):
+                    watch(sequence)
 
         # The one place that every sequence of every kind of request passes, in its own task.
         self.output_processor.add_request = enter
@@ -64,6 +68,7 @@ class GatewayLLM(AsyncLLM):
 
         def process_finite(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
             aborted = end_non_finite(outputs)
+            record(outputs, self.output_processor.request_states)
             processed = process(outputs, *args, **kwargs)
             processed.reqs_to_abort.extend(aborted)
             return processed
@@ -86,7 +91,8 @@ class GatewayLLM(AsyncLLM):
         if (headers := trace()) is not None:
             kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
-        return watched(_corrected(outputs, constraint is not None, silent))
+        told = account if reports_tokens(sampling_params) else None
+        return watched(_corrected(outputs, constraint is not None, silent, told))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py). Raises ApiError
@@ -190,7 +196,17 @@ def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
     return running
 
 
-async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outputs:
+def reports_tokens(sampling_params: SamplingParams | None) -> bool:
+    """Whether a request asked where its tokens come from (app/engine/speculation.py)."""
+    extra = None if sampling_params is None else sampling_params.extra_args
+    return bool(extra and extra.get(REPORT_TOKENS))
+
+
+async def _corrected(
+    outputs: Outputs, constrained: bool, silent: bool, told: Account | None = None
+) -> Outputs:
+    """The outputs as the serving classes shall have them. `told` is the account of a request that
+    asked where its tokens come from."""
     begun = False
     try:
         async for output in outputs:
@@ -201,11 +217,12 @@ async def _corrected(outputs: Outputs, constrained: bool, silent: bool) -> Outpu
                 raise _given_up(constrained)
             begun = True
             for choice in output.outputs:
-                choice.spec_decode_metrics = None  # for a header, not for OpenAI's bodies
                 if silent:
                     choice.text, choice.token_ids, choice.logprobs = "", [], None
                 if choice.logprobs:
                     choice.logprobs = [_by_probability(step) for step in choice.logprobs]
+            if told is not None:
+                attach(output, told.sequences)
             yield output
     finally:
         await outputs.aclose()

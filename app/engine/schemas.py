@@ -35,6 +35,7 @@ _SPECULATION = {
     "properties": {
         "enabled": {"type": "boolean"},
         "max_k": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]},
+        "tokens": {"type": ["boolean", "null"]},
     },
     "additionalProperties": False,
 }

@@ -1,9 +1,10 @@
-"""vLLM's serving classes for chat and messages, corrected where they do not tell the truth."""
+"""vLLM's serving classes for chat, text and messages, corrected where they do not tell the truth,
+and telling where tokens come from (app/engine/token_origins.py)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from pydantic_core import from_json
@@ -15,6 +16,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionResponse,
 )
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionResponse
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.outputs import RequestOutput
 
 from app.engine.parsers import consistent
@@ -37,10 +40,13 @@ class _ChatCorrections:
         """The whole answer; its finish reasons are those of the stream. vLLM says `tool_calls`
         of calls that the limit cut, and of none at all where a call was required."""
         reasons: dict[int, str | None] = {}
+        origins: dict[int, Any] = {}
 
         async def watched() -> AsyncIterator[RequestOutput]:
             async for output in result_generator:
-                reasons.update((choice.index, choice.finish_reason) for choice in output.outputs)
+                for choice in output.outputs:
+                    reasons[choice.index] = choice.finish_reason
+                    origins[choice.index] = _origins_of(choice)
                 yield output
 
         response = await super().chat_completion_full_generator(  # type: ignore[misc]
@@ -57,11 +63,116 @@ class _ChatCorrections:
             )
             if not called and choice.message.content is None:
                 choice.message.content = ""  # a stream begins with it, and history needs it
+            if (told := origins.get(choice.index)) is not None:
+                choice.speculation = told
         return response
+
+    async def chat_completion_stream_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: AsyncIterator[RequestOutput],
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        origins = StreamedOrigins()
+
+        async def watched() -> AsyncIterator[RequestOutput]:
+            async for output in result_generator:
+                for choice in output.outputs:
+                    origins.add(choice.index, choice)
+                yield output
+
+        async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
+            request, watched(), *args, **kwargs
+        ):
+            yield origins.told_with(event)
 
 
 class ChatServing(_ChatCorrections, OpenAIServingChat):
     """POST /v1/chat/completions."""
+
+
+class TextServing(OpenAIServingCompletion):
+    """POST /v1/completions."""
+
+    async def completion_stream_generator(
+        self,
+        request: Any,
+        engine_inputs: Any,
+        result_generator: AsyncIterator[tuple[int, RequestOutput]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        origins, choices = StreamedOrigins(), request.n or 1
+
+        async def watched() -> AsyncIterator[tuple[int, RequestOutput]]:
+            async for prompt, output in result_generator:
+                for choice in output.outputs:
+                    origins.add(choice.index + prompt * choices, choice)
+                yield prompt, output
+
+        async for event in super().completion_stream_generator(
+            request, engine_inputs, watched(), *args, **kwargs
+        ):
+            yield origins.told_with(event)
+
+    def request_output_to_completion_response(
+        self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
+    ) -> CompletionResponse:
+        """The whole answer; its choices tell where their tokens come from, if that was asked."""
+        response: CompletionResponse = super().request_output_to_completion_response(
+            final_res_batch, *args, **kwargs
+        )
+        ended = [choice for output in final_res_batch for choice in output.outputs]
+        for choice, output in zip(response.choices, ended, strict=True):
+            if (told := _origins_of(output)) is not None:
+                choice.speculation = told
+        return response
+
+
+class StreamedOrigins:
+    """Origins of tokens on their way into the chunks of a stream, by choice.
+
+    vLLM makes no chunk of an output in which a parser finds nothing to say: what is known of its
+    tokens waits for the choice's next chunk. There is one at its end in any case.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[Any]] = {}
+
+    def add(self, index: int, choice: Any) -> None:
+        """Note what a choice's output tells; nothing of one that was not asked."""
+        if (told := _origins_of(choice)) is not None:
+            self._waiting.setdefault(index, []).append(told)
+
+    def told_with(self, event: str) -> str:
+        """The event, with what waits for its choice. A chat's first chunk, which has the role and
+        no text, gets none."""
+        if not self._waiting or not event.startswith(_CHUNK):
+            return event
+        chunk = json.loads(event.removeprefix("data: "))
+        choices = chunk.get("choices") or ()
+        if not choices or "role" in choices[0].get("delta", {}):
+            return event
+        for choice in choices:
+            waiting = self._waiting.pop(choice["index"], ())
+            told = {
+                name: [entry for part in waiting for entry in part[name]]
+                for name in ("tokens", "steps")
+            }
+            if told["tokens"] or told["steps"]:
+                choice["speculation"] = told
+        return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+_CHUNK = 'data: {"id":'
+
+
+def _origins_of(choice: Any) -> Any:
+    """What app/engine/token_origins.py attached to a choice of the engine's output."""
+    return getattr(choice, "speculation", None)
 
 
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):

@@ -305,7 +305,9 @@ class SpeculationSettings(Section):
     )
     speculation_header: bool = Field(
         True,
-        description="Answer with `x-aerie-speculation`: how many tokens were drafted and accepted.",
+        description="Say in every answer how many tokens were drafted and accepted: in the header "
+        "`x-aerie-speculation` and, as vLLM does, in `metrics.speculative_decoding`; and for whom "
+        "it asks, which tokens (`speculation.tokens`).",
     )
     catch_up_tokens: int = Field(
         DrafterConfig.catch_up_tokens,

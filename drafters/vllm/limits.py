@@ -1,10 +1,11 @@
-"""How many tokens may be drafted for a request, from its sampling parameters."""
+"""What a request's sampling parameters say about its drafts: how many there may be, and whether
+the gateway follows their counts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from drafters.config import MAX_K
+from drafters.config import MAX_K, REPORT_TOKENS
 
 SMALLEST_MIN_P = 1e-5  # below it vLLM takes min_p for 0 (vllm/sampling_params.py, _SAMPLING_EPS)
 
@@ -20,3 +21,11 @@ def draft_limit(params: Any, k_max: int) -> int:
         return 0
     asked = (params.extra_args or {}).get(MAX_K)
     return k_max if asked is None else min(int(asked), k_max)
+
+
+def follows_counts(params: Any) -> bool:
+    """Whether the gateway needs the counts of a request's drafts with each output, not only with
+    the last: it may end the request itself, at a stop string, or tells its tokens' origins."""
+    if params is None:
+        return False
+    return bool(params.stop or (params.extra_args or {}).get(REPORT_TOKENS))

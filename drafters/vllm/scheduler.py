@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -22,7 +23,7 @@ from drafters.control.policy import Load, Policy, Step, reach
 from drafters.vllm.account import Account, Ran, Verified
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
-from drafters.vllm.limits import draft_limit
+from drafters.vllm.limits import draft_limit, follows_counts
 from drafters.vllm.runner import is_parallel
 
 RECENT = 64  # steps that are remembered for calibration
@@ -163,6 +164,7 @@ class DraftingScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._attach_counts(outputs)
         extras = Extras.of(model_runner_output)
         if extras.drafts is not None:
             self.update_draft_token_ids(extras.drafts)
@@ -190,6 +192,24 @@ class DraftingScheduler(Scheduler):
             self._unobserved.append(Ran(step, asked, verified, limits))
             self._control = perf_counter() - ended  # is part of the next step
         return outputs
+
+    def _attach_counts(self, outputs: Any) -> None:
+        """Send the counts of a request's drafts so far with each of its outputs, where the gateway
+        follows them: vLLM sends them with the last, which a request that is aborted at a stop
+        string does not have. A copy, because another thread writes it to the gateway."""
+        for client in outputs.values():
+            for output in client.outputs:
+                request = self.requests.get(output.request_id)
+                if request is None or output.spec_decode_metrics is not None:
+                    continue
+                counts = request.spec_decode_metrics
+                if counts is not None and follows_counts(request.sampling_params):
+                    output.spec_decode_metrics = replace(
+                        counts,
+                        histogram=list(counts.histogram),
+                        per_step_accepted=[],
+                        per_step_drafted=[],
+                    )
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """Called at every step while the workers run it (v1/engine/core.py, step): what the policy

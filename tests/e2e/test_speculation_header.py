@@ -1,6 +1,11 @@
-"""What was drafted for a request, in a header of its answer and nowhere in its body."""
+"""What was drafted for a request: in a header of its answer, in its body as vLLM tells it, and for
+each of its tokens."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +30,11 @@ def test_the_header_agrees_with_the_answer(http: httpx.Client, choices: int) -> 
     finally:
         http.patch("/v1/speculation", json={"objective": "throughput"})
     told = drafts(response)
-    assert "metrics" not in response.json()
+    if choices == 1:
+        figures = response.json()["metrics"]["speculative_decoding"]
+        assert figures["num_accepted_draft_tokens"] == told["accepted"]
+        assert figures["num_draft_tokens"] == told["drafted"]
+        assert "per_step_accepted" not in figures
     assert 0 < told["accepted"] <= told["drafted"]
     assert 1 < told["k"] <= 2
     assert 1 < told["length"] <= 3
@@ -39,3 +48,64 @@ def test_no_drafts(http: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 4, "speculation": {"enabled": False}}
     response = http.post("/v1/completions", json=body)
     assert response.headers["x-aerie-speculation"] == "drafted=0, accepted=0"
+
+
+COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+
+
+def counters(http: httpx.Client) -> list[float]:
+    lines = http.get("/metrics").text.splitlines()
+    return [
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+        for name in COUNTERS
+    ]
+
+
+def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with http.stream("POST", path, json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("choices", [1, 2])
+def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choices: int) -> None:
+    body = {
+        "model": MODEL, "prompt": "def read(", "max_tokens": 40, "n": choices, "ignore_eos": True,
+        "temperature": 0, "speculation": {"tokens": True},
+    }  # fmt: skip
+    before = counters(http)
+    if streamed:
+        parts = [c for chunk in chunks(http, "/v1/completions", body) for c in chunk["choices"]]
+    else:
+        parts = http.post("/v1/completions", json=body).json()["choices"]
+    drafted, accepted = (new - old for new, old in zip(counters(http), before, strict=True))
+    told = [part["speculation"] for part in parts if "speculation" in part]
+    tokens = [token for part in told for token in part["tokens"]]
+    steps = [step for part in told for step in part["steps"]]
+    assert "".join(token["text"] for token in tokens) == "".join(part["text"] for part in parts)
+    assert len(tokens) == 40 * choices
+    assert sum(step["drafted"] for step in steps) == drafted > 0
+    assert sum(step["accepted"] for step in steps) == accepted > 0
+    marked = sum(token["origin"] == "draft" for token in tokens)
+    # What a last step had accepted beyond the limit has no token in the answer.
+    assert 0 <= accepted - marked <= choices * max(step["drafted"] for step in steps)
+
+
+def test_a_stop_string_hides_nothing(http: httpx.Client) -> None:
+    """The gateway ends the request itself, and the engine core sends no last counts."""
+    body = {"model": MODEL, "prompt": "def read(", "max_tokens": 60, "temperature": 0}
+    text = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    stop = text[len(text) // 2 :][:3]
+    response = http.post(
+        "/v1/completions", json={**body, "stop": [stop], "speculation": {"tokens": True}}
+    )
+    (choice,) = response.json()["choices"]
+    assert choice["finish_reason"] == "stop" and choice["stop_reason"] == stop
+    steps, told = choice["speculation"]["steps"], drafts(response)
+    assert sum(step["drafted"] for step in steps) == told["drafted"] > 0
+    assert sum(step["accepted"] for step in steps) == told["accepted"]
+    figures = response.json()["metrics"]["speculative_decoding"]
+    assert figures["per_step_drafted"] == [s["drafted"] for s in steps if s["drafted"]]
+    assert "".join(t["text"] for t in choice["speculation"]["tokens"]) == choice["text"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
+from copy import copy, deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
+from app.engine.account import Account
 from app.engine.adapter import Adapter
 from app.engine.first_output import watched
+from app.engine.llm import _corrected, reports_tokens
+from app.engine.token_origins import record, watch
 from app.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -43,7 +49,10 @@ class ScriptedEngine:
     """vLLM's EngineClient as far as the serving classes use it.
 
     `script` is the text that the model "generates", `steps` how many tokens come at once (the
-    pattern repeats). The prompts that were asked for are kept in `prompts`, as text.
+    pattern repeats). With `k` draft tokens in every step but the first, all of a step's tokens but
+    the last were drafted, and so was what comes after the end in the same step. `counts` are those
+    of the engine core, of every sequence of the newest request. The prompts that were asked for are
+    kept in `prompts`, as text.
     """
 
     errored = False
@@ -57,6 +66,8 @@ class ScriptedEngine:
         self.script = ""
         self.steps: Sequence[int] = (1,)
         self.prompts: list[str] = []
+        self.k = 0
+        self.counts: list[RequestSpecDecodeMetrics] = []
 
     def check_admission(self, n: int = 1) -> None:
         """There is always room."""
@@ -93,26 +104,66 @@ class ScriptedEngine:
             data_parallel_rank=None,
             external_req_id=request_id,
         )
-        processor.add_request(request, None, queue=queue)
-        left, step = self.tokens()[: params.max_tokens], 0
-        while left:
-            size = self.steps[step % len(self.steps)]
-            new, left, step = left[:size], left[size:], step + 1
-            reason = None
-            if not left:
-                ended = new[-1] == self.tokenizer.eos_token_id
-                reason = FinishReason.STOP if ended else FinishReason.LENGTH
-            output = EngineCoreOutput(
-                request_id=request_id,
-                new_token_ids=new,
-                new_logprobs=None if params.logprobs is None else _logprobs(new, params.logprobs),
-                finish_reason=reason,
-            )
-            aborted = processor.process_outputs([output]).reqs_to_abort  # at a stop string
+        account = Account()
+        parent = ParentRequest(request) if params.n > 1 else None
+        for index in range(params.n):
+            child = copy(request)
+            if parent is not None:
+                child.request_id, child.sampling_params = parent.get_child_info(index)
+            processor.add_request(child, None, parent, index, queue)
+            account.sequences.append(processor.request_states[child.request_id])
+            if reports_tokens(params):
+                watch(account.sequences[-1])
+        told = account if reports_tokens(params) else None
+        async for output in _corrected(
+            self._steps(processor, queue, account, params), False, False, told
+        ):
+            yield output
+
+    async def _steps(
+        self,
+        processor: OutputProcessor,
+        queue: RequestOutputCollector,
+        account: Account,
+        params: SamplingParams,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """A step of all sequences at a time, as the engine core and AsyncLLM have them."""
+        running = {sequence.request_id: self.tokens() for sequence in account.sequences}
+        counts = {name: RequestSpecDecodeMetrics.new(self.k) for name in running}
+        self.counts, step = list(counts.values()), 0
+        while running:
+            outputs = []
+            for number, (name, script) in enumerate(list(running.items())):
+                left = script[: params.max_tokens]
+                size = self.steps[(step + number) % len(self.steps)]
+                if self.k:
+                    size = min(size, self.k + 1) if step else 1
+                    if step:
+                        counts[name].observe(self.k, size - 1)
+                new = left[:size]
+                running[name] = left[size:]
+                reason = None
+                if not left[size:]:
+                    ended = new[-1] == self.tokenizer.eos_token_id
+                    reason = FinishReason.STOP if ended else FinishReason.LENGTH
+                    del running[name]
+                logprobs = None if params.logprobs is None else _logprobs(new, params.logprobs)
+                snapshot = deepcopy(counts[name]) if self.k else None
+                outputs.append(
+                    EngineCoreOutput(
+                        request_id=name,
+                        new_token_ids=new,
+                        new_logprobs=logprobs,
+                        finish_reason=reason,
+                        spec_decode_metrics=snapshot,
+                    )
+                )
+            record(outputs, processor.request_states)
+            step += 1
+            for name in processor.process_outputs(outputs).reqs_to_abort:  # at a stop string
+                running.pop(name, None)
             if (ready := queue.get_nowait()) is not None:
                 yield ready
-            if aborted:
-                return
 
 
 def _logprobs(tokens: list[int], alternatives: int) -> LogprobsLists:

@@ -193,6 +193,7 @@ class Lives:
         self.states: dict[tuple[int, ...], float] = {}
         self.arrived = 0
         self.seen: Counter[str] = Counter()
+        self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         self.drafter = Watched(config, self, window, longest, context)
 
     def token(self) -> int:
@@ -231,6 +232,7 @@ class Lives:
         parameters = SamplingParams(
             max_tokens=most or self.random.randint(1, 30),
             ignore_eos=True,
+            stop=["end"] if self.arrived % 2 else None,
             extra_args=None if limit is None else {MAX_K: limit},
         )
         request = Request(name, tokens, parameters, None, block_hasher=self.hasher)
@@ -288,7 +290,8 @@ class Lives:
         names = self.batch.req_ids
         lengths = dict(zip(names, map(len, made), strict=True))
         output = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, made)
-        self.scheduler.update_from_output(scheduled, output)
+        outputs = self.scheduler.update_from_output(scheduled, output)
+        self._check_counts_sent(outputs, offered, lengths)
         kept = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
         if observed:
             self.scheduler._observe()
@@ -300,6 +303,29 @@ class Lives:
             self._check_counts(drafts)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         self.seen["steps"] += 1
+
+    def _check_counts_sent(
+        self, outputs: Any, offered: dict[str, list[int]], made: dict[str, int]
+    ) -> None:
+        """Requests that the gateway may end at a stop string send what was drafted for them so far
+        at every step, the others at their end."""
+        for name, drafts in offered.items():
+            self.verified[name, "steps"] += 1
+            self.verified[name, "drafted"] += len(drafts)
+            self.verified[name, "accepted"] += made[name] - 1
+        for output in (output for client in outputs.values() for output in client.outputs):
+            name, counts = output.request_id, output.spec_decode_metrics
+            followed = bool(self.requests[name].sampling_params.stop)
+            assert (counts is not None) == (followed or output.finish_reason is not None)
+            if counts is not None:
+                sent = {
+                    "steps": sum(counts.histogram),
+                    "drafted": counts.num_draft_tokens,
+                    "accepted": sum(j * steps for j, steps in enumerate(counts.histogram)),
+                }
+                assert sent == {figure: self.verified[name, figure] for figure in sent}
+                assert counts is not self.requests[name].spec_decode_metrics or output.finish_reason
+                self.seen["counts followed"] += followed
 
     def _left_out(self, offered: dict[str, list[int]]) -> dict[str, int]:
         return {
@@ -424,6 +450,7 @@ def configuration(block_size: int = 4, batched: int = 24) -> VllmConfig:
         block_size=block_size,
         enable_prefix_caching=True,
         async_scheduling=False,
+        per_request_spec_decode_metrics="summary",
         speculative_config={
             "method": "eagle3",
             "model": str(MODELS / "p-eagle"),

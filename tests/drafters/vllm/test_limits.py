@@ -10,8 +10,8 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm import SamplingParams
 
-from drafters.config import MAX_K
-from drafters.vllm.limits import draft_limit
+from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.vllm.limits import draft_limit, follows_counts
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,18 @@ def test_the_limit_of_a_request(options: dict[str, Any], limit: int) -> None:
 
 def test_a_request_that_samples_nothing_is_not_drafted_for() -> None:
     assert draft_limit(None, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "follows"),
+    [
+        ({}, False),
+        ({"stop": ["."]}, True),
+        ({"stop_token_ids": [3]}, False),  # the engine core ends these itself
+        ({"extra_args": {MAX_K: 2}}, False),
+        ({"extra_args": {REPORT_TOKENS: 1}}, True),
+    ],
+)
+def test_whose_counts_the_gateway_follows(options: dict[str, Any], follows: bool) -> None:
+    assert follows_counts(SamplingParams(**options)) is follows
+    assert not follows_counts(None)

@@ -13,7 +13,7 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 
-from app.engine import bounds, conversation, fields, nested, replay, strict, tools
+from app.engine import bounds, constraints, conversation, fields, nested, replay, strict, tools
 from app.engine.protocol import (
     ChatRequest,
     TextRequest,
@@ -117,6 +117,7 @@ class Checks:
         strict.check_scalars(payload, model)
         strict.check_containers(payload, model)
         nested.check_nested(payload, model, operation)
+        constraints.check_schemas(payload)
         strict.check_generation(payload, operation, self.limits, self.context)
         if not self.reads_reasoning:
             _refuse_thinking_budget(payload)
@@ -126,6 +127,7 @@ class Checks:
         tools.take_unknown_tools(payload, operation, self.unknown_tools)
         if operation in ("chat", "tokenize"):
             conversation.check_tools(payload)
+        constraints.name_parameters(payload)
         if not self.reads_calls:
             tools.check_calls_are_read(payload, operation)
 

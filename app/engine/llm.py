@@ -22,6 +22,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from app import metrics
 from app.engine.account import Account, current, trace
 from app.engine.cache_salt import tenant_cache_salt
+from app.engine.constraints import relax
 from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
 from app.engine.first_output import watched
 from app.engine.token_origins import attach, record, watch
@@ -84,6 +85,8 @@ class GatewayLLM(AsyncLLM):
         if silent:
             sampling_params.max_tokens = 1  # a request without a step cannot be scheduled
         constraint = sampling_params.structured_outputs
+        if constraint:
+            relax(constraint)
         if constraint and constraint.structural_tag and self._white_space_is_bounded:
             constraint.structural_tag = bounded(constraint.structural_tag)
         if (account := current()) is not None:

@@ -75,9 +75,23 @@ def engine_options(
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"
     options |= engine.engine_args
+    options["structured_outputs_config"] = with_one_backend(
+        options.get("structured_outputs_config")
+    )
     if cpu is not None and cpu.threads and all(options.get(size, 1) == 1 for size in SIZES):
         options.setdefault("distributed_executor_backend", ONE_PROCESS)
     return options
+
+
+def with_one_backend(given: Any) -> Any:
+    """vLLM's settings of constrained output, with xgrammar where no backend is named.
+
+    vLLM's own choice, "auto", checks each request against the backend that fits it, and runs all
+    of them with the one that fitted the first: what that does not know is ignored.
+    """
+    if isinstance(given, Mapping | None):
+        return {"backend": "xgrammar", **(given or {})}
+    return given
 
 
 def wants_v2(environ: Mapping[str, str]) -> bool:

@@ -94,3 +94,15 @@ def test_spans_of_the_engine_go_where_the_gateways_go() -> None:
     options = engine_options(load({"otlp_traces_endpoint": there}, {}))
     assert options["otlp_traces_endpoint"] == there
     assert "otlp_traces_endpoint" not in engine_options(load({}, {}))
+
+
+def test_one_backend_constrains_all_output() -> None:
+    """vLLM's "auto" checks each request against the backend that fits it, and runs all of them
+    with that of the first."""
+    name = "structured_outputs_config"
+    assert engine_options(load({}, {}))[name]["backend"] == "xgrammar"
+    bare = engine_options(load({"model": "a/b", "k": "0"}, {}))
+    assert bare[name] == {"backend": "xgrammar"}
+    given = '{"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": true}}'
+    theirs = engine_options(load({"model": "a/b", "k": "0", "engine_args": given}, {}))
+    assert theirs[name] == {"backend": "guidance", "disable_any_whitespace": True}

@@ -1,0 +1,157 @@
+"""Which types and values a JSON schema allows, as far as it says so. No vllm import."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Keywords by the type whose values they speak of; `number` stands for integers too.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": (
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
+        *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
+    ),
+    "object": (
+        *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
+        *("required", "minProperties", "maxProperties", "propertyNames"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
+    ),
+}
+
+
+class SchemaTypes:
+    """Types of the subschemas of one document, whose references it follows."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._by_reference: dict[str, set[str] | None] = {}
+
+    def of(self, schema: Any) -> set[str] | None:
+        """Types of the values that the schema is meant for; None where any may do."""
+        if not isinstance(schema, dict):
+            return None
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference not in self._by_reference:
+                self._by_reference[reference] = None  # while it is read: a reference to itself
+                self._by_reference[reference] = self.of(self.target(reference))
+            return self._by_reference[reference]
+        if "const" in schema:
+            return {type_of(schema["const"])}
+        if isinstance(schema.get("enum"), list):
+            return {type_of(value) for value in schema["enum"]}
+        for choice in ("anyOf", "oneOf"):
+            if isinstance(schema.get(choice), list):
+                each = [self.of(item) for item in schema[choice]]
+                return None if None in each else {kind for kinds in each for kind in kinds or ()}
+        if isinstance(schema.get("allOf"), list):
+            each = [self.of(item) for item in schema["allOf"]]
+            return next((kinds for kinds in each if kinds), None)
+        return set(listed(schema.get("type")) or meant_types(schema)) or None
+
+    def are_disjoint(self, schemas: Any) -> bool:
+        """Whether no value can match two of the schemas: by their types, by the values that they
+        list, or by a required property that tells objects apart."""
+        groups: dict[str, list[Any]] = {}
+        for schema in schemas if isinstance(schemas, list) else ():
+            types = self.of(schema)
+            if not types:
+                return False
+            for family in families(types):
+                groups.setdefault(family, []).append(self._resolved(schema))
+        return all(
+            len(group) == 1 or _are_distinct(group) or (family == "object" and _have_tag(group))
+            for family, group in groups.items()
+        )
+
+    def _resolved(self, schema: Any) -> Any:
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            return self.target(schema["$ref"])
+        return schema
+
+    def target(self, reference: Any) -> Any:
+        """The schema of this document that a reference leads to, the way xgrammar reads it."""
+        if not isinstance(reference, str) or not re.fullmatch(r"#(/[^~%]+)?", reference):
+            return None
+        target = self.root
+        for name in reference.split("/")[1:]:
+            target = target.get(name) if isinstance(target, dict) else None
+        return target
+
+
+def listed(types: Any) -> list[str]:
+    """`type` as a list of names."""
+    if isinstance(types, str):
+        return [types]
+    return [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
+
+
+def meant_types(schema: Mapping[str, Any]) -> list[str]:
+    """Types that the keywords of a schema without `type` speak of."""
+    return [name for name, words in FAMILIES.items() if any(word in schema for word in words)]
+
+
+def type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    for kind, name in (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return "object"
+
+
+def allows(types: Iterable[str], kind: str) -> bool:
+    """Whether values of one type are among those of `types`."""
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def families(types: Iterable[str]) -> set[str]:
+    """The types, with integers among the numbers."""
+    return {"number" if kind == "integer" else kind for kind in types}
+
+
+def _values(schema: Any) -> list[Any] | None:
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def required(schema: Mapping[str, Any]) -> list[str]:
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Any:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, dict) else None
+
+
+def _are_distinct(schemas: list[Any]) -> bool:
+    """Whether each schema lists its values, and no two list the same."""
+    seen: set[str] = set()
+    for schema in schemas:
+        values = _values(schema)
+        if values is None:
+            return False
+        texts = {json.dumps(value, sort_keys=True) for value in values}
+        if not seen.isdisjoint(texts):
+            return False
+        seen |= texts
+    return True
+
+
+def _have_tag(schemas: list[Any]) -> bool:
+    """Whether all the objects require one property that has other values in each."""
+    tags = set.intersection(*(set(required(schema)) for schema in schemas))
+    return any(_are_distinct([_property(schema, tag) for schema in schemas]) for tag in tags)

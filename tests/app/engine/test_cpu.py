@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,19 @@ def install(root: Path, *folders: str) -> None:
         (root / "usr/lib" / folder / "libtcmalloc_minimal.so.4").touch()
 
 
+@pytest.fixture
+def without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.engine.cpu.OPENMP_PACKAGE", "a-package-that-is-not-installed")
+
+
+@pytest.mark.usefixtures("without_openmp")
 def test_tcmalloc_is_preloaded_where_it_is_installed(tmp_path: Path) -> None:
     assert preload({}, tmp_path) == ""
     install(tmp_path, "x86_64-linux-gnu", "i386-linux-gnu")
     assert preload({}, tmp_path) == f"{tmp_path}/usr/lib/i386-linux-gnu/libtcmalloc_minimal.so.4"
 
 
+@pytest.mark.usefixtures("without_openmp")
 def test_the_operators_own_choice_stays_first_and_is_not_doubled(tmp_path: Path) -> None:
     install(tmp_path, "x86")
     ours = f"{tmp_path}/usr/lib/x86/libtcmalloc_minimal.so.4"
@@ -28,10 +36,27 @@ def test_the_operators_own_choice_stays_first_and_is_not_doubled(tmp_path: Path)
     assert preload({"LD_PRELOAD": "/opt/libtcmalloc.so"}, tmp_path) == "/opt/libtcmalloc.so"
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Intel's OpenMP is built for x86-64")
+def test_intels_openmp_is_preloaded_unless_the_operator_names_a_runtime(tmp_path: Path) -> None:
+    path = Path(preload({}, tmp_path))
+    assert path.name == "libiomp5.so"
+    assert path.exists()
+    for runtime in ("/usr/lib/libgomp.so.1", "/opt/libomp.so", "/opt/libiomp5.so"):
+        assert preload({"LD_PRELOAD": runtime}, tmp_path) == runtime
+    folder_of_that_name = "/opt/libgomp/liba.so"
+    assert preload({"LD_PRELOAD": folder_of_that_name}, tmp_path).endswith("libiomp5.so")
+
+
+def test_threads_sleep_soon_while_they_wait_unless_the_operator_says_otherwise() -> None:
+    assert environment({})["KMP_BLOCKTIME"] == "5"
+    assert environment({"KMP_BLOCKTIME": "200"})["KMP_BLOCKTIME"] == "200"
+
+
 def test_huge_pages_are_asked_for_unless_the_operator_does_not_want_them() -> None:
     assert environment({})["THP_MEM_ALLOC_ENABLE"] == "1"
     assert environment({"THP_MEM_ALLOC_ENABLE": "0"})["THP_MEM_ALLOC_ENABLE"] == "0"
-    assert environment({"LD_PRELOAD": "/opt/libtcmalloc.so"})["LD_PRELOAD"] == "/opt/libtcmalloc.so"
+    own = {"LD_PRELOAD": "/opt/libtcmalloc.so:/opt/libomp.so"}
+    assert environment(own)["LD_PRELOAD"] == own["LD_PRELOAD"]
 
 
 def machine(root: Path, monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int = 1) -> Path:

@@ -2,12 +2,12 @@
 
     python -m bench.openmp --rounds 3 --k 0
 
-The model's threads meet at barriers hundreds of times a step; how a thread waits there decides what
-happens when another process has taken the core of the one it waits for. Arms: `libgomp`, which torch
-brings and vLLM preloads, and `gateway`, what the gateway's engine is started with
+The model's threads meet at barriers hundreds of times a step. How a thread waits there decides
+what happens when another process has taken the core of the one it waits for. Arms: `libgomp`,
+which torch brings and vLLM preloads, and `gateway`, what the gateway's engine is started with
 (app/engine/cpu.py). Each measurement is a fresh engine, since a runtime is preloaded at process
-start; the arms take turns. Within one, windows of a quiet machine and windows beside one process that
-computes without end (in a session of its own, as another terminal's would be) take turns.
+start; the arms take turns. Within one, windows of a quiet machine take turns with windows beside
+one process that computes without end (in a session of its own, as another terminal's would be).
 
 Prints one JSON line per engine (tokens per second by users), then one line per arm: medians over
 all windows, and their ratio to the first arm's.

@@ -25,6 +25,7 @@ from app.engine.cache_salt import tenant_cache_salt
 from app.engine.constraints import relax
 from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
 from app.engine.first_output import watched
+from app.engine.stop_strings import hold_back_beginnings_only
 from app.engine.token_origins import attach, record, watch
 from app.engine.whitespace import bounded
 from app.exposition import EXPOSITION
@@ -57,8 +58,9 @@ class GatewayLLM(AsyncLLM):
             if account is not None and account.cache_tenant is not None:
                 request.cache_salt = tenant_cache_salt(account.cache_tenant, request.cache_salt)
             register(request, *args, **kwargs)
+            sequence = self.output_processor.request_states[request.request_id]
+            hold_back_beginnings_only(sequence.detokenizer)
             if account is not None:
-                sequence = self.output_processor.request_states[request.request_id]
                 account.sequences.append(sequence)
                 if reports_tokens(request.sampling_params):
                     watch(sequence)

@@ -11,9 +11,9 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from app import doctor, sagemaker
+from app import command_line, doctor, sagemaker, vllm_options
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
-from app.settings import Settings, load, sections
+from app.settings import Settings, load
 from drafters.parent_death import request_death_signal
 
 # A child that multiprocessing's `spawn` makes imports this first, as the parent's main module, and
@@ -21,6 +21,7 @@ from drafters.parent_death import request_death_signal
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
+_AUTO_TOOLS = "enable_auto_tool_choice"
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 
 
@@ -63,16 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         from drafters.control.simulate.command import main as simulate
 
         return simulate(arguments[1:])
-    options = vars(_parser().parse_args(arguments))
+    parser, commands = _parser()
+    theirs: list[str] = []
+    if arguments and arguments[0] in commands:
+        ours, theirs = command_line.split(arguments[1:], commands[arguments[0]])
+        arguments = [arguments[0], *ours]
+    options = vars(parser.parse_args(arguments))
     command = options.pop("command")
     as_json = options.pop("json", False)
     model = options.pop("positional_model")
     try:
-        if model is not None:
-            if options["model"] not in (None, model):
-                raise SettingsError("model", f"given twice: {model} and {options['model']}")
-            options["model"] = model
+        given = _of_vllm(theirs)
+        wants_tools = given.pop(_AUTO_TOOLS, False)
+        options = _joined({"model": model}, _joined(options, given))
         settings = load_settings(options)
+        if wants_tools and settings.model.tool_call_parser is None:
+            raise SettingsError("--enable-auto-tool-choice", "needs --tool-call-parser")
         preset = options["preset"] or os.environ.get("AERIE_PRESET")
         if command == "doctor":
             return doctor.main(settings, as_json=as_json, preset=preset)
@@ -86,6 +93,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_ENGINE_LOST
         return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED
     return 0
+
+
+def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
+    """Settings that options of `vllm serve` stand for, and whether they ask for tool calls, whose
+    parser any source of settings may name."""
+    if not options:
+        return {}
+    from app.engine import arguments
+
+    parsed = arguments.parse(options)
+    wants_tools = parsed.pop(_AUTO_TOOLS, False)
+    names = arguments.engine_argument_names
+    found = vllm_options.settings(parsed, names, lambda name: f"--{name.replace('_', '-')}")
+    return {**found, _AUTO_TOOLS: wants_tools}
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Values that were given in two ways. Raises SettingsError where they differ."""
+    joined = dict(one)
+    for name, value in other.items():
+        if name == "engine_args" and joined.get(name) is not None:
+            raise SettingsError(name, "give vLLM's options either in it or by themselves")
+        if value is not None and joined.get(name) not in (None, value):
+            raise SettingsError(name, f"given twice: {joined[name]} and {value}")
+        joined[name] = joined.get(name) if value is None else value
+    return joined
 
 
 def _keys(arguments: Sequence[str]) -> int:
@@ -127,7 +160,8 @@ def load_settings(options: dict[str, Any]) -> Settings:
     return load(given, os.environ, config_file=config, preset=preset, container=container)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The command's parser, and those of the commands that take settings."""
     parser = argparse.ArgumentParser(prog="aerie", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"aerie {version('aerie')}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -153,29 +187,10 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "simulate", help="adaptive K on published speeds and moving loads", add_help=False
     )
-    for command in (serve, examine):
-        _add_settings(command)
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting, generated from the settings tree; the model needs none."""
-    parser.add_argument(
-        "positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL"
-    )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
-    parser.add_argument("--preset", metavar="NAME", help="preset name or TOML file")
-    for section, cls in sections().items():
-        group = parser.add_argument_group(section, (cls.__doc__ or "").splitlines()[0])
-        for name, field in cls.model_fields.items():
-            default = field.get_default(call_default_factory=True)
-            hint = "" if default in (None, "", {}) else f" [{default}]"
-            options: dict[str, Any] = {"help": f"{field.description}{hint}", "default": None}
-            if field.annotation is bool:
-                options["action"] = argparse.BooleanOptionalAction
-            else:
-                options["metavar"] = name.rsplit("_", 1)[-1].upper()
-            group.add_argument(f"--{name.replace('_', '-')}", **options)
+    with_settings = {"serve": serve, "doctor": examine}
+    for command in with_settings.values():
+        command_line.add_settings(command)
+    return parser, with_settings
 
 
 if __name__ == "__main__":

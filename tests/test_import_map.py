@@ -61,10 +61,13 @@ MAP: dict[str, set[str]] = {
     "app.presets": GROUND,
     "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS,
     "app.runtime_directory": {"app.errors"},
-    "app.sagemaker": {"app.errors"},
+    "app.sagemaker": {"app", "app.errors", "app.vllm_options"},
+    "app.vllm_options": {"app.errors"},
+    "app.command_line": GROUND,
     "app.cli": GROUND
     | ENGINE
     | {"app.admission", "app.server", "app.doctor", "app.presets", "app.sagemaker"}
+    | {"app.command_line", "app.vllm_options"}
     | {"drafters.parent_death"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
-from app.doctor import hub, machine, models, packaged, report
+from app.doctor import chat_template, hub, machine, models, packaged, report
 from app.doctor.report import Finding
 from app.doctor.weight_files import MissingShardError
 from app.engine.cpu import compiler, has_python_headers
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
-from app.settings import Settings
+from app.settings import Settings, of_preset, preset_names
 from drafters.packaged import is_packaged
 
 Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
@@ -117,6 +117,7 @@ def check_models(
     if "model" in read:
         longest = settings.engine.max_model_len
         findings.append(models.check_target(read["model"], longest, weights=weights))
+        findings += _check_tools(settings, read["model"])
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
     elif len(read) == 2:
@@ -132,6 +133,24 @@ def check_models(
             )
         )
     return findings, read.get("model")
+
+
+def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]:
+    """Nothing where the template has not been read."""
+    model, template = settings.model, target.chat_template
+    try:
+        if model.chat_template is not None:
+            template = chat_template.given(model.chat_template)
+    except OSError as error:
+        problem = f"{model.chat_template}: {error.strerror}"
+        return [report.fail(chat_template.CHECK, problem, "check --chat-template")]
+    if template is None:
+        return []
+    presets = (of_preset(name).model for name in preset_names())
+    known = next(
+        (preset.tool_call_parser for preset in presets if preset.model == model.model), None
+    )
+    return [chat_template.check(template, model.tool_call_parser, known)]
 
 
 def _read(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, warn
 from app.doctor.weight_files import read_weights
 
@@ -25,6 +26,7 @@ class Checkpoint:
     shapes: Mapping[str, list[int]] = field(default_factory=dict)  # tensor -> its shape
     files: frozenset[str] = frozenset()
     weights_bytes: int = 0
+    chat_template: str | None = None  # empty: there is none; None: not read
     trained_k: int | None = None  # from provenance.json, where the head's training wrote one
 
     def text(self) -> Mapping[str, Any]:
@@ -50,6 +52,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         shapes=weights.shapes,
         files=frozenset(file.name for file in folder.iterdir()),
         weights_bytes=weights.size,
+        chat_template=chat_template.read(folder),
         trained_k=record.get("k_train"),
     )
 

@@ -91,6 +91,8 @@ def with_one_backend(given: Any) -> Any:
     """
     if isinstance(given, Mapping | None):
         return {"backend": "xgrammar", **(given or {})}
+    if given.backend == "auto":  # read by vLLM's own parser
+        given.backend = "xgrammar"
     return given
 
 

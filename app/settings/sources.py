@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,12 +65,22 @@ def _merge(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Settings:
     homes = section_of()
     for source, values in layers:
         for name, value in values.items():
-            merged[homes[name]][name] = value
+            section = merged[homes[name]]
+            section[name] = _joined(section.get(name), value) if name == "engine_args" else value
             origin[name] = source
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise _explain(error, origin) from None
+
+
+def _joined(lower: Any, higher: Any) -> Any:
+    """Engine arguments of two sources: the higher one wins for each name that both have."""
+    try:
+        values = [json.loads(each) if isinstance(each, str) else each for each in (lower, higher)]
+        return {**(values[0] or {}), **values[1]}
+    except (TypeError, ValueError):
+        return higher  # not an object: the setting's own check says so
 
 
 def _with_hashed_key(settings: Settings) -> Settings:

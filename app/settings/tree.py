@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from drafters.config import TPOT_BOUNDS_S, DrafterConfig
 
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 
 
@@ -274,6 +275,12 @@ class ModelSettings(Section):
     )
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
 
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _full_name(cls, value: Any) -> Any:
+        """vLLM's other names of data types."""
+        return {"half": "float16", "float": "float32"}.get(value, value)
+
 
 class SpeculationSettings(Section):
     """The drafter."""
@@ -361,6 +368,16 @@ class EngineSettings(Section):
     def has_weights(self) -> bool:
         """False where vLLM makes the weights up: then there is nothing in them to check."""
         return self.engine_args.get("load_format") != "dummy"
+
+    @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        """Numbers as vLLM takes them too: 32k is 32,000 and 32K is 32,768."""
+        match = _COUNT.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        base = 1000 if match[2].islower() else 1024
+        return int(float(match[1]) * base ** ("kmg".index(match[2].lower()) + 1))
 
     @field_validator("engine_args", mode="before")
     @classmethod

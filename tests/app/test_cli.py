@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from app.cli import _parser, main
-from app.settings import section_of
+from app.command_line import FIRST, split
+from app.settings import Settings, load, section_of
 
 
 def test_every_setting_is_an_option() -> None:
-    options = vars(_parser().parse_args(["serve"]))
+    options = vars(_parser()[0].parse_args(["serve"]))
     assert set(section_of()) <= set(options)
     assert all(options[name] is None for name in section_of())
 
@@ -24,7 +26,7 @@ def test_a_wrong_setting_exits_2_and_names_the_key(
 
 
 def test_the_model_needs_no_option(capsys: pytest.CaptureFixture[str]) -> None:
-    options = vars(_parser().parse_args(["serve", "some/model", "--port", "1"]))
+    options = vars(_parser()[0].parse_args(["serve", "some/model", "--port", "1"]))
     assert (options["positional_model"], options["model"]) == ("some/model", None)
     assert main(["serve", "/no/such/folder", "--k", "0"]) == 1
     assert "/no/such/folder" in capsys.readouterr().err
@@ -39,14 +41,108 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("aerie ")
 
 
-def test_an_abbreviated_option_is_refused() -> None:
-    """--mod must not silently mean --model."""
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """--mod must not silently mean --model, and what stands behind it may be a secret."""
+    assert main(["serve", "--mod", "secret"]) == 2
+    error = capsys.readouterr().err
+    assert "--mod: no such option" in error
+    assert "secret" not in error
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "theirs"),
+    [
+        (["m", "--port", "1"], ["m", "--port", "1"], []),
+        (["--max_model_len=9", "m"], ["--max-model-len=9", "m"], []),
+        (["-tp", "2", "--k", "3"], ["--k", "3"], ["-tp", "2"]),
+        (["m", "--enforce-eager", "--max-loras", "4"], ["m", "--enforce-eager"],
+         ["--max-loras", "4"]),
+        (["--seed", "-1", "--generation-config", "vllm"], ["--seed", "-1"],
+         ["--generation-config", "vllm"]),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_ours_are_vllms(
+    line: list[str], ours: list[str], theirs: list[str]
+) -> None:
+    assert split(line, _parser()[1]["serve"]) == (ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
+         "--speculative-config: {\"method\": \"ngram\""),
+        (["--lora-modules", "a=b"], "--lora-modules: cannot work here: adapters"),
+        (["--ssl-keyfile", "k.pem"], "--ssl-keyfile: cannot work here: the gateway speaks plain"),
+        (["--worker-cls", "x.Y"], "--worker-cls: cannot work here"),
+        (["--return-tokens-as-token-ids"], "--return-tokens-as-token-ids: is not an option"),
+        (["--kv-cache-dtype", "fp9"], "--kv-cache-dtype: invalid choice"),
+        (["--model_tag", "a"], "no such option"),
+        (["--k", "0", "--enable-auto-tool-choice"],
+         "--enable-auto-tool-choice: needs --tool-call-parser"),
+        (["--block-size", "16", "--engine-args", "{}"], "engine_args: give vLLM's options either"),
+        (["--drafter", "a", "-sc", '{"method": "peagle", "model": "b"}'],
+         "drafter: given twice: a and b"),
+    ],
+)  # fmt: skip
+def test_what_of_vllms_cannot_work_is_refused_with_a_word(
+    line: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "some/model", *line]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_line_of_vllm_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that name a setting, options of the engine, and parts of JSON."""
+    taken: list[Settings] = []
+    monkeypatch.setattr("app.cli._refuse_unfit_models", lambda *_: None)
+    monkeypatch.setattr("app.server.serve", taken.append)
+    line = """
+        some/model --served-model-name it --gpu_memory_utilization 0.8 -tp 2 --kv-cache-dtype fp8
+        --no-enable-prefix-caching --enable-auto-tool-choice --tool-call-parser hermes
+        --compilation-config.mode 0 --dtype half --api-key k --max-model-len 32k
+    """
+    config = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 4}
+    config["parallel_drafting"] = True
+    assert main(["serve", *line.split(), "--speculative-config", json.dumps(config)]) == 0
+    (settings,) = taken
+    assert (settings.speculation.drafter, settings.speculation.k) == ("a/head", 4)
+    assert settings.model.model == "some/model"
+    assert settings.model.dtype == "float16"
+    assert settings.engine.tensor_parallel_size == 2
+    assert settings.engine.max_model_len == 32_000
+    assert settings.engine.enable_prefix_caching is False
+    assert settings.engine.engine_args["kv_cache_dtype"] == "fp8"
+    assert settings.engine.engine_args["compilation_config"].mode == 0
+    assert settings.admission.guarded
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_help_says_choices_bounds_and_variables(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
-        main(["serve", "--mod", "x"])
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    for name in section_of():
+        assert text.count(f"AERIE_{name.upper()}]") == 1, name
+    assert "--dtype {auto,bfloat16,float16,float32}" in text
+    assert "At least 0, at most 65535; default 8000; AERIE_PORT]" in text
+    first = text[text.index("most needed") : text.index("The HTTP side")]
+    assert first.count("\n  --") == 2 + len(FIRST)
+
+
+def test_engine_arguments_of_several_sources_join() -> None:
+    environ = {"AERIE_ENGINE_ARGS": '{"block_size": 16, "kv_cache_dtype": "fp8"}'}
+    settings = load({"engine_args": {"block_size": 32}}, environ, preset="embedded")
+    assert settings.engine.engine_args["block_size"] == 32
+    assert settings.engine.engine_args["kv_cache_dtype"] == "fp8"
+    assert settings.engine.engine_args["structured_outputs_config"]
 
 
 def test_boolean_settings_can_be_switched_off() -> None:
-    options = vars(_parser().parse_args(["serve", "--no-enable-prefix-caching"]))
+    options = vars(_parser()[0].parse_args(["serve", "--no-enable-prefix-caching"]))
     assert options["enable_prefix_caching"] is False
 
 

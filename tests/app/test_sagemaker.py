@@ -94,8 +94,9 @@ def test_an_endpoint_of_aws_keeps_its_environment() -> None:
         (variables(MAX_MODEL_LEN="long"), "SM_VLLM_MAX_MODEL_LEN", "long"),
         (variables(DTYPE="int4"), "SM_VLLM_DTYPE", "int4"),
         (variables(SEED=""), "SM_VLLM_SEED", "expected one argument"),
-        (variables(API_KEY="secret"), "SM_VLLM_API_KEY", "not an option of this gateway"),
-        (variables(SSL_KEYFILE="/x"), "SM_VLLM_SSL_KEYFILE", "not an option"),
+        (variables(API_KEY='["a", "b"]'), "SM_VLLM_API_KEY", "takes one key"),
+        (variables(RESPONSE_ROLE="x"), "SM_VLLM_RESPONSE_ROLE", "not an option of this gateway"),
+        (variables(SSL_KEYFILE="/x"), "SM_VLLM_SSL_KEYFILE", "plain HTTP"),
         (variables(SERVED_MODEL_NAME='["a", "b"]'), "SM_VLLM_SERVED_MODEL_NAME", "2 names"),
         (variables(ENABLE_AUTO_TOOL_CHOICE="true"), "SM_VLLM_ENABLE_AUTO_TOOL_CHOICE", "needs"),
         (

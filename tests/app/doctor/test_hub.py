@@ -170,8 +170,8 @@ def test_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             (snapshot / file).write_bytes(body)
     findings, target = check_models(load(PAIR, {}))
     assert target is not None and target.folder == "org/target"
-    assert [finding.status for finding in findings] == ["ok", "FAIL"]
-    assert findings[1].detail.startswith("org/head: ")
+    assert [finding.status for finding in findings] == ["ok", "warn", "FAIL"]  # no template
+    assert findings[2].detail.startswith("org/head: ")
 
 
 def test_a_download_that_stopped_is_no_failure(

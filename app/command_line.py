@@ -1,0 +1,100 @@
+"""Options of `aerie serve` and `aerie doctor`: generated from the settings tree, vLLM's beside."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from app.settings import ENV_PREFIX, sections
+
+# What people need first; the rest is listed by section behind it.
+FIRST = (
+    "model", "served_model_name", "drafter", "k", "host", "port", "api_key", "max_model_len",
+    "tool_call_parser", "log_level",
+)  # fmt: skip
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_NUMBER = re.compile(r"-\d")
+EPILOG = (
+    "Every setting is an environment variable and a key of the TOML file too; the command line "
+    "beats the environment, that the file, that the preset. vLLM's options are read as `vllm "
+    "serve` reads them, and refused with a reason where they cannot work here "
+    "(`vllm serve --help=all` lists them)."
+)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """One option per setting; the model needs none."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL"
+    )
+    first = parser.add_argument_group("most needed")
+    first.add_argument("--config", metavar="FILE", help="TOML file with settings. [AERIE_CONFIG]")
+    first.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="Preset name (`aerie models` lists them) or TOML file. [AERIE_PRESET]",
+    )
+    fields = {
+        name: field for cls in sections().values() for name, field in cls.model_fields.items()
+    }
+    for name in FIRST:
+        _add_option(first, name, fields[name])
+    for section, cls in sections().items():
+        group = parser.add_argument_group(section, (cls.__doc__ or "").splitlines()[0])
+        for name, field in cls.model_fields.items():
+            if name not in FIRST:
+                _add_option(group, name, field)
+
+
+def _add_option(group: Any, name: str, field: Any) -> None:
+    options: dict[str, Any] = {"help": _described(name, field), "default": None}
+    if field.annotation is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        choices = _choices(field.annotation)
+        word = name.rsplit("_", 1)[-1].upper()
+        options["metavar"] = f"{{{','.join(choices)}}}" if choices else word
+    group.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _described(name: str, field: Any) -> str:
+    """What the setting is, its bounds, default and environment variable."""
+    bounds = [
+        f"{words} {getattr(bound, key):g}"
+        for bound in field.metadata
+        for key, words in _BOUNDS.items()
+        if getattr(bound, key, None) is not None
+    ]
+    default = field.get_default(call_default_factory=True)
+    facts = [", ".join(bounds).capitalize()] if bounds else []
+    if default not in (None, "", {}):
+        facts.append(f"default {default}")
+    facts.append(f"{ENV_PREFIX}{name.upper()}")
+    return f"{field.description} [{'; '.join(facts)}]".replace("%", "%%")
+
+
+def split(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """(what `parser` reads, what vLLM's parser reads) of a command's arguments.
+
+    An option that is not the parser's is vLLM's, with the values behind it. Names may have
+    underscores, as vLLM's may.
+    """
+    known = parser._option_string_actions
+    ours: list[str] = []
+    theirs: list[str] = []
+    place = ours
+    for argument in arguments:
+        if argument.startswith("-") and not _NUMBER.match(argument):
+            name, equals, value = argument.partition("=")
+            plain = name.replace("_", "-")
+            place = ours if plain in known else theirs
+            argument = plain + equals + value if plain in known else argument
+        place.append(argument)
+    return ours, theirs

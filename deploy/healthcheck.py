@@ -1,6 +1,7 @@
 """The container's health: 0 once /readyz answers 200, 1 with what it said otherwise.
 
 The port is AERIE_PORT; without one the gateway listens on 8000, or on 8080 as SageMaker wants it.
+An argument is another address to look at (`helm test`).
 Standard library only, so that a check every few seconds costs little.
 """
 
@@ -10,20 +11,22 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 TIMEOUT_S = 4.0
 PORTS = ("8000", "8080")
 
 
-def main() -> int:
-    """One look at /readyz on the loopback address."""
-    given = os.environ.get("AERIE_PORT")
-    return 0 if any(healthy(port) for port in ([given] if given else PORTS)) else 1
+def main(addresses: Sequence[str] = ()) -> int:
+    """One look at /readyz, on the loopback address unless others are given."""
+    given = os.environ.get("AERIE_PORT", "")
+    ports = [given] if given.isdecimal() else PORTS  # Kubernetes may say tcp://10.0.0.1:80
+    urls = addresses or [f"http://127.0.0.1:{port}/readyz" for port in ports]
+    return 0 if any(healthy(url) for url in urls) else 1
 
 
-def healthy(port: str) -> bool:
+def healthy(url: str) -> bool:
     """Whether the gateway there says that it is ready; prints what it says."""
-    url = f"http://127.0.0.1:{port}/readyz"
     # A proxy in the environment is for the way out.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -38,4 +41,4 @@ def healthy(port: str) -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

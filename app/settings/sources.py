@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from app.settings.tree import Settings, section_of, sections
 
 ENV_PREFIX = "AERIE_"
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
+)
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -124,13 +129,21 @@ def _check(settings: Settings) -> Settings:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     homes, values = section_of(), {}
     for key, text in environ.items():
-        if not key.startswith(ENV_PREFIX):
+        if not key.startswith(ENV_PREFIX) or _is_service_link(key, text):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
         if name not in homes and name not in ("config", "preset"):
             raise SettingsError(key, "unknown setting in the environment")
         values[name] = text
     return values
+
+
+def _is_service_link(key: str, text: str) -> bool:
+    """Whether Kubernetes put the variable into the pod. It does so for every Service of the
+    namespace: for one named `aerie`, AERIE_PORT is `tcp://10.0.0.1:80`."""
+    return _SERVICE_LINK.search(key) is not None or (
+        key.endswith("_PORT") and _SERVICE_ADDRESS.match(text) is not None
+    )
 
 
 def _from_toml(path: Path) -> dict[str, Any]:

@@ -38,6 +38,9 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
+IMAGE = ("--set", "image.repository=registry.example/aerie")
+
+
 def render(*arguments: str) -> str:
     done = helm("template", "aerie", str(CHART), "--namespace", "serving", *arguments)
     assert done.returncode == 0, done.stderr
@@ -71,7 +74,7 @@ def test_the_chart_renders_what_is_kept(case: str) -> None:
 
 @needs_helm
 def test_lint() -> None:
-    done = helm("lint", "--strict", str(CHART))
+    done = helm("lint", "--strict", str(CHART), *IMAGE)
     assert done.returncode == 0, done.stdout
 
 
@@ -89,12 +92,15 @@ def test_lint() -> None:
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
         (["--set", "config.server.port=1"], "the chart sets it"),
         (["--set", "config.engine.tensor_parallel_size=2"], "the chart sets it"),
+        (["--set", "image.repository="], "image.repository: name the registry"),
+        (["--set", "ingress.enabled=true"], "hosts names none"),
+        (["--set", "prometheusRule.runbookUrl=docs"], "runbookUrl"),
         (["--set", "prometheusRule.enabled=true"], "build.sh"),
         (["--set", "dashboards.enabled=true"], "build.sh"),
     ],
 )
 def test_wrong_values_are_refused(values: list[str], words: str) -> None:
-    done = helm("template", "aerie", str(CHART), *values)
+    done = helm("template", "aerie", str(CHART), *IMAGE, *values)
     assert done.returncode != 0
     assert words in done.stderr
 
@@ -118,12 +124,42 @@ def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path
     assert "rules: 1, dashboards: 1" in done.stdout
     (package,) = (tmp_path / "out").glob("*.tgz")
     switches = ["--set", "prometheusRule.enabled=true,dashboards.enabled=true"]
-    done = helm("template", "aerie", str(package), *switches)
+    done = helm("template", "aerie", str(package), *IMAGE, *switches)
     assert done.returncode == 0, done.stderr
     documents = [document for document in yaml.safe_load_all(done.stdout) if document]
     assert of_kind(documents, "PrometheusRule")["spec"] == rules
     boards = [d["data"] for d in documents if d["metadata"]["name"] == "aerie-dashboards"]
     assert [json.loads(board["aerie.json"])["title"] for board in boards] == ["{{ braces }}"]
+
+
+@needs_helm
+def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(CHART.parent / "build.sh"), str(tmp_path)],
+        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    switches = "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://docs.example/aerie/"
+    done = helm("template", "aerie", str(package), *IMAGE, "--set", switches)
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    for group in of_kind(documents, "PrometheusRule")["spec"]["groups"]:
+        for rule in group["rules"]:
+            if "alert" in rule:
+                anchor = rule["alert"].lower()
+                url = f"https://docs.example/aerie/alerts.md#{anchor}"
+                assert rule["annotations"]["runbook_url"] == url
+
+
+@needs_helm
+def test_names_can_be_others() -> None:
+    text = render(*IMAGE, "--set", "nameOverride=llm,fullnameOverride=chat")
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    deployment = of_kind(documents, "Deployment")
+    assert deployment["metadata"]["name"] == of_kind(documents, "Service")["metadata"]["name"]
+    assert deployment["metadata"]["name"] == "chat"
+    assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == "llm"
 
 
 @needs_helm
@@ -135,7 +171,7 @@ def test_the_package_of_this_repository_renders(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (package,) = tmp_path.glob("*.tgz")
     switches = ["prometheusRule.enabled=true", "dashboards.enabled=true"]
-    done = helm("template", "aerie", str(package), "--set", ",".join(switches))
+    done = helm("template", "aerie", str(package), *IMAGE, "--set", ",".join(switches))
     assert done.returncode == 0, done.stderr
     documents = [document for document in yaml.safe_load_all(done.stdout) if document]
     groups = of_kind(documents, "PrometheusRule")["spec"]["groups"]
@@ -187,11 +223,63 @@ def test_the_pod_s_settings_are_the_gateway_s(case: str, tmp_path: Path) -> None
         assert settings.model.model == "openai/gpt-oss-120b"
         assert settings.engine.tensor_parallel_size == 2
         assert settings.engine.max_num_seqs == 64  # the file beats the preset
-        assert settings.engine.engine_args == {"stream_interval": 4}
+        assert settings.engine.engine_args["stream_interval"] == 4  # beside the preset's
         assert isinstance(settings.engine.engine_args["stream_interval"], int)
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
         assert settings.admission.keys_file == "/etc/aerie-keys/keys.toml"
         assert settings.admission.redis_url == "redis://redis:6379/0"
+
+
+def service_links(service: dict[str, Any], address: str = "10.96.0.7") -> dict[str, str]:
+    """What Kubernetes puts into the pods of a namespace for a Service."""
+    name = service["metadata"]["name"].upper().replace("-", "_")
+    first = service["spec"]["ports"][0]["port"]
+    links = {
+        f"{name}_SERVICE_HOST": address,
+        f"{name}_SERVICE_PORT": str(first),
+        f"{name}_PORT": f"tcp://{address}:{first}",
+    }
+    for port in service["spec"]["ports"]:
+        number, variable = str(port["port"]), f"{name}_PORT_{port['port']}_TCP"
+        links[f"{name}_SERVICE_PORT_{port['name'].upper()}"] = number
+        links[variable] = f"tcp://{address}:{number}"
+        links |= {
+            f"{variable}_PROTO": "tcp", f"{variable}_PORT": number, f"{variable}_ADDR": address,
+        }  # fmt: skip
+    return links
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pod_starts_among_the_variables_of_services(case: str, tmp_path: Path) -> None:
+    """Of its own Service, and of others whose names begin like it. The chart turns them off; who
+    runs the image without the chart has them."""
+    assert pod(case)["enableServiceLinks"] is False
+    service = of_kind(kept(case), "Service")
+    assert service["metadata"]["name"] == "aerie"
+    redis = {"metadata": {"name": "aerie-redis"}, "spec": {"ports": [{"port": 6379, "name": "r"}]}}
+    links = {**service_links(service), **service_links(redis)}
+    assert links["AERIE_PORT"].startswith("tcp://")
+    assert load({}, links) == load({}, {})
+    (container,) = pod(case)["containers"]
+    own = {e["name"]: e.get("value", "x") for e in container["env"] if "AERIE_" in e["name"]}
+    file = tmp_path / "aerie.toml"
+    (config,) = [d for d in kept(case) if d["kind"] == "ConfigMap"]
+    file.write_text(config["data"]["aerie.toml"])
+    environ = {**links, **own, "AERIE_CONFIG": str(file)}
+    assert load({}, environ).server.port == container["ports"][0]["containerPort"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_test_hook_looks_at_the_service(case: str) -> None:
+    (hook,) = [d for d in kept(case) if d["kind"] == "Pod"]
+    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = hook["spec"]["containers"]
+    assert (REPOSITORY / container["command"][-1]).is_file()
+    service = of_kind(kept(case), "Service")
+    port = service["spec"]["ports"][0]["port"]
+    assert container["args"] == [f"http://{service['metadata']['name']}:{port}/readyz"]
+    selector = service["spec"]["selector"].items()
+    assert not selector <= hook["metadata"]["labels"].items(), "the hook is no pod of the service"
 
 
 @pytest.mark.parametrize("case", CASES)

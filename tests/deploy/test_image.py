@@ -144,4 +144,6 @@ def test_without_a_port_it_looks_where_the_gateway_may_listen(
     with answering(200) as second, answering(503) as first:
         monkeypatch.setattr(healthcheck, "PORTS", (str(first), str(second)))
         assert healthcheck.main() == 0
+        monkeypatch.setenv("AERIE_PORT", "tcp://10.0.0.1:80")  # of a Service named aerie
+        assert healthcheck.main() == 0
     assert healthcheck.main() == 1

@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test fuzz faults check gpu-check format lock models evaluate bench clean
+.PHONY: help install serve test fuzz faults check gpu-check format lock page screenshots models \
+  evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -84,6 +85,16 @@ format: $(INSTALLED) ## Format the code and apply safe lint fixes
 
 lock: $(INSTALLED) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for newer ones)
 	@$(BIN)/python requirements/lock.py $(ARGS)
+
+page/node_modules: page/package.json page/package-lock.json
+	@cd page && npm ci --no-audit --no-fund --ignore-scripts && touch node_modules
+
+# Node is needed here and nowhere else: what this writes is committed.
+page: page/node_modules ## Bundle the page that is served at / (needs Node)
+	@cd page && node build.mjs
+
+screenshots: $(INSTALLED) ## Pictures of the page, of a gateway that runs (URL=, needs chromium)
+	@$(BIN)/python -m tests.app.page.screenshots $(or $(URL),http://$(HOST):$(PORT))
 
 models: $(INSTALLED) ## Retrain the embedded models
 	@$(BIN)/python -m drafters.train.embedded.build $(ARGS)

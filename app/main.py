@@ -22,6 +22,7 @@ from app.api.request_id import RequestId
 from app.api.response_store import ResponseStore
 from app.api.tally import Tally
 from app.engine.supervisor import Engine
+from app.page import figures, files
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,18 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     )
     for module in (generate, responses, models, speculation, health):
         app.include_router(module.router)
+    if settings.server.page:
+        app.include_router(files.router())
+        app.include_router(figures.router)
     errors.install(app)
     document.install(app, engine)
-    app.add_middleware(Door, desk=desk, engine=engine, work=generate.PATHS)
+    app.add_middleware(
+        Door,
+        desk=desk,
+        engine=engine,
+        work=generate.PATHS,
+        public=files.PATHS if settings.server.page else frozenset(),
+    )
     app.add_middleware(
         Tally,
         paths=generate.PATHS,

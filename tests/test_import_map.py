@@ -52,7 +52,8 @@ MAP: dict[str, set[str]] = {
     | {"drafters.parent_death", "drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
     "app.api": GROUND | SIZED | DOOR | {"app.log", "app.scrape"} | POLICY,
-    "app.main": GROUND | DOOR | {"app.api"} | POLICY,
+    "app.page": GROUND | DOOR | {"app.api"},
+    "app.main": GROUND | DOOR | {"app.api", "app.page"} | POLICY,
     "app.connection": GROUND,
     "app.server": GROUND
     | ENGINE

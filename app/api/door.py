@@ -23,11 +23,19 @@ class Door:
     """Pure ASGI middleware. Paths are public by exact comparison with what the router will
     compare with; any other spelling of a path needs a key."""
 
-    def __init__(self, app: ASGIApp, desk: Desk, engine: Engine, work: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        desk: Desk,
+        engine: Engine,
+        work: frozenset[str],
+        public: frozenset[str] = frozenset(),
+    ) -> None:
         self.app = app
         self._desk = desk
         self._engine = engine
         self._work = work  # paths of requests that count
+        self._public = desk.public | public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -35,7 +43,7 @@ class Door:
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": _CLOSE_UNSUPPORTED})
-        elif scope["path"] in self._desk.public:
+        elif scope["path"] in self._public:
             await self.app(scope, receive, send)
         else:
             await self._guarded(scope, receive, send)

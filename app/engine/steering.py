@@ -107,6 +107,10 @@ class Steering:
         the same."""
         return self._with_speedup(await self._asked("state", {}))
 
+    def latest(self) -> dict[str, Any] | None:
+        """The same as of the last poll, without asking the engine; None before the first."""
+        return self._with_speedup(self._last) if self._last is not None else None
+
     async def poll(self) -> None:
         """Keep the metrics current until cancelled."""
         while True:

@@ -60,6 +60,10 @@ class ServerSettings(Section):
     max_connections: int = Field(
         1024, ge=1, description="Most open connections; further ones get a 503 and are closed."
     )
+    page: bool = Field(
+        True,
+        description="Serve a page for people at `/`: chat, race, and live figures of drafting.",
+    )
     allowed_origins: str = Field(
         "",
         description="Origins of web pages that may call the gateway from a browser (CORS), "

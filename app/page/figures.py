@@ -1,0 +1,70 @@
+"""What the page shows of the running gateway, in one answer that costs next to nothing.
+
+It asks neither the engine nor a whole scrape: the policy's state is the one that the gateway's own
+poll got within the last second, and of vLLM's metrics only those below are collected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import REGISTRY
+
+from app.admission.desk import Desk
+from app.api.visit import visit_of
+from app.engine.supervisor import Engine
+from app.settings import Settings
+
+PATH = "/page/figures"
+# Name in the answer -> sample of vLLM's metrics, summed over engines. The page makes rates of the
+# counters, and a counter that falls is another engine's.
+SAMPLES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "output_tokens": "vllm:generation_tokens_total",
+    "first_tokens": "vllm:time_to_first_token_seconds_count",
+    "first_token_s": "vllm:time_to_first_token_seconds_sum",
+    "decode_s": "vllm:inter_token_latency_seconds_sum",
+}
+# Of the policy's state: what is shown of it.
+POLICY = ("objective", "k", "k_max", "tpot_s", "acceptance", "speedup", "reason")
+_NAMES = {sample: name for name, sample in SAMPLES.items()}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get(PATH, response_model=None)
+async def figures(request: Request) -> JSONResponse:
+    """Phase, load, counters, and the policy's state; for whoever has a key."""
+    engine: Engine = request.app.state.engine
+    settings: Settings = request.app.state.settings
+    desk: Desk = request.app.state.desk
+    state = engine.steering.latest() if engine.ready and engine.steering is not None else None
+    shown: dict[str, Any] = {
+        "phase": engine.phase,
+        "retry_after_s": None if engine.ready else engine.retry_after_s,
+        "model": settings.served_model_name,
+        "context": engine.max_model_len,
+        "admin": visit_of(request.scope).identity.admin,
+        "drafts": settings.speculates,
+        "tells_tokens": not settings.speculates or settings.speculation.speculation_header,
+        "gate_waiting": desk.gate.waiting,
+        "kv_usage": engine.load.kv_usage,
+        "counters": counters() if engine.ready else None,
+        "speculation": None,
+    }
+    if state is not None:
+        shown["speculation"] = {name: state[name] for name in POLICY if name in state}
+    return JSONResponse(shown)
+
+
+def counters() -> dict[str, float]:
+    """vLLM's figures as of now."""
+    found = dict.fromkeys(SAMPLES, 0.0)
+    for family in REGISTRY.restricted_registry(_NAMES).collect():
+        for sample in family.samples:
+            if (name := _NAMES.get(sample.name)) is not None:
+                found[name] += sample.value
+    return found

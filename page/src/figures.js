@@ -1,0 +1,73 @@
+// What the gateway is doing: one small request a second while somebody looks, kept for two minutes.
+import { access, Problem, request } from "./api.js";
+import { Store } from "./store.js";
+
+export const SPAN_S = 120;
+const SMOOTHED_OVER_S = 3;
+
+/** `now`: the newest answer of /page/figures. `samples`: what the charts show, oldest first. */
+export const figures = new Store({ now: null, problem: null, samples: [] });
+
+let last = [];
+let timer;
+
+function rateOf(name, newest) {
+  const oldest = last.find((entry) => newest.t - entry.t <= SMOOTHED_OVER_S + 0.5) ?? newest;
+  const grown = newest.counters[name] - oldest.counters[name];
+  return { grown, per: newest.t - oldest.t };
+}
+
+function sampleOf(now, t) {
+  const sample = { t, k: null, running: null, waiting: null, speed: null, first: null, token: null, kv: null };
+  if (!now.counters) {
+    last = [];
+    return sample;
+  }
+  const newest = { t, counters: now.counters };
+  const reset = last.length && newest.counters.output_tokens < last.at(-1).counters.output_tokens;
+  if (reset) last = []; // it is another engine's
+  const tokens = rateOf("output_tokens", newest);
+  const firsts = rateOf("first_tokens", newest);
+  const firstSeconds = rateOf("first_token_s", newest);
+  const decode = rateOf("decode_s", newest);
+  last = [...last.slice(-9), newest];
+  const later = tokens.grown - firsts.grown;
+  return {
+    t,
+    k: now.speculation?.k ?? (now.drafts ? null : 0),
+    running: now.counters.running,
+    waiting: now.counters.waiting + now.gate_waiting,
+    speed: tokens.per > 0 ? tokens.grown / tokens.per : null,
+    first: firsts.grown > 0 ? (1000 * firstSeconds.grown) / firsts.grown : null,
+    token: later > 0 ? (1000 * decode.grown) / later : null,
+    kv: 100 * now.kv_usage,
+  };
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden || access.value.wanted) return;
+  const { samples } = figures.value;
+  const t = performance.now() / 1000;
+  const kept = samples.filter((sample) => t - sample.t <= SPAN_S + 2);
+  try {
+    const now = await (await request("/page/figures")).json();
+    figures.set({ now, problem: null, samples: [...kept, sampleOf(now, t)] });
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    last = [];
+    figures.set({ now: problem.status ? figures.value.now : null, problem, samples: kept });
+  } finally {
+    clearTimeout(timer);
+    timer = setTimeout(poll, 1000);
+  }
+}
+
+export function follow() {
+  document.addEventListener("visibilitychange", poll);
+  access.subscribe(({ wanted }) => wanted || poll());
+  poll();
+}
+
+/** Ask now, for instance after a change. */
+export const refresh = () => poll();

@@ -1,0 +1,124 @@
+import { useEffect, useState } from "preact/hooks";
+import { request } from "./api.js";
+import { Chart } from "./chart.jsx";
+import { figures, refresh } from "./figures.js";
+import { count, milliseconds, percent, rate, ratio } from "./format.js";
+import { useStore } from "./store.js";
+
+const whole = (n) => (n == null ? "–" : count(n));
+const OBJECTIVES = {
+  throughput: "Most tokens a second",
+  latency: "Tokens in time",
+  fixed: "A fixed K",
+  off: "No drafts",
+};
+
+export function Live() {
+  const { now, problem } = useStore(figures);
+  const policy = now?.speculation;
+  return (
+    <section class="live" aria-labelledby="live-title">
+      <h2 id="live-title">Live</h2>
+      {problem && <p class="problem">{problem.status ? problem.message : "The gateway cannot be reached. This page tries again every second."}</p>}
+      <dl class="tiles">
+        <div><dt>Speed-up, last minute</dt><dd>{ratio(policy?.speedup?.["1m"])}</dd></div>
+        <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.k : "–"}</dd></div>
+        <div><dt>Tokens a second</dt><dd><LatestSpeed /></dd></div>
+      </dl>
+      {now && !now.drafts && <p class="soft">This gateway was started without a drafter.</p>}
+      {policy && <Steering policy={policy} admin={now.admin} />}
+      <Chart title="K and load" lines={[
+        { name: "K", field: "k", style: "a", show: whole, stepped: true, whole: true },
+        { name: "Running requests", field: "running", style: "b", show: whole, stepped: true, scale: "requests", whole: true },
+      ]} />
+      {policy && <Acceptance rows={policy.acceptance} />}
+      <Chart title="Throughput" lines={[{ name: "Tokens a second", field: "speed", style: "a", show: rate }]} />
+      <Chart title="Latency" lines={[
+        { name: "First token", field: "first", style: "a", show: milliseconds, spanGaps: true },
+        { name: "Each token after", field: "token", style: "b", show: milliseconds, scale: "token", spanGaps: true },
+      ]} />
+      <Chart title="Queue and memory" lines={[
+        { name: "Waiting", field: "waiting", style: "a", show: whole, stepped: true, whole: true },
+        { name: "KV cache", field: "kv", style: "b", show: (n) => percent(n == null ? null : n / 100), scale: "percent" },
+      ]} />
+    </section>
+  );
+}
+
+function LatestSpeed() {
+  return rate(useStore(figures).samples.at(-1)?.speed ?? null);
+}
+
+/** How often a draft at each position is accepted, as the policy believes of late. */
+function Acceptance({ rows }) {
+  const known = rows.filter((row) => row.trials > 0);
+  return (
+    <figure class="chart acceptance">
+      <figcaption><span class="chart-title">Accepted, by position in the draft</span></figcaption>
+      {known.length ? (
+        <table>
+          <thead class="hidden"><tr><th scope="col">Position</th><th scope="col">Accepted</th></tr></thead>
+          <tbody>{rows.map((row) => (
+            <tr key={row.position} class={row.trials > 0 ? "" : "unknown"}>
+              <th scope="row">{row.position}</th>
+              <td>
+                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * row.cumulative} height="8" /></svg>
+                <span>{percent(row.cumulative)}</span>
+              </td>
+            </tr>
+          ))}</tbody>
+        </table>
+      ) : <p class="soft">Nothing has been drafted yet.</p>}
+    </figure>
+  );
+}
+
+function Steering({ policy, admin }) {
+  const [problem, setProblem] = useState("");
+  const [k, setK] = useState(policy.k);
+  const [target, setTarget] = useState(50);
+  const [sending, setSending] = useState(false);
+  useEffect(() => { if (policy.objective === "fixed" && !sending) setK(policy.k); }, [policy.objective, policy.k]);
+  const change = async (changes) => {
+    setSending(true);
+    try {
+      await request("/v1/speculation", { method: "PATCH", body: changes });
+      setProblem("");
+      await refresh();
+    } catch (error) {
+      setProblem(error.message);
+    } finally {
+      setSending(false);
+    }
+  };
+  const choose = (objective) => change({
+    objective,
+    ...(objective === "fixed" ? { k } : {}),
+    ...(objective === "latency" ? { tpot_s: target / 1000 } : {}),
+  });
+  return (
+    <fieldset class="steering" disabled={!admin}>
+      <legend>What K is chosen for</legend>
+      <div class="choices">
+        {Object.entries(OBJECTIVES).map(([name, title]) => (
+          <label key={name}><input type="radio" name="objective" value={name} checked={policy.objective === name} onChange={() => choose(name)} /><span>{title}</span></label>
+        ))}
+      </div>
+      {policy.objective === "fixed" && (
+        <label class="slider">K = <output>{k}</output>
+          <input type="range" min="0" max={policy.k_max} step="1" value={k} aria-label="K"
+            onInput={(e) => setK(Number(e.target.value))} onChange={(e) => change({ objective: "fixed", k: Number(e.target.value) })} />
+        </label>
+      )}
+      {policy.objective === "latency" && (
+        <label class="slider">Milliseconds a token
+          <input type="number" min="0.001" max="3600000" step="any" value={policy.tpot_s ? +(policy.tpot_s * 1000).toPrecision(6) : target}
+            onChange={(e) => { const ms = Number(e.target.value); if (ms > 0) { setTarget(ms); change({ objective: "latency", tpot_s: ms / 1000 }); } }} />
+        </label>
+      )}
+      {policy.reason && <p class="soft">{policy.reason}</p>}
+      {!admin && <p class="soft">Only an admin’s key may change this.</p>}
+      {problem && <p class="problem" role="alert">{problem}</p>}
+    </fieldset>
+  );
+}

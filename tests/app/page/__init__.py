@@ -1,0 +1,1 @@
+"""Tests of the page, most of them in a real browser."""

@@ -1,0 +1,169 @@
+"""The gateway on a real port, with a scripted engine behind vLLM's serving classes.
+
+What the engine "generates" depends on the prompt, comes step by step with drafts accepted, is slow
+enough to be watched, and is counted in metrics with vLLM's names. It can be killed, comes back, and
+its policy does what PATCH /v1/speculation says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import uvicorn
+from prometheus_client import Counter, Gauge
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from app.engine.adapter import Adapter
+from app.engine.supervisor import Engine, Phase
+from app.main import create_app
+from app.settings import load
+from drafters.config import MAX_K
+from tests.app.engine.scripted_engine import ScriptedEngine
+
+K_MAX = 5
+STEP_S = 0.02
+SAY = "Say:"  # a prompt that begins so is answered by its rest
+ANSWER = (
+    "def is_palindrome(text: str) -> bool:\n"
+    '    """Whether a text reads the same backwards."""\n'
+    "    letters = [c.lower() for c in text if c.isalnum()]\n"
+    "    return letters == letters[::-1]\n"
+)
+
+RUNNING = Gauge("vllm:num_requests_running", "As vLLM's.")
+OUTPUT = Counter("vllm:generation_tokens", "As vLLM's.")
+DRAFTED = Counter("vllm:spec_decode_num_draft_tokens", "As vLLM's.")
+ACCEPTED = Counter("vllm:spec_decode_num_accepted_tokens", "As vLLM's.")
+
+
+class StandInLlm(ScriptedEngine):
+    """One request at a time is exact; the policy's K bounds what is drafted."""
+
+    def __init__(self, policy: StandInSteering) -> None:
+        super().__init__()
+        self.policy = policy
+        self.step_s = STEP_S
+        self.dead = asyncio.Event()
+
+    @property
+    def errored(self) -> bool:  # type: ignore[override]
+        return self.dead.is_set()
+
+    async def _steps(
+        self, processor: Any, queue: Any, account: Any, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        said = self.prompts[-1].rpartition("user\n")[2].partition("<|im_end|>")[0]
+        _, asked, rest = said.partition(SAY)
+        self.script = rest.strip() if asked else ANSWER
+        limit = (params.extra_args or {}).get(MAX_K, K_MAX)
+        self.k = min(limit, self.policy.values["k"])
+        self.steps = (4, 1, 6, 2, 3) if self.k else (1,)
+        drafted = accepted = 0
+        RUNNING.inc()
+        try:
+            async for output in super()._steps(processor, queue, account, params):
+                if self.dead.is_set():
+                    raise EngineDeadError()
+                counts = self.counts[0]
+                made = sum(j * n for j, n in enumerate(counts.histogram))
+                DRAFTED.inc(counts.num_draft_tokens - drafted)
+                ACCEPTED.inc(made - accepted)
+                drafted, accepted = counts.num_draft_tokens, made
+                OUTPUT.inc(sum(len(choice.token_ids) for choice in output.outputs))
+                yield output
+                await asyncio.sleep(self.step_s)
+        finally:
+            RUNNING.dec()
+
+
+class StandInSteering:
+    """The policy's end of /v1/speculation."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"objective": "throughput", "k": K_MAX, "tpot_s": None}
+
+    def latest(self) -> dict[str, Any]:
+        """What the policy would say."""
+        chances = [0.81, 0.62, 0.47, 0.33, 0.24]
+        return {
+            **self.values,
+            "k_max": K_MAX,
+            "requests": 1,
+            "waiting": 0,
+            "speedup": {"1m": 1.62, "5m": 1.58, "15m": None},
+            "acceptance": [
+                {"position": i + 1, "conditional": chance, "cumulative": chance, "trials": 412.0}
+                for i, chance in enumerate(chances)
+            ],
+        }
+
+    async def state(self) -> dict[str, Any]:
+        return self.latest()
+
+    async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
+        self.values.update(changes)
+        if self.values["objective"] == "off":
+            self.values["k"] = 0
+        return self.latest()
+
+
+class StandInEngine(Engine):
+    """Ready when it is told to be."""
+
+    llm: StandInLlm
+
+    def begin(self) -> None:
+        """An engine that serves."""
+        self.steering = self.policy  # type: ignore[assignment]
+        self.llm = StandInLlm(self.policy)
+        self._adapter = Adapter(self.llm, self.settings)  # type: ignore[arg-type]
+        self._max_model_len = 2048
+        self.phase = Phase.READY
+
+    def kill(self) -> None:
+        """The engine dies, and is being started again."""
+        self.llm.dead.set()
+        self.phase = Phase.RESTARTING
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        self.policy = StandInSteering()
+        self.begin()
+
+    async def stop(self) -> None:
+        self.phase = Phase.STOPPING
+
+    @property
+    def ready(self) -> bool:
+        return self.phase is Phase.READY
+
+
+class StandInGateway:
+    """A gateway in a thread, on a port that the system chose."""
+
+    def __init__(self, **settings: str) -> None:
+        tree = load(settings, {}, preset="embedded")
+        self.engine = StandInEngine(tree)
+        self.app = create_app(tree, self.engine)
+        config = uvicorn.Config(
+            self.app, port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=2
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self) -> StandInGateway:
+        self._thread.start()
+        while not (self._server.started and self.engine.ready):
+            time.sleep(0.01)
+        (socket,) = self._server.servers[0].sockets
+        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()

@@ -1,0 +1,409 @@
+"""The page in a real Chromium, against a gateway whose engine is scripted."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("playwright", reason="Playwright is not installed")
+
+from app.admission.issue import create
+
+from .browser import CHROMIUM, Page, axe_findings, browser
+from .stand_in import ANSWER, K_MAX, SAY, StandInGateway
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+PHONE = {"width": 360, "height": 740}
+DESK = {"width": 1440, "height": 900}
+WALL = {"width": 3840, "height": 2160}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[StandInGateway]:
+    with StandInGateway() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def page(gateway: StandInGateway, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A tab of a new browser profile, of which nothing may be heard at the end."""
+    options = {"viewport": DESK, **getattr(request, "param", {})}
+    context = chromium.new_context(**options)
+    context.set_default_timeout(15_000)
+    tab = Page(context, gateway.url)
+    yield tab
+    context.close()
+    assert not tab.problems
+
+
+def grown(http: httpx.Client, before: list[float] | None = None) -> list[float]:
+    lines = http.get("/metrics").text.splitlines()
+    now = [float(line.split()[1]) for name in COUNTERS for line in lines if line.startswith(name)]
+    return now if before is None else [new - old for new, old in zip(now, before, strict=True)]
+
+
+def test_the_first_visit(page: Page) -> None:
+    """Light, with few requests, and fast on loopback."""
+    loaded: list[Any] = []
+    page.tab.on("response", lambda response: loaded.append(response))
+    page.tab.goto(page.url)
+    page.tab.locator(".welcome").wait_for()
+    files = [one for one in loaded if "/page/figures" not in one.url]
+    assert sorted(one.url.removeprefix(page.url) for one in files) == [
+        *("/", "/page/app.css", "/page/app.js", "/page/icon.svg"),
+    ]
+    assert sum(len(one.body()) for one in files) < 300_000
+    timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+    took = [page.tab.evaluate(timing)]
+    for _ in range(2):
+        page.tab.reload()
+        took.append(page.tab.evaluate(timing))
+    assert 0 < min(took) < 1000
+    page.tab.locator(".status .words", has_text="Ready").wait_for()
+    assert page.tab.locator(".model").inner_text() == "aerie-embedded"
+
+
+def test_a_second_visit_loads_no_file_again(page: Page) -> None:
+    page.open()
+    statuses: dict[str, int] = {}
+    page.tab.on("response", lambda one: statuses.setdefault(one.url, one.status))
+    page.tab.reload()
+    page.tab.locator(".welcome").wait_for()
+    with httpx.Client(base_url=page.url) as http:
+        tag = http.get("/").headers["etag"]
+        assert http.get("/", headers={"if-none-match": tag}).status_code == 304
+    assert statuses[f"{page.url}/"] in (200, 304)
+
+
+def test_an_answers_tokens_are_those_that_the_engine_counted(page: Page) -> None:
+    page.open()
+    with httpx.Client(base_url=page.url) as http:
+        before = grown(http)
+        answer = page.ask("Is it a palindrome?").answered()
+        drafted, accepted = grown(http, before)
+    assert page.figure("drafted") + page.figure("own") == answer.locator(".t").count()
+    assert answer.locator(".t.draft").count() == page.figure("drafted") > 0
+    beyond = answer.locator("[data-figure=beyond]")
+    extra = page.figure("beyond") if beyond.count() else 0
+    assert page.figure("drafted") + extra == accepted <= drafted
+    assert answer.locator(".tokens").text_content() == ANSWER
+    assert page.figure("length") > 1
+
+
+def test_a_tokens_place_is_told_on_hover_and_by_keyboard(page: Page) -> None:
+    page.open().ask("Is it a palindrome?").answered()
+    told = page.tab.locator(".picked-token").last
+    page.tab.locator(".answer .t.draft").nth(3).hover()
+    assert re.search(r"drafted at position \d and accepted in step \d+", told.inner_text())
+    page.tab.mouse.move(0, 0)
+    page.tab.locator(".answer .tokens").focus()
+    page.tab.keyboard.press("Home")
+    assert "the target’s own, in step 1, which had no drafts" in told.inner_text()
+    page.tab.keyboard.press("ArrowRight")
+    assert f"which had {K_MAX} drafted and 0 accepted" in told.inner_text()
+    page.tab.keyboard.press("ArrowRight")
+    assert "drafted at position 1 and accepted in step 3" in told.inner_text()
+    assert page.tab.locator(".same-step").count() == 6
+
+
+def test_several_turns_and_markdown_with_code_to_copy(page: Page) -> None:
+    page.open().ask(f"{SAY} **One** `two`").answered()
+    page.tab.get_by_role("button", name="Marks").click()
+    answer = page.ask(f"{SAY} ```python\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |")
+    done = answer.answered()
+    assert page.tab.locator(".turn").count() == 2
+    assert page.tab.locator(".prose strong").inner_text() == "One"
+    assert done.locator("pre code").inner_text().strip() == "print(1)"
+    assert done.locator("td").count() == 2
+    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    done.locator(".code button").click()
+    assert page.tab.evaluate("navigator.clipboard.readText()").strip() == "print(1)"
+
+
+def test_what_is_sent_is_what_was_set(page: Page, gateway: StandInGateway) -> None:
+    page.open()
+    page.tab.get_by_text("Settings").click()
+    page.tab.get_by_label("System prompt").fill("Be brief.")
+    page.tab.get_by_label("Temperature").fill("0.5")
+    page.tab.get_by_label("Most tokens", exact=True).fill("7")
+    page.tab.get_by_label("Draft tokens a step").select_option("2")
+    page.tab.keyboard.press("Escape")
+    with page.tab.expect_request("**/v1/chat/completions") as sent:
+        page.ask("Hi")
+    body = sent.value.post_data_json
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 7)
+    assert body["speculation"] == {"tokens": True, "max_k": 2}
+    answer = page.answered()
+    assert "Cut at the limit of 7 tokens." in answer.inner_text()
+
+
+def test_stop_and_try_again(page: Page, gateway: StandInGateway) -> None:
+    page.open()
+    gateway.engine.llm.step_s = 0.3
+    try:
+        page.ask("Slowly")
+        page.tab.locator(".answer .t").nth(2).wait_for()
+        page.tab.get_by_role("button", name="Stop").click()
+        page.tab.locator(".answer.stopped").wait_for()
+        assert page.tab.locator(".answer .t").count() >= 3
+    finally:
+        gateway.engine.llm.step_s = 0.01
+    page.tab.get_by_role("button", name="Try again").click()
+    assert page.answered().locator(".tokens").text_content() == ANSWER
+    assert page.tab.locator(".turn").count() == 1
+
+
+def test_the_race(page: Page) -> None:
+    page.open("race")
+    page.tab.get_by_role("button", name="Start the race").click()
+    ratio = page.tab.locator("[data-figure=ratio]")
+    ratio.wait_for()
+    assert float(ratio.inner_text().removesuffix("×")) > 1.3
+    assert "Both texts are identical" in page.tab.locator(".verdict").inner_text()
+    assert page.tab.locator(".lane.without .t.draft").count() == 0
+    assert page.tab.locator(".lane.with .t.draft").count() > 0
+    speeds = [
+        float(one) for one in page.tab.locator("[data-figure=speed]:visible").all_inner_texts()
+    ]
+    assert speeds[1] > speeds[0] > 0
+    page.tab.get_by_role("button", name="Watch both at once").click()
+    page.tab.wait_for_timeout(300)
+    now = [page.tab.locator(f".lane.{lane} .t").count() for lane in ("without", "with")]
+    assert now[1] > now[0], "the faster one is ahead"
+
+
+def test_k_is_pinned_from_the_page(page: Page) -> None:
+    page.open()
+    with httpx.Client(base_url=page.url) as http:
+        try:
+            page.tab.get_by_text("A fixed K").click()
+            page.tab.get_by_role("slider", name="K").fill("2")
+            page.tab.locator("[data-figure=k]", has_text="2").wait_for()
+            state = http.get("/v1/speculation").json()
+            assert (state["objective"], state["k"]) == ("fixed", 2)
+            page.ask("Is it a palindrome?").answered()
+            positions = page.tab.locator(".answer .t.p3, .answer .t.p4").count()
+            assert positions == 0 < page.figure("drafted")
+        finally:
+            http.patch("/v1/speculation", json={"objective": "throughput", "k": K_MAX})
+
+
+def test_without_a_key_nothing_is_shown(chromium: Any, tmp_path: Path) -> None:
+    """It is asked for, kept in the tab alone, and asked for again when it is not known."""
+    file = tmp_path / "keys.toml"
+    _, secret = create(file, "friends", {}, admin=False, now=datetime.now(UTC))
+    with StandInGateway(keys_file=str(file)) as gateway:
+        context = chromium.new_context()
+        page = Page(context, gateway.url)
+        page.expected = (401, 403)
+        page.tab.goto(gateway.url)
+        box = page.tab.get_by_label("API key")
+        box.wait_for()
+        assert page.tab.locator(".model").inner_text() == ""
+        box.fill("sk-wrong")
+        page.tab.keyboard.press("Enter")
+        page.tab.get_by_text("does not know that key").wait_for()
+        box.fill(secret)
+        page.tab.keyboard.press("Enter")
+        page.tab.locator(".status .words", has_text="Ready").wait_for()
+        assert page.ask("Hi").answered().locator(".t").count() > 0
+        assert page.tab.get_by_role("radio").first.is_disabled()
+        assert page.tab.get_by_text("Only an admin’s key").is_visible()
+        page.tab.reload()
+        page.tab.locator(".status .words", has_text="Ready").wait_for()
+        other = Page(context, gateway.url)
+        other.tab.goto(gateway.url)
+        other.tab.get_by_label("API key").wait_for()
+        assert not page.problems
+        context.close()
+
+
+def test_an_engine_killed_in_an_answer_and_back(page: Page, gateway: StandInGateway) -> None:
+    page.open()
+    page.expected = (503,)
+    gateway.engine.llm.step_s = 0.2
+    page.ask("Slowly")
+    page.tab.locator(".answer .t").nth(2).wait_for()
+    gateway.engine.kill()
+    page.tab.get_by_text("The engine was lost while it answered").wait_for()
+    assert page.tab.locator(".answer .t").count() >= 3, "what had come is kept"
+    page.tab.get_by_text("is being started again").first.wait_for()
+    page.tab.get_by_role("button", name="Try again").click()
+    alert = page.tab.locator(".answer .problem")
+    alert.get_by_text("The engine was lost and is being started again").wait_for()
+    assert re.search(r"Try again in \d+ seconds?\.", alert.inner_text())
+    gateway.engine.begin()
+    page.tab.locator(".status .words", has_text="Ready").wait_for()
+    page.tab.get_by_role("button", name="Try again").click()
+    assert page.answered().locator(".tokens").text_content() == ANSWER
+
+
+def test_a_gateway_that_is_gone_is_named(page: Page) -> None:
+    page.open()
+    page.expected = (0,)
+    page.tab.context.set_offline(True)
+    page.tab.locator(".status .words", has_text="cannot be reached").wait_for()
+    page.ask("Hi")
+    page.tab.get_by_text("The connection to the gateway was lost.").wait_for()
+    page.tab.context.set_offline(False)
+    page.tab.locator(".status .words", has_text="Ready").wait_for()
+
+
+def test_a_limit_tells_how_long_to_wait(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    limits = {"requests_per_minute": 1}
+    _, secret = create(file, "friends", limits, admin=False, now=datetime.now(UTC))
+    with StandInGateway(keys_file=str(file)) as gateway:
+        context = chromium.new_context()
+        page = Page(context, gateway.url)
+        page.expected = (401, 429)
+        page.tab.goto(gateway.url)
+        page.tab.get_by_label("API key").fill(secret)
+        page.tab.keyboard.press("Enter")
+        page.tab.locator(".status .words", has_text="Ready").wait_for()
+        page.ask("Hi").answered()
+        page.ask("Hi again")
+        page.tab.get_by_text(re.compile(r"Rate limit reached.*Try again in \d+ s")).wait_for()
+        assert not page.problems
+        context.close()
+
+
+HOSTILE = (
+    f"{SAY} <img src=x onerror=alert(1)> <script>alert(2)</script> [a](javascript:alert(3)) "
+    "![b](https://example.com/track.png) <iframe src='//example.com'></iframe> "
+    "<a href='https://example.com' onclick='alert(4)' style='position:fixed'>c</a> "
+    "[d](https://example.com) `<b>`"
+)
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "formatted"])
+def test_hostile_output_stays_text(page: Page, marks: bool) -> None:
+    asked: list[str] = []
+    page.tab.on("request", lambda request: asked.append(request.url))
+    page.open()
+    if not marks:
+        page.tab.get_by_role("button", name="Marks").click()
+    answer = page.ask(HOSTILE).answered()
+    assert answer.locator("img, script, iframe, [onclick], [onerror], [style]").count() == 0
+    hrefs = [link.get_attribute("href") for link in answer.locator("a").all()]
+    assert hrefs == ([] if marks else [None, "https://example.com"])
+    assert "<img src=x onerror=alert(1)>" in answer.inner_text()
+    assert all(url.startswith(page.url) for url in asked)
+
+
+def test_a_word_without_end_freezes_nothing(page: Page, gateway: StandInGateway) -> None:
+    """100,000 characters without a space, in both views; the page answers all the while."""
+    page.open()
+    page.tab.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream",
+            body="".join(
+                'data: {"id":"x","choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
+                % ("a" * 100)
+                for _ in range(1000)
+            )
+            + "data: [DONE]\n\n",
+        ),
+    )
+    began = time.monotonic()
+    answer = page.ask("Never stop").answered()
+    for _ in range(2):
+        page.tab.get_by_role("button", name="Marks").click()
+        assert len(answer.inner_text()) >= 100_000
+    assert time.monotonic() - began < 15  # of a busy machine; it takes less than one
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+VIEWS = [
+    pytest.param({"viewport": size, "color_scheme": scheme}, id=f"{name}-{scheme}")
+    for name, size in (("phone", PHONE), ("desk", DESK), ("wall", WALL))
+    for scheme in ("light", "dark")
+]
+
+
+@pytest.mark.parametrize("page", VIEWS, indirect=True)
+def test_every_view_fits_and_is_accessible(page: Page) -> None:
+    page.open().ask(f"{SAY} Hi, `x` **y**.").answered()
+    for view in ("chat", "race", "live"):
+        page.tab.evaluate(f"location.hash = '{view}'")
+        page.tab.wait_for_timeout(100)
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert not axe_findings(page.tab)
+    page.tab.evaluate("location.hash = 'chat'")
+    composer = page.tab.locator(".composer").bounding_box()
+    send = page.tab.get_by_role("button", name="Send").bounding_box()
+    assert send["x"] + send["width"] <= composer["x"] + composer["width"]
+    page.tab.get_by_text("Settings").click()
+    assert not axe_findings(page.tab)
+    panel = page.tab.locator(".popover .panel").bounding_box()
+    assert panel and panel["x"] >= 0 and panel["y"] >= 0
+    assert panel["x"] + panel["width"] <= page.tab.viewport_size["width"]
+
+
+def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    page.open()
+    seen = set()
+    for _ in range(40):
+        page.tab.keyboard.press("Tab")
+        seen.add(
+            page.tab.evaluate(
+                "(document.activeElement.getAttribute('aria-label')"
+                " ?? document.activeElement.id) || document.activeElement.textContent"
+            )
+        )
+    assert {"Skip to the content", "Chat", "Race", "question", "Settings"} <= seen
+    assert any("Colours" in name for name in seen)
+    page.tab.focus("#question")
+    page.tab.keyboard.type("Hi")
+    page.tab.keyboard.press("Enter")
+    assert page.answered().locator(".t").count() > 0
+
+
+FETCH = """async (body) => {
+  const began = performance.now();
+  const response = await fetch("/v1/chat/completions", {
+    method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body),
+  });
+  const reader = response.body.getReader();
+  for (let text = ""; !/"content":"[^"]/.test(text);)
+    text += new TextDecoder().decode((await reader.read()).value);
+  const took = performance.now() - began;
+  await reader.cancel();
+  return took;
+}"""
+
+
+def test_the_page_adds_little_to_the_time_to_the_first_token(page: Page) -> None:
+    """Beside a bare request of the same browser, which a busy machine delays as much."""
+    page.open()
+    message = {"role": "user", "content": "Hi"}
+    body = {"model": "aerie-embedded", "messages": [message], "stream": True, "temperature": 0}
+    added = []
+    for _ in range(5):
+        bare = page.tab.evaluate(FETCH, body)
+        page.ask("Hi").answered()
+        text = page.tab.locator("[data-figure=first]").last.inner_text()
+        number, unit = text.split()
+        added.append(float(number) * (1000 if unit == "s" else 1) - bare)
+        page.tab.get_by_role("button", name="New chat").click()
+    assert min(added) < 50

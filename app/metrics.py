@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from drafters.control.controller import OBJECTIVES
+from drafters.control.objective import OBJECTIVES
 from drafters.control.totals import PHASES
 
 
@@ -174,8 +174,9 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     for phase in PHASES:
         grow(STEP_SECONDS.labels(phase), "totals.phases", phase)
     grow(SWITCHES, "switches")
-    for kind, interval in state["probe_back_off_s"].items():
+    for kind in state["probes"]:
         grow(PROBES.labels(kind), "probes", kind)
+    for kind, interval in state["probe_back_off_s"].items():
         BACK_OFF.labels(kind).set(interval)
     grow(PROBE_SECONDS, "probe_seconds")
 

@@ -25,6 +25,7 @@ from drafters.control.calibration import Calibration, CalibrationError
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+TELL_EVERY_S = 60.0  # at most: whether drafts are made, and why
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 LARGEST_BATCH = 64  # that start-up measures; the fitted cost goes on from there
 # What an objective is set together with.
@@ -67,6 +68,7 @@ class Steering:
         self._fingerprint = fingerprint
         self._clock = clock
         self._samples: deque[_Sample] = deque()
+        self._told: tuple[bool, float] | None = None  # whether drafts were made, and when
         self._last: dict[str, Any] | None = None
         self._calibration: Calibration | None = None
         self._wanted: dict[str, Any] = {}
@@ -95,8 +97,9 @@ class Steering:
         """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
         answer = await self._asked("steer", changes)
         if "error" in answer:
-            text = str(answer["error"])
-            raise ApiError(400, f"'{text.split()[0]}': {text}.", param=text.split()[0])
+            raise ApiError(
+                400, f"'{answer['field']}': {answer['error']}.", param=str(answer["field"])
+            )
         asked = {**self._wanted, **changes}
         kept = ("objective", _NEEDS.get(asked["objective"]))
         self._wanted = {name: asked[name] for name in kept if name in asked}
@@ -124,6 +127,16 @@ class Steering:
         self._samples.append(_Sample(now, totals["decode_seconds"], totals["plain_seconds"]))
         while now - self._samples[0].at > max(WINDOWS_S.values()) + POLL_S:
             self._samples.popleft()
+        self._tell(state, now)
+
+    def _tell(self, state: dict[str, Any], now: float) -> None:
+        """Log why drafts are made or not, when that has changed under requests."""
+        drafting = state["k"] > 0
+        if not state["requests"] or (self._told is not None and self._told[0] == drafting):
+            return
+        if self._told is None or now - self._told[1] >= TELL_EVERY_S:
+            self._told = drafting, now
+            logger.info("speculation: %s", state["why"])
 
     def speedup(self, window_s: float) -> float | None:
         """Seconds that decoding would have taken without drafts over those it took, within the

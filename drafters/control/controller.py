@@ -8,17 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.config import TPOT_BOUNDS_S, DrafterConfig
+from drafters.config import DrafterConfig
 from drafters.control.calibration import Calibration
 from drafters.control.cost import Cell
-from drafters.control.fixed import checked_k
 from drafters.control.forecast import SETTLING_S, Forecast, Promise
+from drafters.control.objective import LATENCY, OFF, THROUGHPUT, Objective
 from drafters.control.policy import Load, Step
-from drafters.control.probing import DEEPER, DRAFT, PLAIN, SHALLOWER, Probe, Probing
+from drafters.control.probing import DEEPER, DRAFT, LONGEST_S, PLAIN, SHALLOWER, Probe, Probing
+from drafters.control.report import Beliefs, acceptance_rows, cost_rows, why
 from drafters.control.totals import Totals
-
-THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
-OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
 
 HYSTERESIS = 0.005  # another K must promise this much more
 _FRESH = 16  # steps for which an estimate at an unchanged batch is good
@@ -60,7 +58,7 @@ class Controller:
         self._gap_then = 0.0  # the drafter's gap at that time: waiting adds no reason to wait
         self._steps = self._switches = 0
         self._load = Load(0)
-        self._objective, self._pinned, self._tpot_s = OFF, 0, math.inf
+        self._objective = Objective(OFF)
         self.begin_with(calibration.cells if calibration is not None else ())
         self.steer(objective=objective, k=k, tpot_s=tpot_s)
 
@@ -74,7 +72,7 @@ class Controller:
         """K where it is pinned; else any may be next."""
         if self._adapts:
             return self._k_max
-        return self._pinned if self._objective == FIXED else 0
+        return self._objective.k or 0
 
     @property
     def doubts(self) -> bool:
@@ -96,7 +94,7 @@ class Controller:
 
     @property
     def _adapts(self) -> bool:
-        return self._objective in (THROUGHPUT, LATENCY)
+        return self._objective.adapts
 
     def begin_with(self, cells: Iterable[Cell]) -> None:
         """Take measured costs for granted until steps say otherwise. Steps so far measured them:
@@ -112,26 +110,9 @@ class Controller:
     def steer(
         self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
     ) -> None:
-        """Change the objective, or its K or target; ValueError names the field at fault."""
-        chosen = self._objective if objective is None else objective
-        if chosen not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
-        if k is not None and chosen != FIXED:
-            raise ValueError(f"k is for the objective {FIXED!r}, not {chosen!r}")
-        if tpot_s is not None and chosen != LATENCY:
-            raise ValueError(f"tpot_s is for the objective {LATENCY!r}, not {chosen!r}")
-        if chosen == FIXED and k is None and self._objective != FIXED:
-            raise ValueError(f"k is needed for the objective {FIXED!r}")
-        if chosen == LATENCY and tpot_s is None and self._objective != LATENCY:
-            raise ValueError(f"tpot_s is needed for the objective {LATENCY!r}")
-        least, most = TPOT_BOUNDS_S
-        if tpot_s is not None and not least <= tpot_s <= most:
-            raise ValueError(f"tpot_s must be from {least:g} to {most:g} seconds, not {tpot_s!r}")
-        if k is not None:
-            self._pinned = checked_k(k, self._k_max)
-        if tpot_s is not None:
-            self._tpot_s = tpot_s
-        adapted, self._objective = self._adapts, chosen
+        """Change the objective, or its K or target; raises ObjectiveError."""
+        adapted = self._adapts
+        self._objective = self._objective.changed(self._k_max, objective, k, tpot_s)
         self._forecast.adapts = self._adapts
         # Whoever asks for the best K is not made to wait until drafts have paid for themselves.
         self._estimate, self._missed = None, math.inf if self._adapts and not adapted else 0.0
@@ -183,17 +164,20 @@ class Controller:
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
-        load = self._load
-        state: dict[str, Any] = {
-            "objective": self._objective,
+        load, acceptance = self._load, self._forecast.acceptance
+        beliefs = self._beliefs()
+        rates = acceptance.conditional(), acceptance.survival(), acceptance.trials
+        return {
+            "objective": self._objective.name,
             "k": self._k,
             "k_max": self._k_max,
-            "tpot_s": self._tpot_s if self._objective == LATENCY else None,
+            "tpot_s": self._objective.tpot_s,
+            "why": why(self._objective, self._k, beliefs, waits=self._missed > 0.0),
             "requests": load.requests,
             "waiting": load.waiting,
             "switches": self._switches,
-            "acceptance": [],
-            "costs": [],
+            "acceptance": acceptance_rows(*rates),
+            "costs": cost_rows(beliefs),
             "probes": dict(self._probing.probes),
             "probe_back_off_s": self._probing.back_off,
             "probe_seconds": self._probing.lost_seconds,
@@ -201,30 +185,18 @@ class Controller:
             "busy_seconds": self._probing.busy_seconds,
             "totals": self._totals.snapshot(),
         }
-        acceptance = self._forecast.acceptance
-        conditional, survival = acceptance.conditional(), acceptance.survival()
-        for i, trials in enumerate(acceptance.trials):
-            state["acceptance"].append(
-                {
-                    "position": i + 1,
-                    "conditional": conditional[i],
-                    "cumulative": survival[i],
-                    "trials": trials,
-                }
-            )
-        if self._forecast.costs.measured:
-            steady = load._replace(prefill_tokens=0) if load.requests else Load(1)
-            promised = self._forecast.promise(steady)
-            for k, seconds in enumerate(promised.seconds):
-                state["costs"].append(
-                    {
-                        "k": k,
-                        "step_seconds": seconds,
-                        "tokens_per_second": promised.goodput[k],
-                        "steps_measured": self._forecast.costs.weight(steady.requests, k),
-                    }
-                )
-        return state
+
+    def _beliefs(self) -> Beliefs | None:
+        costs = self._forecast.costs
+        if not costs.measured:
+            return None
+        load = self._load._replace(prefill_tokens=0) if self._load.requests else Load(1)
+        promise, ks = self._forecast.promise(load), range(self._k_max + 1)
+        return Beliefs(
+            load.requests, promise.seconds, promise.tokens, promise.goodput,
+            [costs.weight(load.requests, k) for k in ks],
+            [costs.age_s(load.requests, k) for k in ks],
+        )  # fmt: skip
 
     def _estimated(self, load: Load) -> _Estimate:
         estimate = self._estimate
@@ -247,13 +219,14 @@ class Controller:
     def _appraise(self, load: Load) -> _Estimate:
         promise = self._forecast.promise(load)
         values = promise.goodput
-        if self._objective == LATENCY:
+        if self._objective.name == LATENCY:
+            target = self._objective.tpot_s or math.inf
             # At a given batch fewer seconds per token are more tokens per second, unless prompts
             # are read beside it: `tpot_s` includes them, though no K can avoid them.
             reading = (self._forecast.reading(load.prefill_tokens, k) for k in range(len(values)))
             steps = map(sum, zip(promise.seconds, reading, strict=True))
             tpot = [load.requests * s / n for s, n in zip(steps, promise.tokens, strict=True)]
-            held = [v if t <= self._tpot_s else 0.0 for v, t in zip(values, tpot, strict=True)]
+            held = [v if t <= target else 0.0 for v, t in zip(values, tpot, strict=True)]
             values = held if any(held) else [1.0 / t for t in tpot]
         best = max(range(len(values)), key=values.__getitem__)
         return _Estimate(promise, values, best, self._steps)
@@ -281,7 +254,12 @@ class Controller:
             k = max(range(1, len(rates)), key=rates.__getitem__, default=0)
             if load.drafts(k) == 0:
                 return None
-            candidates = [(DRAFT, k, 1 + math.ceil(_DRAFT_TRIALS / load.drafts(1)))]
+            # A few steps correct a cost that is too high, which would forbid the many that it
+            # takes to know how far drafts are accepted.
+            each = promise.seconds[k] - promise.tokens[k] / rates[0]
+            affordable = int(0.5 * LONGEST_S / each) if each > 0.0 else _FRESH
+            trials = 1 + math.ceil(_DRAFT_TRIALS / load.drafts(1))
+            candidates = [(DRAFT, k, max(_NEAR_STEPS, min(trials, affordable)))]
         else:
             deeper = min(self._k + _DEEPER_BY, self._k_max)
             shallower = (self._k + 1) // 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from drafters.control.cost import Cell
 
 
 class Load(NamedTuple):
@@ -120,4 +122,22 @@ class Policy(Protocol):
 
     def observe(self, step: Step) -> None:
         """Learn from a step that has run."""
+        ...
+
+
+class SteerablePolicy(Policy, Protocol):
+    """A policy that start-up calibrates, that is told what to achieve, and that tells its state."""
+
+    def begin_with(self, cells: Iterable[Cell]) -> None:
+        """Take measured costs for granted until steps say otherwise; forget all steps so far."""
+        ...
+
+    def steer(
+        self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
+    ) -> None:
+        """Change `objective`, `k` or `tpot_s`; raises ObjectiveError."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state as plain data for JSON."""
         ...

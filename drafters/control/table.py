@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -32,11 +33,14 @@ class CostTable:
     slows all K of it alike (row.py). The fit is to what steps have taken, at whatever pace.
     """
 
+    row_type = Row
+
     def __init__(self, k_max: int) -> None:
         self._k_max = k_max
         self._model = CostModel()
         self._rows: dict[int, Row] = {}
         self._cells: dict[tuple[int, int], Cell] = {}  # by bucket and K
+        self._measured_at: dict[tuple[int, int], float] = {}  # by bucket and K, by the clock
         self._steps = 0
         self._now = 0.0  # seconds of all steps
 
@@ -48,6 +52,7 @@ class CostTable:
     def load(self, cells: Iterable[Cell]) -> None:
         """Start from these cells."""
         self._cells.update({(bucket_of(c.requests), c.k): replace(c) for c in cells})
+        self._measured_at.update(dict.fromkeys(self._cells, time.monotonic()))
         for _ in range(20):  # far from the guess: many sweeps
             self._model.fit(self.cells())
         for (bucket, k), cell in self._cells.items():
@@ -62,6 +67,11 @@ class CostTable:
         """Steps remembered about a batch and K."""
         cell = self._cells.get((bucket_of(requests), k))
         return cell.weight if cell else 0.0
+
+    def age_s(self, requests: int, k: int) -> float:
+        """Seconds by the clock since a step of a batch and K was last measured; 0 if never."""
+        then = self._measured_at.get((bucket_of(requests), k))
+        return 0.0 if then is None else time.monotonic() - then
 
     def row(self, requests: int, context: float, beyond: Sequence[float] = ()) -> list[float]:
         """Seconds at each K, where `beyond` is said with so many drafts more: [k_max + 1]."""
@@ -83,6 +93,7 @@ class CostTable:
         """One steady step."""
         self._now += seconds
         bucket = bucket_of(requests)
+        self._measured_at[bucket, k] = time.monotonic()
         cell = self._cells.get((bucket, k))
         if cell is None:
             cell = self._cells[bucket, k] = Cell(requests, k, context, seconds, 0.0)
@@ -102,7 +113,7 @@ class CostTable:
 
     def _row(self, bucket: int) -> Row:
         if bucket not in self._rows:
-            self._rows[bucket] = Row(self._k_max, self._now)
+            self._rows[bucket] = self.row_type(self._k_max, self._now)
         return self._rows[bucket]
 
     def _fit(self) -> None:

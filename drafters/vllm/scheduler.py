@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import replace
 from random import Random
@@ -17,9 +18,10 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
 from drafters.config import DEFERRED, DrafterConfig
-from drafters.control.controller import FIXED, Controller
 from drafters.control.cost import Cell
-from drafters.control.policy import Load, Policy, Step, reach
+from drafters.control.objective import FIXED, ObjectiveError
+from drafters.control.policy import Load, SteerablePolicy, Step, reach
+from drafters.control.variants import FULL, VARIABLE, policy
 from drafters.vllm.account import Account, Ran, Verified
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
@@ -44,7 +46,7 @@ class _AnyK:
 class DraftingScheduler(Scheduler):
     """One decision for all ranks: K travels to the workers in the SchedulerOutput."""
 
-    policy: Policy
+    policy: SteerablePolicy
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,15 +63,15 @@ class DraftingScheduler(Scheduler):
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
         ragged = self.brings_drafts and current_platform.is_cpu()
-        # The largest K, until the gateway has seen it draft and steers.
-        self.policy = Controller(
+        self.policy = policy(
+            os.environ.get(VARIABLE, FULL),
             k_max,
             rng=Random(0),
             grows=ragged,
             catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
-            objective=FIXED,
-            k=k_max,
         )
+        # The largest K, until the gateway has seen it draft and steers.
+        self.policy.steer(objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Ran] = deque()
         self._account = Account(k_max)
@@ -231,10 +233,9 @@ class DraftingScheduler(Scheduler):
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The gateway's way in, over the engine core's utility calls: `state`, `steer` with
-        Controller.steer's arguments, `begin_with` measured `cells`, or the `recent` steps. What is
-        wrong with the arguments comes back as {"error": text}."""
+        SteerablePolicy.steer's arguments, `begin_with` measured `cells`, or the `recent` steps.
+        What is wrong with the arguments comes back as {"error": text, "field": name}."""
         policy = self.policy
-        assert isinstance(policy, Controller)
         self._observe()
         try:
             if command == "steer":
@@ -245,9 +246,9 @@ class DraftingScheduler(Scheduler):
                 steps = [step._asdict() | {"load": step.load._asdict()} for step in self.recent]
                 return {"steps": steps}
             elif command != "state":
-                raise ValueError(f"unknown command {command!r}")
-        except ValueError as error:
-            return {"error": str(error)}
+                raise ObjectiveError("command", f"is unknown: {command!r}")
+        except ObjectiveError as error:
+            return {"error": str(error), "field": error.field}
         return policy.snapshot()
 
 

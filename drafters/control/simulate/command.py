@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from drafters.control.simulate.compare import (
 from drafters.control.simulate.fit import Ratio, published, replay
 from drafters.control.simulate.measured import measured
 from drafters.control.simulate.plot import draw
+from drafters.control.variants import FULL, NAMES
 from drafters.markdown import columns
 
 SEED = 1
@@ -32,16 +34,22 @@ def main(argv: Sequence[str]) -> int:
     played, machine = replay(), None
     if arguments.costs is not None:
         try:
-            machine = measured(arguments.costs)
+            machine = measured(arguments.costs, arguments.acceptance)
         except (OSError, ValueError) as error:
             print(f"aerie simulate: {error}", file=sys.stderr)
             return 1
     places = [*played.places, *(machine.places if machine is not None else ())]
     steadies = [
-        steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(places)
+        steady(place, arguments.seed + i, arguments.steps, arguments.policy)
+        for i, place in enumerate(places)
     ]
-    loads = [moving(name, arguments.seed, arguments.replicas) for name in traces()]
-    print(_report(played.ratios, steadies, loads))
+    last = machine.places[-1] if machine is not None else None
+    loads = [
+        moving(name, arguments.seed, arguments.replicas, arguments.policy, last)
+        for name in traces()
+    ]
+    device = published()["cpu"]["hardware"] if machine is None else str(arguments.costs)
+    print(_report(played.ratios, steadies, loads, device))
     if machine is not None:
         errors = machine.errors
         print(
@@ -56,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence[Moving]) -> str:
+def _report(
+    ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence[Moving], machine: str
+) -> str:
     lines = ["Published speedups of P-EAGLE at fixed K, replayed (* used in the fit):"]
     for name in dict.fromkeys(ratio.table for ratio in ratios):
         facts = published()[name]
@@ -80,7 +90,7 @@ def _report(ratios: Sequence[Ratio], steadies: Sequence[Steady], loads: Sequence
         shares = [f"{s.over_none:.2f}", f"{s.over_best:.3f}", f"{100 * s.probe_share:.2f}%"]
         rows.append([place.table, place.workload, *ks, *shares])
     lines += columns(rows)
-    lines += ["", f"Moving load ({published()['cpu']['hardware']}), in tokens/s:"]
+    lines += ["", f"Moving load ({machine}), in tokens/s:"]
     counts = sorted(loads[0].fixed)
     heads = ["trace", *(f"K={k}" for k in counts), "adaptive", "over best", "oracle", "probes"]
     rows = [heads]
@@ -125,8 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a drawing")
     parser.add_argument(
         "--costs", type=Path, metavar="FILE.jsonl",
-        help="hardware as measured by `aerie bench device`, beside the published",
+        help="hardware as measured by `aerie bench device` or `sweep`, beside the published, and "
+        "under the moving loads",
     )  # fmt: skip
+    parser.add_argument(
+        "--acceptance", type=_shares, default=(), metavar="S,S",
+        help="share of drafts accepted up to each position, for --costs [HumanEval's, published]",
+    )  # fmt: skip
+    parser.add_argument("--policy", choices=NAMES, default=FULL, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument(
         "--replicas", type=_positive, default=1, metavar="N",
@@ -138,6 +154,13 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"[{SEED}]")
     return parser
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(map(float, text.split(",")))
+    if any(not 0.0 <= b <= a for a, b in pairwise((1.0, *shares))):
+        raise argparse.ArgumentTypeError(f"{text} does not fall from 1 to 0")
+    return shares
 
 
 def _positive(text: str) -> int:

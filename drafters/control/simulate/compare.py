@@ -7,14 +7,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from drafters.config import DrafterConfig
 from drafters.control.calibration import Calibration
-from drafters.control.controller import Controller
 from drafters.control.fixed import Fixed
-from drafters.control.policy import Load, Policy, Step
+from drafters.control.policy import Load, Policy, SteerablePolicy, Step
 from drafters.control.simulate.engine import NOISE, Engine, Request, Totals
 from drafters.control.simulate.fit import Place, cpu
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
+from drafters.control.variants import FULL, policy
 
 STEPS = 3000  # at each published place, the controller's first ones included
 CALIBRATED_STEPS = 16  # a cell
@@ -109,26 +110,33 @@ def calibrate(hardware: Hardware, k_max: int, max_requests: int, rng: random.Ran
     )
 
 
-def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
-    """A closed loop of as many endless requests as the place's concurrency."""
+def adaptive(
+    name: str, hardware: Hardware, k_max: int, max_requests: int, rng: random.Random
+) -> SteerablePolicy:
+    """A policy by name (variants.py), calibrated."""
+    made = policy(name, k_max, rng=rng, catch_up_tokens=DrafterConfig.catch_up_tokens)
+    made.begin_with(calibrate(hardware, k_max, max_requests, rng).cells)
+    return made
+
+
+def steady(place: Place, seed: int, steps: int = STEPS, name: str = FULL) -> Steady:
+    """A closed loop of as many endless requests as the place's concurrency, under a policy."""
     rng = random.Random(seed)
-    policy = Controller(
-        place.k_max, rng=rng, calibration=calibrate(place.hardware, place.k_max, 128, rng)
-    )
+    policy = adaptive(name, place.hardware, place.k_max, 128, rng)
     trace = Clients(
         [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=10**9)
     )
     totals = Engine(place.hardware, policy, trace, rng, asynchronous=True).run(steps)
     survival = list(place.survival)
     rates = [place.hardware.rate(place.concurrency, k, survival) for k in range(place.k_max + 1)]
-    adaptive = totals.expected_tokens / totals.expected_s
+    rate = totals.expected_tokens / totals.expected_s
     state = policy.snapshot()
     return Steady(
         place,
         rates.index(max(rates)),
         state["k"],
-        adaptive / max(rates),
-        adaptive / rates[0],
+        rate / max(rates),
+        rate / rates[0],
         state["probe_seconds"] / state["busy_seconds"],
     )
 
@@ -156,12 +164,16 @@ def traces() -> dict[str, tuple[MakeTrace, bool]]:
     }  # fmt: skip
 
 
-def moving(name: str, seed: int, replicas: int = 1) -> Moving:
-    """A moving load on independent replicas of the CPU engine: each has its own controller."""
-    hardware, survival = cpu()
+def moving(
+    name: str, seed: int, replicas: int = 1, policy_name: str = FULL, place: Place | None = None
+) -> Moving:
+    """A moving load on independent replicas, each with its own controller: of the CPU engine, or of
+    the machine and the acceptance of a place."""
+    hardware, survival = cpu() if place is None else (place.hardware, place.survival)
+    k_max = CPU_K_MAX if place is None else place.k_max
     make, is_open = traces()[name]
 
-    def value(policies: Callable[[random.Random], Policy]) -> tuple[float, Totals, Policy]:
+    def value(policies: Callable[[random.Random], Policy]) -> tuple[float, Totals]:
         tokens = seconds = 0.0
         for replica in range(replicas):
             rng = random.Random(seed + replica)
@@ -172,24 +184,25 @@ def moving(name: str, seed: int, replicas: int = 1) -> Moving:
             tokens += totals.tokens
             # The open loop makes the same tokens whatever K is; what differs is the wait.
             seconds += totals.waited_s if is_open else totals.elapsed_s
-        return tokens / seconds, totals, policy
+        return tokens / seconds, totals
 
     def pinned(k: int) -> Callable[[random.Random], Policy]:
-        return lambda rng: Fixed(k, CPU_K_MAX)
+        return lambda rng: Fixed(k, k_max)
 
-    fixed = {k: value(pinned(k))[0] for k in range(CPU_K_MAX + 1)}
-    adaptive, totals, policy = value(
-        lambda rng: Controller(
-            CPU_K_MAX, rng=rng, calibration=calibrate(hardware, CPU_K_MAX, 48, rng)
-        )
-    )
-    assert isinstance(policy, Controller)
-    state = policy.snapshot()
+    fixed = {k: value(pinned(k))[0] for k in range(k_max + 1)}
+    made: list[SteerablePolicy] = []
+
+    def adapting(rng: random.Random) -> Policy:
+        made.append(adaptive(policy_name, hardware, k_max, 48, rng))
+        return made[-1]
+
+    speed, totals = value(adapting)
+    state = made[-1].snapshot()
     return Moving(
         name,
         fixed,
-        adaptive,
-        value(lambda rng: Oracle(hardware, survival, CPU_K_MAX))[0],
+        speed,
+        value(lambda rng: Oracle(hardware, survival, k_max))[0],
         state["probe_seconds"] / state["busy_seconds"],
         totals.timeline,
     )

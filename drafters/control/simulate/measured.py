@@ -1,4 +1,4 @@
-"""Simulated hardware from steps that were measured: `aerie bench device` writes them down."""
+"""Simulated hardware from steps that were measured, by `aerie bench device` or in a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from drafters.control.simulate.fit import FITTED_WORKLOAD, P_EAGLE, Place, curves
 from drafters.control.simulate.hardware import Hardware
@@ -20,7 +20,8 @@ class Cell(NamedTuple):
     requests: int
     k: int
     seconds: float
-    draft_seconds: float  # of `seconds`, in the drafter's pass; 0 at K = 0
+    draft_seconds: float  # of `seconds`, in the drafter's pass; 0 at K = 0, or where unknown
+    steps: tuple[tuple[int, float], ...] = ()  # (K, share) of a sweep's cell, whose K may vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +30,32 @@ class Measured:
 
     cells: tuple[Cell, ...]
     hardware: Hardware
+    survival: tuple[float, ...]  # of the drafts
 
     @property
     def errors(self) -> list[float]:
         """Relative and absolute, of each cell's step."""
-        steady = self.hardware.steady
-        return [abs(steady(c.requests, c.k) / c.seconds - 1.0) for c in self.cells]
+        return [abs(_seconds(self.hardware, cell) / cell.seconds - 1.0) for cell in self.cells]
 
     @property
     def places(self) -> list[Place]:
-        """Every measured batch; acceptance is the one published for HumanEval."""
-        survival = tuple(curves()[FITTED_WORKLOAD, P_EAGLE])
-        k_max = min(len(survival), max(cell.k for cell in self.cells))
+        """Every measured batch."""
+        k_max = min(len(self.survival), max(cell.k for cell in self.cells))
         batches = sorted({cell.requests for cell in self.cells})
         return [
-            Place("measured", FITTED_WORKLOAD, requests, k_max, self.hardware, survival)
+            Place("measured", FITTED_WORKLOAD, requests, k_max, self.hardware, self.survival)
             for requests in batches
         ]
 
 
-def measured(file: Path) -> Measured:
-    """Costs fitted to the cells of K = 0 and of each K in a file of `aerie bench device`.
+def measured(file: Path, survival: Sequence[float] = ()) -> Measured:
+    """Costs fitted to the cells of K = 0 and of each K in a file of `aerie bench device`, or to
+    those of our gateway in one of `aerie bench sweep` (its steps read prompts too, so that costs
+    are a little too high).
 
-    ValueError where there are none, or too few to tell the costs of a step from each other.
+    `survival` is the share of drafts accepted up to each position; without it the one published
+    for HumanEval. ValueError where there are no such cells, or too few to tell the costs of a step
+    from each other.
     """
     cells = []
     for line in file.read_text("utf-8").splitlines():
@@ -60,10 +64,26 @@ def measured(file: Path) -> Measured:
         if method in ("off", "k") and "step_ms" in entry:
             draft = entry.get("draft_ms", 0.0)
             cells.append(Cell(entry["key"][1], entry["k"], entry["step_ms"] / 1e3, draft / 1e3))
-    batches, ks = {cell.requests for cell in cells}, {cell.k for cell in cells}
+        elif method in ("off", "k", "adaptive") and entry.get("steps"):
+            cells.append(_of_sweep(entry))
+    batches = {cell.requests for cell in cells}
+    ks = {k for cell in cells for k, _ in cell.steps or ((cell.k, 1.0),)}
     if len(batches) < 2 or len(ks) < 3 or 0 not in ks:
         raise ValueError(f"{file}: wanted are steps of two batches at K = 0 and two other K")
-    return Measured(tuple(cells), _fitted(cells))
+    curve = tuple(survival) or tuple(curves()[FITTED_WORKLOAD, P_EAGLE])
+    return Measured(tuple(cells), _fitted(cells), curve)
+
+
+def _of_sweep(entry: dict[str, Any]) -> Cell:
+    steps = {int(k): count for k, count in entry["steps"].items()}
+    total = sum(steps.values())
+    shares = tuple((k, count / total) for k, count in steps.items())
+    return Cell(entry["key"][1], max(steps), entry["decode_seconds"] / total, 0.0, shares)
+
+
+def _seconds(hardware: Hardware, cell: Cell) -> float:
+    steps = cell.steps or ((cell.k, 1.0),)
+    return sum(share * hardware.steady(cell.requests, k) for k, share in steps)
 
 
 def _fitted(cells: Sequence[Cell]) -> Hardware:
@@ -72,10 +92,11 @@ def _fitted(cells: Sequence[Cell]) -> Hardware:
 
     def loss(p: Sequence[float]) -> float:
         device, total = hardware(p), 0.0
-        for requests, k, seconds, draft_seconds in cells:
-            total += math.log(device.steady(requests, k) / seconds) ** 2
-            if draft_seconds:
-                total += math.log(device.draft(requests, k) / draft_seconds) ** 2
+        for cell in cells:
+            total += math.log(_seconds(device, cell) / cell.seconds) ** 2
+            if cell.draft_seconds:
+                drafting = device.draft(cell.requests, cell.k)
+                total += math.log(drafting / cell.draft_seconds) ** 2
         return total
 
     least = min(cell.seconds for cell in cells)

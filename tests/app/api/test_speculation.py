@@ -16,7 +16,8 @@ from app.engine.steering import Steering
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import Settings, load
-from drafters.control.controller import Controller
+from drafters.control import variants
+from drafters.control.policy import SteerablePolicy
 
 SETTINGS = load({"calibration_s": 0}, {}, preset="embedded")
 PATH = "/v1/speculation"
@@ -26,7 +27,9 @@ class Core:
     """An engine that answers unless it is stopped."""
 
     def __init__(self) -> None:
-        self.policy = Controller(5, rng=random.Random(0))
+        self.policy: SteerablePolicy = variants.policy(
+            variants.FULL, 5, rng=random.Random(0), catch_up_tokens=256
+        )
         self.stopped = False
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -90,3 +93,13 @@ def test_an_engine_that_stands_still_is_told_in_time(
     engine.core.stopped = False
     time.sleep(0.1)
     assert client.request(method, PATH, **body).status_code == 200
+
+
+def test_policies_that_are_compared_take_turns_by_patch(
+    client: TestClient, engine: SteeredEngine
+) -> None:
+    engine.core.policy = variants.policy("turns", 5, rng=random.Random(0), catch_up_tokens=256)
+    for name in ("small", "without-runs", "full"):
+        told = client.patch(PATH, json={"objective": f"policy:{name}"})
+        assert told.status_code == 200, told.text
+    assert client.patch(PATH, json={"objective": "fixed", "k": 3}).json()["why"].startswith("3 dr")

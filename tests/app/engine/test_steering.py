@@ -14,6 +14,7 @@ from app.engine.steering import Steering
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
+from drafters.control.objective import ObjectiveError
 from drafters.control.policy import Load, Run, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
@@ -63,8 +64,8 @@ class Core:
         if command == "steer":
             try:
                 self.policy.steer(**arguments)
-            except ValueError as error:
-                return {"error": str(error)}
+            except ObjectiveError as error:
+                return {"error": str(error), "field": error.field}
         return self.policy.snapshot()
 
     async def occupy(self, requests: int, tokens: int) -> None:
@@ -196,3 +197,25 @@ def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
         assert third.commands[-1] == ("steer", {"objective": "throughput"})
 
     asyncio.run(scenario())
+
+
+def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    told = steering(Core(), clock=lambda: now[0])
+    state = {"totals": {"decode_seconds": 0.0, "plain_seconds": 0.0}}
+    with caplog.at_level("INFO", logger="app.engine.steering"):
+        for seconds, requests, k in (
+            (0, 0, 5),
+            (1, 2, 5),
+            (2, 2, 3),
+            (30, 2, 0),
+            (61, 2, 0),
+            (62, 2, 0),
+            (63, 2, 5),
+        ):
+            now[0] = float(seconds)
+            told.sample({**state, "requests": requests, "k": k, "why": f"why {k} at {seconds}"})
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["speculation: why 5 at 1", "speculation: why 0 at 61"]

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from drafters.control.controller import LATENCY, OBJECTIVES, Controller
+from drafters.control.controller import Controller
 from drafters.control.fixed import Fixed
+from drafters.control.objective import LATENCY, OBJECTIVES
 from drafters.control.policy import Load, Policy, Run, Step
 from drafters.control.probing import ADVANCE, SHARE
 from drafters.control.simulate.engine import Totals

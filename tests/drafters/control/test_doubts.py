@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from drafters.control.controller import FIXED, LATENCY, OFF, THROUGHPUT, Controller
+from drafters.control.controller import Controller
 from drafters.control.cost import Cell
 from drafters.control.forecast import VERIFYING, Forecast
+from drafters.control.objective import FIXED, LATENCY, OFF, THROUGHPUT
 from drafters.control.policy import Load, Run, Step
 
 K_MAX, BATCH = 8, 4

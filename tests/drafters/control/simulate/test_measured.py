@@ -42,6 +42,23 @@ def test_costs_are_those_that_the_steps_were_made_of(tmp_path: Path) -> None:
     assert {place.k_max for place in found.places} == {7}
 
 
+def test_cells_of_a_sweep_are_read_too_whose_k_varied(tmp_path: Path) -> None:
+    lines = []
+    for method, counts in (("off", {0: 40}), ("k:3", {3: 40}), ("adaptive", {0: 10, 3: 20, 7: 70})):
+        for batch in (1, 8, 32):
+            seconds = sum(count * TRUE.steady(batch, k) for k, count in counts.items())
+            steps = {str(k): count for k, count in counts.items()}
+            cell = {"key": [method, batch, 0], "steps": steps, "decode_seconds": seconds}
+            lines.append({"kind": "cell", **cell})
+    lines.append({"kind": "cell", "key": ["none", 1, 0], "tokens_per_second": 9.0})
+    file = tmp_path / "sweep.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measured(file, (0.6, 0.3, 0.1))
+    assert max(found.errors) < 0.02 and len(found.cells) == 9
+    assert found.hardware.steady(16, 5) == pytest.approx(TRUE.steady(16, 5), rel=0.05)
+    assert {place.survival for place in found.places} == {(0.6, 0.3, 0.1)}
+
+
 def test_too_few_steps_are_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,1 @@
+"""K by expected tokens per second: a cost table, an acceptance curve, rare bounded trials."""

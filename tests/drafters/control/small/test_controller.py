@@ -1,0 +1,367 @@
+"""The small controller on simulated engines: what it picks, what that costs, what it tells."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drafters.control.fixed import Fixed
+from drafters.control.objective import FIXED, LATENCY, OBJECTIVES, OFF, THROUGHPUT, Objective
+from drafters.control.policy import Load, Step
+from drafters.control.simulate.engine import Totals
+from drafters.control.simulate.hardware import Hardware
+from drafters.control.small.controller import Controller
+from drafters.control.small.tuning import Tuning
+from tests.drafters.control.engines import (
+    CODE,
+    CPU,
+    MIXED,
+    PROSE,
+    SMOLLM2,
+    TWO_CORES,
+    best,
+    calibration,
+    engine,
+)
+
+K_MAX = 7
+
+
+def controller(
+    calibrated: bool = True, hardware: Hardware = CPU, k_max: int = K_MAX, **options: Any
+) -> Controller:
+    made = Controller(k_max, **options)
+    if calibrated:
+        made.begin_with(calibration(hardware, k_max).cells)
+    return made
+
+
+def share(totals: Totals, requests: int, survival: list[float]) -> float:
+    """Of the best fixed K's rate, luck taken out."""
+    k = best(CPU, requests, survival, K_MAX)
+    return totals.expected_tokens / totals.expected_s / CPU.rate(requests, k, survival)
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize("survival", [PROSE, CODE], ids=["prose", "code"])
+@pytest.mark.parametrize("requests", [1, 6, 20, 48])
+def test_at_a_steady_load_it_is_as_good_as_the_best_fixed_k(
+    requests: int, survival: list[float], calibrated: bool
+) -> None:
+    """Catches: acceptance at the wrong position; the cost of the wrong batch."""
+    shares = []
+    for seed in (2, 3) if calibrated else (2,):
+        run = engine(
+            controller(calibrated), [(math.inf, requests)], survival=survival, output=10**9,
+            seed=seed,
+        )  # fmt: skip
+        run.run(steps=300 if calibrated else 1200)
+        run.totals = Totals()
+        shares.append(share(run.run(steps=700), requests, survival))
+    assert max(shares) >= (0.98 if calibrated else 0.96) and min(shares) >= 0.95, shares
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16, 64])
+def test_the_first_half_minute_at_a_load_is_near_the_best(requests: int) -> None:
+    """After a calibration that knows neither this batch nor the costs' shape, prompts included."""
+    ratios = []
+    for seed in range(2):
+        policies = [*(Fixed(k, 11) for k in (0, 1, 3, 5)), controller(True, TWO_CORES, 11)]
+        rates = []
+        for policy in policies:
+            totals = engine(
+                policy, [(math.inf, requests)], hardware=TWO_CORES, survival=MIXED, prompt=85,
+                output=128, noise=0.08, asynchronous=False, seed=seed,
+            ).run(until=30.0)  # fmt: skip
+            rates.append(totals.tokens / totals.elapsed_s)
+        ratios.append(rates[-1] / max(rates[:-1]))
+    assert statistics.mean(ratios) > 0.95, ratios
+
+
+def test_a_load_that_jumps_is_followed_at_once() -> None:
+    run = engine(controller(), [(10.0, 1), (14.0, 48), (24.0, 1)], output=60)
+    ks: dict[str, Counter[int]] = {"before": Counter(), "burst": Counter(), "after": Counter()}
+    for step in run.steps():
+        now, requests = run.totals.elapsed_s, step.load.requests
+        if 2.0 < now < 10.0:
+            ks["before"][step.k] += 1
+        elif now < 14.0 and requests > 40:
+            ks["burst"][step.k] += 1
+        elif now > 16.0 and requests == 1:
+            ks["after"][step.k] += 1
+    for phase, requests in (("before", 1), ("burst", 48), ("after", 1)):
+        total = sum(ks[phase].values())
+        top = max(CPU.rate(requests, k, PROSE) for k in range(K_MAX + 1))
+        good = sum(n for k, n in ks[phase].items() if CPU.rate(requests, k, PROSE) > 0.97 * top)
+        assert total > 100 and good / total > 0.93, (phase, ks[phase])
+
+
+def plain_steps(policy: Controller, requests: int, count: int, prompts: int = 0) -> list[int]:
+    chosen = []
+    for _ in range(count):
+        load = Load(requests, prefill_tokens=prompts, context_tokens=200 * requests)
+        chosen.append(policy.choose(load))
+        policy.observe(Step(load, 0, CPU.steady(requests, 0) + 1e-4 * prompts, requests, (), ()))
+    return chosen
+
+
+def test_between_two_bursts_the_drafter_does_not_catch_up() -> None:
+    """Catches: the price of leaving K = 0 ignored. A wave of requests ends: for some steps few are
+    left, and drafts would gain. To read what the drafter has not seen would take longer."""
+    policy = controller(tuning=Tuning(optimism=0.0))
+    policy.choose(Load(48))
+    assert set(plain_steps(policy, 48, 1, prompts=3000) + plain_steps(policy, 48, 100)) == {0}
+    assert set(plain_steps(policy, 4, 15)) == {0}
+    assert "must read first" in policy.snapshot()["why"]
+    assert set(plain_steps(policy, 48, 20)) == {0}
+    assert plain_steps(policy, 4, 200)[-1] > 0
+
+
+def test_who_turns_drafts_on_does_not_wait_until_they_pay() -> None:
+    chosen = {}
+    for objective in (OFF, THROUGHPUT):
+        policy = controller(objective=Objective(objective), tuning=Tuning(optimism=0.0))
+        policy.choose(Load(48))
+        read = Load(4, prefill_tokens=400, context_tokens=1000)
+        policy.observe(Step(read, 0, CPU.steady(4, 0) + 0.04, 4, (), ()))
+        policy.steer(objective=THROUGHPUT)
+        chosen[objective] = policy.choose(Load(4, context_tokens=1000))
+    assert chosen[OFF] > 0 == chosen[THROUGHPUT]
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.5])
+def test_another_k_must_promise_more_than_the_hysteresis(gain: float) -> None:
+    """Catches: hysteresis inverted or ignored."""
+    policy = controller()
+    engine(policy, [(math.inf, 1)], output=10**9).run(steps=200)
+    estimate = policy._appraise(Load(1))
+    other = next(k for k in range(1, K_MAX) if k != policy._k)
+    values = [1.0] * (K_MAX + 1)
+    values[other] += gain * policy._tuning.hysteresis
+    before = policy._k
+    object.__setattr__(estimate, "values", values)
+    policy._switch(estimate)
+    assert policy._k == (other if gain > 1.0 else before)
+
+
+def test_noise_does_not_make_it_switch() -> None:
+    policy = controller()
+    engine(policy, [(math.inf, 1)], noise=0.1, output=10**9).run(steps=2500)
+    assert policy.snapshot()["switches"] <= 40
+
+
+def test_pauses_do_not_make_it_worse() -> None:
+    shares = []
+    for seed in range(3):
+        run = engine(controller(), [(math.inf, 6)], pauses=0.005, output=10**9, seed=seed)
+        shares.append(share(run.run(steps=3000), 6, PROSE))
+    assert statistics.median(shares) >= 0.98
+
+
+@pytest.mark.parametrize(("requests", "survival"), [(1, PROSE), (6, CODE), (20, PROSE), (48, CODE)])
+def test_what_trials_lose_is_bounded(requests: int, survival: list[float]) -> None:
+    """Catches: the budget of trials ignored."""
+    policy = controller()
+    totals = engine(policy, [(math.inf, requests)], survival=survival, output=200).run(steps=3000)
+    state = policy.snapshot()
+    most_of_one = 0.3 * CPU.rate(requests, 0, survival)  # a trial's excess over its prediction
+    allowed = policy._tuning.probe_share * totals.tokens + most_of_one
+    assert sum(state["probes"].values()) > 0
+    assert state["probe_tokens"] <= allowed
+    assert state["busy_seconds"] == pytest.approx(totals.busy_s, rel=0.01)
+
+
+def test_an_unused_allowance_is_not_saved_for_a_burst() -> None:
+    policy = controller()
+    engine(policy, [(120.0, 1)], hardware=SMOLLM2, output=60).run()
+    assert policy._allowance < 0.01 * 60.0 * SMOLLM2.rate(1, 5, PROSE)
+
+
+def test_a_burst_ends_a_trial_that_was_for_fewer() -> None:
+    policy = controller()
+    run = engine(policy, [(math.inf, 2)], output=10**9)
+    while policy._probe is None:
+        run.run(steps=run.totals.steps + 1)
+    policy.choose(Load(48))
+    assert policy._probe is None or policy._probe.requests == 48
+
+
+def test_a_workload_that_stops_drafting_well_is_noticed() -> None:
+    policy = controller()
+    run = engine(policy, [(math.inf, 20)], survival=CODE, output=10**9)
+    run.run(steps=400)
+    assert policy.snapshot()["k"] > 0
+    for request in run._running:
+        request.survival = [0.1 * 0.1**i for i in range(K_MAX)]
+    run.run(steps=800)
+    assert policy.snapshot()["k"] == 0
+
+
+def test_at_zero_it_notices_that_drafts_have_become_good() -> None:
+    policy = controller()
+    bad = [0.05**i for i in range(1, K_MAX + 1)]
+    run = engine(policy, [(math.inf, 6)], survival=bad, output=200)
+    run.run(steps=2000)
+    assert policy.snapshot()["k"] == 0
+    run.trace = engine(policy, [(math.inf, 6)], survival=CODE, output=200).trace
+    run.run(steps=20_000, until=run.totals.elapsed_s + 60.0)
+    assert policy.snapshot()["k"] >= 3
+
+
+@pytest.mark.parametrize("others", [None, 2])
+def test_requests_that_are_not_drafted_for_promise_nothing(others: int | None) -> None:
+    """Two of twenty may draft: that is worth less than the drafter's pass for all."""
+    limits = (*[0] * 9, others)
+    policy = controller()
+    run = engine(policy, [(math.inf, 20)], survival=CODE, output=100, limits=limits)
+    run.run(steps=200)
+    assert policy.snapshot()["k"] == 0
+    everyone = controller()
+    engine(everyone, [(math.inf, 20)], survival=CODE, output=100).run(steps=200)
+    assert everyone.snapshot()["k"] > 0
+
+
+def test_a_k_beyond_everybodys_limit_is_not_chosen() -> None:
+    policy = controller()
+    engine(policy, [(math.inf, 1)], survival=CODE, output=10**9, limits=(2,)).run(steps=1500)
+    assert policy.snapshot()["k"] == 2
+
+
+def test_plain_steps_just_after_drafts_do_not_tell_what_plain_steps_take() -> None:
+    """As on two cores of a Xeon: a fifth slower at first, and slower for a tenth of a second."""
+    policy, drafts, plain_s = controller(), 0, math.inf
+    for _ in range(6_000):
+        load = Load(1, draft_tokens=drafts)
+        k = policy.choose(load)
+        seconds = CPU.target(1, 1 + drafts) + CPU.draft(1, k)
+        if k == drafts == 0:
+            seconds *= 1.0 + 0.25 * math.exp(-plain_s / 0.04)
+            plain_s += seconds
+        else:
+            plain_s = 0.0
+        accepted = tuple(int(i < 2) for i in range(drafts))
+        policy.observe(Step(load, k, seconds, 1 + sum(accepted), (1,) * drafts, accepted))
+        drafts = k
+    assert policy.snapshot()["k"] > 0 and policy.snapshot()["probes"]["plain"] > 1
+    assert policy.costs.row(1)[0][0] == pytest.approx(CPU.steady(1, 0), rel=0.05)
+
+
+@pytest.mark.parametrize("requests", [1, 8, 20, 32])
+def test_seconds_without_drafts_agree_with_an_engine_that_never_drafts(requests: int) -> None:
+    policy = controller()
+    run = engine(policy, [(12.0, requests)], output=100)
+    without = actual = 0.0
+    for step in run.steps():
+        without += policy.without_drafts(step)
+        actual += step.seconds
+    plain = engine(controller(objective=Objective(OFF)), [(12.0, requests)], output=100).run()
+    truth = (run.totals.tokens / actual) / (plain.tokens / plain.busy_s)
+    assert without / actual == pytest.approx(truth, rel=0.05)
+
+
+def test_latency_holds_its_target_if_any_k_does_and_else_comes_closest() -> None:
+    policy = controller(objective=Objective(LATENCY, tpot_s=1.0))
+    run = engine(policy, [(math.inf, 6)], output=10**9)
+    run.run(steps=800)
+    top = best(CPU, 6, PROSE, K_MAX)
+    assert CPU.rate(6, policy.snapshot()["k"], PROSE) > 0.97 * CPU.rate(6, top, PROSE)
+    policy.steer(tpot_s=1e-6)
+    run.run(steps=1600)
+    assert CPU.rate(6, policy.snapshot()["k"], PROSE) > 0.97 * CPU.rate(6, top, PROSE)
+
+
+def test_steering_takes_effect_at_the_next_step() -> None:
+    policy = controller()
+    engine(policy, [(math.inf, 1)], output=10**9).run(steps=100)
+    assert policy.choose(Load(1)) > 0
+    policy.steer(objective=OFF)
+    assert policy.choose(Load(1)) == policy.most == 0
+    policy.steer(objective=FIXED, k=7)
+    assert policy.choose(Load(64)) == policy.most == 7
+    policy.steer(k=2)
+    assert policy.choose(Load(64)) == 2
+    policy.steer(objective=THROUGHPUT)
+    assert policy.choose(Load(1)) != 0 and policy.most == K_MAX
+
+
+def test_what_start_up_measured_with_says_nothing_of_requests() -> None:
+    measured = Controller(K_MAX)
+    measured.steer(objective=FIXED, k=K_MAX)
+    bad = [0.1**i for i in range(1, K_MAX + 1)]
+    engine(measured, [(math.inf, 8)], survival=bad, prompt=8, output=10).run(steps=200)
+    measured.begin_with(calibration(CPU, K_MAX).cells)
+    believed, fresh = measured.snapshot(), controller().snapshot()
+    for key in ("acceptance", "totals"):
+        assert believed[key] == fresh[key]
+
+
+def test_several_steps_at_once_tell_as_much() -> None:
+    shape = [(2.0, 1), (1.0, 30), (2.0, 6), (0.5, 48), (2.0, 2)] * 3
+    ratios = []
+    for seed in range(3):
+        made = []
+        for together in (True, False):
+            run = engine(
+                controller(), shape, hardware=TWO_CORES, survival=CODE, output=40,
+                together=together, seed=seed,
+            )  # fmt: skip
+            totals = run.run()
+            made.append(totals.expected_tokens / totals.expected_s)
+        ratios.append(made[0] / made[1])
+    assert statistics.median(ratios) >= 0.98
+
+
+def test_it_is_patient_where_it_knows_the_batch_and_no_trial_waits() -> None:
+    policy = controller(calibrated=False)
+    assert policy.patience == 2
+    run = engine(policy, [(math.inf, 1)], output=10**9, together=True)
+    seen: Counter[int] = Counter()
+    while run.totals.steps < 2000:
+        run.run(steps=run.totals.steps + 1)
+        seen[policy.patience] += 1
+    assert seen[16] > 1000 and seen[1] > 0
+
+
+def test_the_snapshot_is_plain_json_at_any_time() -> None:
+    for name in OBJECTIVES:
+        options = {FIXED: {"k": 1}, LATENCY: {"tpot_s": 0.01}}.get(name, {})
+        policy = controller(calibrated=False, objective=Objective(name, **options))  # type: ignore[arg-type]
+        json.dumps(policy.snapshot(), allow_nan=False)
+        engine(policy, [(math.inf, 3)], output=50).run(steps=200)
+        state = json.loads(json.dumps(policy.snapshot(), allow_nan=False))
+        assert state["requests"] == 3 and len(state["acceptance"]) == K_MAX
+        assert [row["position"] for row in state["acceptance"]] == list(range(1, K_MAX + 1))
+        assert [row["k"] for row in state["costs"]] == list(range(K_MAX + 1))
+        assert state["why"]
+
+
+def test_a_decision_takes_microseconds() -> None:
+    """The best of many: what the code costs, not what the machine does meanwhile."""
+    policy = controller(k_max=15)
+    engine(policy, [(math.inf, 20)], output=50).run(steps=500)
+    times = []
+    for attempt in range(1000):
+        load = Load(10 + attempt % 30, context_tokens=5000)  # never the batch of the step before
+        began = time.perf_counter()
+        policy.choose(load)
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[20] < 250e-6
+
+
+def test_the_constants_are_at_most_fifteen() -> None:
+    assert len(Tuning.__dataclass_fields__) <= 15
+
+
+def test_an_engine_that_never_calibrated_learns_in_service() -> None:
+    policy = controller(calibrated=False)
+    assert policy.choose(Load(4)) == 0 and "no step has been measured" in policy.snapshot()["why"]
+    rng = random.Random(0)
+    engine(policy, [(math.inf, 4)], survival=CODE, output=100, seed=rng.randrange(9)).run(steps=300)
+    assert policy.snapshot()["k"] > 0

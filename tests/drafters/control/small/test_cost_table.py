@@ -1,0 +1,173 @@
+"""Costs by batch and K: interpolation, order, and what a disturbance may not change."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.control.cost import Cell
+from drafters.control.small.cost_table import CostTable, bucket_of, monotone
+from drafters.control.small.tuning import Tuning
+from tests.drafters.control.engines import CPU, TWO_CORES, calibration
+
+K_MAX = 7
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(clock: Clock | None = None) -> CostTable:
+    found = CostTable(K_MAX, Tuning(), clock or Clock())
+    found.load(calibration(CPU, K_MAX).cells)
+    return found
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 4, 6, 8, 12, 16, 24, 48, 64])
+def test_a_calibration_of_a_few_batches_and_k_tells_of_all_between(requests: int) -> None:
+    """Catches: the cost of another batch; an interpolation that is off."""
+    seconds, _ = table().row(requests)
+    for k in range(K_MAX + 1):
+        assert seconds[k] == pytest.approx(CPU.steady(requests, k), rel=0.03)
+
+
+@pytest.mark.parametrize("requests", [1, 4, 10, 16, 40])
+def test_a_cost_that_is_no_sum_of_the_terms_is_followed_too(requests: int) -> None:
+    found = CostTable(K_MAX, Tuning(), Clock())
+    found.load(calibration(TWO_CORES, K_MAX, steps=1).cells)
+    seconds, _ = found.row(requests)
+    for k in range(K_MAX + 1):
+        assert seconds[k] == pytest.approx(TWO_CORES.steady(requests, k), rel=0.17)
+
+
+def test_steps_teach_their_own_batch_and_leave_others_alone() -> None:
+    """Catches: a step that teaches the entry of another batch."""
+    found = table()
+    before = found.row(1)[0], found.row(64)[0]
+    rng = random.Random(1)
+    for _ in range(300):  # 40% dearer at 8 requests and K = 3, nowhere else
+        for k, factor in ((0, 1.0), (3, 1.4)):
+            seconds = factor * CPU.steady(8, k) * rng.lognormvariate(0.0, 0.03)
+            found.observe(8, k, seconds)
+    assert found.row(8)[0][3] == pytest.approx(1.4 * CPU.steady(8, 3), rel=0.05)
+    assert found.row(8)[0][0] == pytest.approx(CPU.steady(8, 0), rel=0.05)
+    assert found.row(1)[0][0] == pytest.approx(before[0][0], rel=0.05)
+    assert found.row(64)[0][3] == pytest.approx(before[1][3], rel=0.05)
+
+
+def test_what_slows_all_k_alike_is_no_cost_of_the_one_in_force() -> None:
+    found = table()
+    for factor in (1.0, 3.0, 1.0):
+        for _ in range(400):
+            found.observe(4, 3, factor * CPU.steady(4, 3))
+        seconds, _ = found.row(4)
+        assert seconds[3] == pytest.approx(factor * CPU.steady(4, 3), rel=0.03)
+        assert seconds[0] / seconds[3] == pytest.approx(
+            CPU.steady(4, 0) / CPU.steady(4, 3), rel=0.1
+        )
+
+
+def test_a_pause_tells_nothing() -> None:
+    found = table()
+    for _ in range(50):
+        found.observe(4, 3, CPU.steady(4, 3))
+    before = found.row(4)[0]
+    found.observe(4, 3, 20.0 * CPU.steady(4, 3))
+    assert found.row(4)[0] == pytest.approx(before, rel=1e-3)
+
+
+def test_steps_beside_a_busy_process_are_not_believed() -> None:
+    """A few wild steps of another K, among wild ones of the K in force: its cost hardly moves, and
+    it is known as little as before."""
+    found, rng = table(), random.Random(0)
+    for _ in range(200):
+        found.observe(1, 0, CPU.steady(1, 0) * rng.choice((1.0, 2.0, 4.0)))
+    for _ in range(2):
+        found.observe(1, 5, CPU.steady(1, 5) * 8.0)
+    for _ in range(400):
+        found.observe(1, 0, CPU.steady(1, 0))
+    seconds, variances = found.row(1)
+    assert seconds[5] / seconds[0] < 2.5 * CPU.steady(1, 5) / CPU.steady(1, 0)
+    assert variances[5] > 0.1, "it is to be tried again soon"
+
+
+def test_what_was_measured_at_another_pace_or_long_ago_is_doubted() -> None:
+    found = table()
+    for _ in range(100):
+        found.observe(2, 3, CPU.steady(2, 3))
+    fresh = found.row(2)[1][3]
+    for _ in range(2000):
+        found.observe(2, 0, CPU.steady(2, 0))
+    old = found.row(2)[1][3]
+    for _ in range(2000):
+        found.observe(2, 0, 3.0 * CPU.steady(2, 0))
+    slow = found.row(2)[1][3]
+    assert fresh < old < slow and slow > 0.2
+
+
+def test_one_cost_that_is_out_of_order_gives_way_to_those_that_are_known() -> None:
+    """Four steps of K = 1 beside a busy process, 3.5 times as long; the others are well known."""
+    found = CostTable(3, Tuning(), Clock())
+    found.load([Cell(1, 1, 0.0, 3.5 * CPU.steady(1, 1), 4.0)])
+    for _ in range(50):
+        for k in (0, 2, 3):
+            found.observe(1, k, CPU.steady(1, k))
+    assert found.row(1)[0][1] == pytest.approx(CPU.steady(1, 2), rel=0.1)
+
+
+def test_evidence_is_of_the_batch_and_dated_by_the_clock() -> None:
+    clock = Clock()
+    found = table(clock)
+    clock.now = 10.0
+    for _ in range(5):
+        found.observe(8, 2, CPU.steady(8, 2))
+    clock.now = 70.0
+    assert found.evidence(8, 2) == (5, 60.0)
+    assert found.evidence(1, 1) == (5, 70.0), "the calibration's"
+    assert CostTable(3, Tuning(), clock).evidence(1, 1) == (0, 0.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 128), st.integers(0, K_MAX), st.floats(1e-4, 10.0)), min_size=1,
+        max_size=40,
+    ),
+    st.integers(1, 256),
+)  # fmt: skip
+def test_costs_never_fall_with_k_whatever_was_measured(
+    steps: list[tuple[int, int, float]], requests: int
+) -> None:
+    found = CostTable(K_MAX, Tuning(), Clock())
+    for n, k, seconds in steps:
+        found.observe(n, k, seconds)
+    seconds_of, variances = found.row(requests)
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(seconds_of))
+    assert all(s > 0.0 for s in seconds_of) and all(v > 0.0 for v in variances)
+
+
+@given(st.lists(st.tuples(st.floats(-5.0, 5.0), st.floats(0.1, 10.0)), min_size=1))
+def test_monotone_is_the_nearest_rising_sequence(pairs: list[tuple[float, float]]) -> None:
+    values, weights = [v for v, _ in pairs], [w for _, w in pairs]
+    found = monotone(values, weights)
+    assert len(found) == len(values)
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(found))
+    mean = sum(v * w for v, w in pairs) / sum(weights)
+    assert sum(v * w for v, w in zip(found, weights, strict=True)) / sum(weights) == pytest.approx(
+        mean, abs=1e-6
+    )
+    if values == sorted(values):
+        assert found == values
+
+
+def test_buckets_are_half_octaves() -> None:
+    assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 16)] == [0, 2, 3, 4, 5, 5, 6, 8]

@@ -7,9 +7,12 @@
     off        this gateway, objective off: a head is loaded, nothing is drafted
     k:K        this gateway, objective fixed
     adaptive   this gateway, objective throughput
+    policy:NAME
+               this gateway, a policy for K of drafters/control/variants.py; it must have been
+               started with AERIE_POLICY=turns, as `aerie bench ablation` does
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
 
-`off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
+`off`, `k:K`, `adaptive` and `policy:NAME` share one gateway, started with the largest K; a PATCH of
 /v1/speculation goes from one to the next.
 """
 
@@ -20,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "other"]
+Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "policy", "other"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
 _WITH_K = ("eagle3", "vllm", "k")
@@ -32,13 +35,13 @@ class Method:
 
     kind: Kind
     k: int = 0
-    title: str = ""  # of kind "other" only
+    title: str = ""  # of kinds "other" and "policy" only
 
     @property
     def name(self) -> str:
         """As on the command line, and in results."""
-        if self.kind == "other":
-            return f"other:{self.title}"
+        if self.title:
+            return f"{self.kind}:{self.title}"
         return f"{self.kind}:{self.k}" if self.kind in _WITH_K else self.kind
 
     @property
@@ -52,6 +55,7 @@ class Method:
             "off": "K=0",
             "k": f"K={self.k}",
             "adaptive": "adaptive",
+            "policy": self.title,
             "other": self.title,
         }[self.kind]
 
@@ -60,7 +64,7 @@ class Method:
         """Name of the server it runs on: methods of one gateway share it."""
         if self.kind == "other":
             return self.title
-        return GATEWAY if self.kind in ("off", "k", "adaptive") else self.name
+        return GATEWAY if self.kind in ("off", "k", "adaptive", "policy") else self.name
 
     @property
     def changes(self) -> dict[str, Any] | None:
@@ -70,6 +74,7 @@ class Method:
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
             "adaptive": {"objective": "throughput"},
+            "policy": {"objective": f"policy:{self.title}"},
         }
         return changes.get(self.kind)
 
@@ -90,12 +95,12 @@ def _one(text: str) -> Method:
         if not re.fullmatch(r"[1-9][0-9]?", k):
             raise ValueError(f"{text!r}: give K, like {kind}:3")
         return Method(kind, int(k))  # type: ignore[arg-type]
-    if kind == "other":
+    if kind in ("other", "policy"):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", k):
-            raise ValueError(f"{text!r}: name the attached server, like other:llama.cpp")
-        return Method("other", title=k)
+            raise ValueError(f"{text!r}: give a name, like other:llama.cpp or policy:small")
+        return Method(kind, title=k)  # type: ignore[arg-type]
     if colon or kind not in ("none", "plain", "off", "adaptive"):
-        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, other:NAME"
+        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, policy:NAME, other:NAME"
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 

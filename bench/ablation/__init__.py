@@ -1,0 +1,1 @@
+"""Policies for K compared on one engine: windows in turn, paired ratios with intervals."""

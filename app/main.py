@@ -21,6 +21,7 @@ from app.api.head import HeadMiddleware
 from app.api.request_id import RequestId
 from app.api.response_store import ResponseStore
 from app.api.tally import Tally
+from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.page import figures, files
 from app.settings import Settings
@@ -48,6 +49,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
                 await asyncio.to_thread(close)
 
     app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
+    metrics.BUILD_INFO.labels(version("aerie"), VLLM_VERSION).set(1)
     app.state.settings = settings
     app.state.engine = engine
     app.state.desk = desk

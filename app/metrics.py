@@ -18,6 +18,9 @@ def _with(counter: Counter, *values: str) -> Counter:
     return counter
 
 
+BUILD_INFO = Gauge(
+    "aerie_build_info", "1, with the versions of the gateway and of vLLM.", ["version", "vllm"]
+)
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",

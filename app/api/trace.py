@@ -23,6 +23,14 @@ from app.api import request_id, visit
 from app.engine.account import open_trace
 from app.errors import SettingsError
 
+# Path -> operation in the GenAI conventions' words; a span of one is named after it and the model.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}
+PROVIDER = "aerie"
 _W3C = TraceContextTextMapPropagator()
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 # Of a visit's figures, those that OpenTelemetry has names for.
@@ -74,7 +82,7 @@ class Trace:
         headers = Headers(scope=scope)
         given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         with self._tracer.start_as_current_span(
-            f"{_method(scope)} {scope['path']}", _W3C.extract(given), SpanKind.SERVER
+            self._name(scope), _W3C.extract(given), SpanKind.SERVER
         ) as span:
             carried: dict[str, str] = {}
             _W3C.inject(carried)
@@ -92,12 +100,23 @@ class Trace:
             finally:
                 self._describe(span, scope)
 
+    def _name(self, scope: Scope) -> str:
+        """`chat MODEL` for generation, as the GenAI conventions have it; else method and route."""
+        operation = OPERATIONS.get(scope["path"])
+        return f"{operation} {self._model}" if operation else f"{_method(scope)} {scope['path']}"
+
     def _describe(self, span: Span, scope: Scope) -> None:
         attributes: dict[str, Any] = {
             "http.request.method": _method(scope),
+            "http.route": scope["path"],  # one of a fixed set without variables
             "url.path": scope["path"],
+            "url.scheme": scope.get("scheme", "http"),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,  # any other is a 404
             "gen_ai.response.model": self._model,
         }
+        if operation := OPERATIONS.get(scope["path"]):
+            attributes["gen_ai.operation.name"] = operation
         if (number := request_id.given_to(scope).get(request_id.HEADER)) is not None:
             attributes["aerie.request_id"] = number
         for name, value in visit.figures_of(scope).items():

@@ -58,9 +58,11 @@ def test_a_span_continues_the_clients_trace_and_the_engine_continues_the_span() 
     assert f"{span.context.trace_id:032x}" == TRACE_ID
     assert f"{span.parent.span_id:016x}" == PARENT_ID
     assert told == {"traceparent": f"00-{TRACE_ID}-{span.context.span_id:016x}-01"}
-    assert span.name == f"POST {PATH}"
+    assert span.name == "text_completion the-model"
     assert dict(span.attributes or {}) == {
-        "http.request.method": "POST", "url.path": PATH, "http.response.status_code": 200,
+        "http.request.method": "POST", "http.route": PATH, "url.path": PATH, "url.scheme": "http",
+        "http.response.status_code": 200, "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "aerie", "gen_ai.request.model": "the-model",
         "gen_ai.response.model": "the-model", "aerie.request_id": "abc",
     }  # fmt: skip
     assert "marker" not in span.to_json()
@@ -84,7 +86,26 @@ def test_what_the_client_does_not_want_sampled_is_not() -> None:
 def test_a_failure_is_marked_and_a_strange_method_is_not_quoted() -> None:
     [span], _ = visit({}, status=503, method="MARKER")
     assert not span.status.is_ok
-    assert span.name == f"_OTHER {PATH}"
+    assert (span.attributes or {})["http.request.method"] == "_OTHER"
+
+
+def test_names_are_those_of_the_conventions() -> None:
+    from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as names
+    from opentelemetry.semconv.attributes import http_attributes, url_attributes
+
+    from app.api.generate import PATHS
+
+    [span], _ = visit({})
+    known = {
+        names.GEN_AI_OPERATION_NAME, names.GEN_AI_PROVIDER_NAME, names.GEN_AI_REQUEST_MODEL,
+        names.GEN_AI_RESPONSE_MODEL, http_attributes.HTTP_REQUEST_METHOD,
+        http_attributes.HTTP_RESPONSE_STATUS_CODE, http_attributes.HTTP_ROUTE,
+        url_attributes.URL_PATH, url_attributes.URL_SCHEME,
+    }  # fmt: skip
+    assert {name for name in span.attributes or {} if not name.startswith("aerie.")} == known
+    operations = {value.value for value in names.GenAiOperationNameValues}
+    assert set(trace.OPERATIONS.values()) <= operations
+    assert set(trace.OPERATIONS) <= PATHS
 
 
 def test_other_paths_have_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ _SERVICE_LINK = re.compile(
 )
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Where a wheel puts what of `models` it carries (pyproject.toml, data-files).
+INSTALLED = Path(sys.prefix) / "share" / "aerie"
 
 
 def load(
@@ -197,9 +200,11 @@ def _read_preset(name: str, above: tuple[str, ...]) -> tuple[dict[str, Any], dic
     about = document.pop("about", {})
     values = _settings_in(document, path)
     if ours:
-        for key in ("model", "drafter"):  # they may name this repository's models
-            if (folder := REPOSITORY / str(values.get(key))).is_dir():
-                values[key] = str(folder)
+        for key in ("model", "drafter"):  # they may name models of ours
+            for root in (REPOSITORY, INSTALLED):
+                if (folder := root / str(values.get(key))).is_dir():
+                    values[key] = str(folder)
+                    break
     if (base := values.pop("preset", None)) is None:
         return values, about
     base_values, base_about = _read_preset(base, (*above, name))

@@ -19,7 +19,7 @@ from app.main import create_app
 from app.settings import load
 
 TARGET = Path(__file__).resolve().parents[3] / "models" / "embedded" / "target"
-CONTEXT = 512  # tokens
+CONTEXT = 2048  # tokens
 ANSWER = "def area(width, height):\n    return width * height\n"
 
 

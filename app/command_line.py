@@ -26,6 +26,7 @@ EPILOG = (
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """One option per setting; the model needs none."""
+    parser.usage = "%(prog)s [MODEL] [options]"  # all of them would fill the first screen
     parser.epilog = EPILOG
     parser.add_argument(
         "positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL"

@@ -150,3 +150,14 @@ def test_the_client_accumulates_a_stream(client: openai.OpenAI) -> None:
     assert final.choices[0].message.role == "assistant"
     assert final.choices[0].message.content in {"yes", "no"}
     assert final.choices[0].finish_reason == "stop"
+
+
+def test_a_stop_string_that_never_comes_changes_no_piece(http: httpx.Client) -> None:
+    """One token a step: without drafts the pieces are the tokens."""
+    request: JSON = {**GREEDY, "speculation": {"max_k": 0}}
+    stopped = {**request, "stop": ["<|a stop string that is long and never comes|>"]}
+    plain, ours = (
+        [c["delta"].get("content") for p in post_chunks(http, PATH, body) for c in p["choices"]]
+        for body in (request, stopped)
+    )
+    assert list(filter(None, ours)) == list(filter(None, plain))

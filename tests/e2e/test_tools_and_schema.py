@@ -276,3 +276,23 @@ def test_a_constraint_holds_for_every_prompt_of_a_batch(http: httpx.Client) -> N
         },
     ).json()
     assert {c["text"] for c in body["choices"]} <= set(COLOURS)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_tool_without_parameters_is_called_without_any(http: httpx.Client, choice: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    asked: JSON = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    message = chat(http, **asked, temperature=1.0)["choices"][0]["message"]
+    assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{}]
+
+
+def test_a_schema_without_types_is_obeyed(http: httpx.Client) -> None:
+    """Keywords that the grammar backend ignores where no `type` stands beside them."""
+    schema: JSON = {
+        "properties": {"n": {"minimum": 3, "maximum": 9}, "word": {"maxLength": 4}},
+        "required": ["n", "word"],
+        "additionalProperties": False,
+    }
+    answer = json.loads(text_of(chat(http, response_format=schema_format(schema), temperature=1.0)))
+    jsonschema.validate(answer, schema)
+    assert 3 <= answer["n"] <= 9

@@ -17,8 +17,10 @@ function rateOf(name, newest) {
   return { grown, per: newest.t - oldest.t };
 }
 
+const nothing = (t) => ({ t, k: null, running: null, waiting: null, speed: null, first: null, token: null, kv: null });
+
 function sampleOf(now, t) {
-  const sample = { t, k: null, running: null, waiting: null, speed: null, first: null, token: null, kv: null };
+  const sample = nothing(t);
   if (!now.counters) {
     last = [];
     return sample;
@@ -50,6 +52,8 @@ async function poll() {
   const { samples } = figures.value;
   const t = performance.now() / 1000;
   const kept = samples.filter((sample) => t - sample.t <= SPAN_S + 2);
+  // A page that was out of sight knows nothing of that time: its lines have a gap there.
+  if (kept.length && t - kept.at(-1).t > 3) kept.push(nothing(t - 1));
   try {
     const now = await (await request("/page/figures")).json();
     figures.set({ now, problem: null, samples: [...kept, sampleOf(now, t)] });

@@ -219,3 +219,19 @@ def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
             told.sample({**state, "requests": requests, "k": k, "why": f"why {k} at {seconds}"})
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["speculation: why 5 at 1", "speculation: why 0 at 61"]
+
+
+def test_the_latest_state_asks_nobody() -> None:
+    """The page shows it once a second to everybody who looks."""
+
+    async def scenario() -> None:
+        core = Core()
+        steering = Steering(core, load({"calibration_s": "0"}, {}), FINGERPRINT)
+        assert steering.latest() is None
+        core.step(2, 3)
+        state = await steering.state()
+        asked = len(core.commands)
+        assert steering.latest() == state
+        assert len(core.commands) == asked
+
+    asyncio.run(scenario())

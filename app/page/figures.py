@@ -29,7 +29,7 @@ SAMPLES = {
     "decode_s": "vllm:inter_token_latency_seconds_sum",
 }
 # Of the policy's state: what is shown of it.
-POLICY = ("objective", "k", "k_max", "tpot_s", "acceptance", "speedup", "reason")
+POLICY = ("objective", "k", "k_max", "tpot_s", "acceptance", "speedup", "why")
 _NAMES = {sample: name for name, sample in SAMPLES.items()}
 
 router = APIRouter(include_in_schema=False)

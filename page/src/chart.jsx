@@ -85,7 +85,7 @@ function optionsOf(lines, box) {
   return {
     width: box.clientWidth,
     height: box.clientHeight,
-    padding: [6, scales.length > 1 ? 0 : 8, 0, 0],
+    padding: [6, scales.length > 1 ? 0 : 16, 0, 0],
     legend: { show: false },
     cursor: { show: false },
     select: { show: false },

@@ -116,7 +116,7 @@ function Steering({ policy, admin }) {
             onChange={(e) => { const ms = Number(e.target.value); if (ms > 0) { setTarget(ms); change({ objective: "latency", tpot_s: ms / 1000 }); } }} />
         </label>
       )}
-      {policy.reason && <p class="soft">{policy.reason}</p>}
+      {policy.why && <p class="soft why">{policy.why}</p>}
       {!admin && <p class="soft">Only an admin’s key may change this.</p>}
       {problem && <p class="problem" role="alert">{problem}</p>}
     </fieldset>

@@ -94,6 +94,7 @@ class StandInSteering:
         return {
             **self.values,
             "k_max": K_MAX,
+            "why": "K = 5: 81% of the first drafts are accepted",
             "requests": 1,
             "waiting": 0,
             "speedup": {"1m": 1.62, "5m": 1.58, "15m": None},

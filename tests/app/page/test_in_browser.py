@@ -193,6 +193,7 @@ def test_the_race(page: Page) -> None:
 
 def test_k_is_pinned_from_the_page(page: Page) -> None:
     page.open()
+    assert page.tab.locator(".why").inner_text().startswith("K = 5:"), "and the reason is told"
     with httpx.Client(base_url=page.url) as http:
         try:
             page.tab.get_by_text("A fixed K").click()

@@ -24,6 +24,7 @@ GROUND |= {"app.background"}
 POLICY = {"drafters.config", "drafters.control"}
 ENGINE = {"app.engine"}
 TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
+HEAD_CONFIG = {"drafters.model.config", "drafters.model.rope_scaling"}  # no torch
 DOOR = {"app.admission", "app.engine"}
 MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"drafters.markdown"}
@@ -32,6 +33,7 @@ SINGLE_PARTS = (
     | ENGINE
     | POLICY
     | TARGET_FOLDERS
+    | HEAD_CONFIG
     | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
 )
 MAP: dict[str, set[str]] = {
@@ -49,6 +51,7 @@ MAP: dict[str, set[str]] = {
     | SIZED
     | POLICY
     | TARGET_FOLDERS
+    | HEAD_CONFIG
     | {"drafters.parent_death", "drafters.vllm.cpu_matmul"},
     "app.admission": GROUND | POLICY,
     "app.api": GROUND | SIZED | DOOR | {"app.log", "app.scrape"} | POLICY,
@@ -60,7 +63,7 @@ MAP: dict[str, set[str]] = {
     | {"app.connection", "app.log", "app.main", "app.runtime_directory", "drafters.streams"}
     | POLICY,
     "app.presets": GROUND,
-    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS,
+    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS | HEAD_CONFIG,
     "app.runtime_directory": {"app.errors"},
     "app.sagemaker": {"app", "app.errors", "app.vllm_options"},
     "app.vllm_options": {"app.errors"},
@@ -118,15 +121,19 @@ MAP: dict[str, set[str]] = {
     "drafters.packaged": set(),
     "drafters.parent_death": set(),
     "drafters.streams": set(),
-    "drafters.model": {"drafters.ops"},
+    "drafters.model": {"drafters.ops"} | HEAD_CONFIG,
+    "drafters.model.config": {"drafters.model.rope_scaling"},
+    "drafters.model.rope_scaling": set(),
     "drafters.train": {
         *("drafters.config", "drafters.markdown", "drafters.model", "drafters.ops"),
         "drafters.packaged",
+        *HEAD_CONFIG,
     },
     "drafters.vllm": {
         *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
         *("drafters.log_records", "drafters.parent_death", "drafters.streams"),
         "drafters.vllm.cpu_matmul",
+        *HEAD_CONFIG,
     },
     "drafters.vllm.cpu_matmul": set(),
 }
@@ -166,6 +173,7 @@ GUARDED = {
 # Rooms that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
+    *HEAD_CONFIG,
 }
 
 

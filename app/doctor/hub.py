@@ -33,12 +33,14 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
             Path(hf_hub_download(repository, "config.json", revision=revision)).read_text("utf-8")
         )
         files = frozenset(list_repo_files(repository, revision=revision))
-        metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
+        metadata = None  # of a repository that has torch's own files alone
+        if any(file.endswith(".safetensors") for file in files):
+            metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
     except Exception as error:  # the hub's own errors, the network's and those of its answers
         raise OSError(_first_line(error)) from None
     shapes: dict[str, list[int]] = {}
     size = 0
-    for file in metadata.files_metadata.values():
+    for file in metadata.files_metadata.values() if metadata else ():
         for name, tensor in file.tensors.items():
             shapes[name] = list(tensor.shape)
             size += tensor.parameter_count * _SIZES.get(tensor.dtype, 1)

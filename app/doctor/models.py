@@ -1,4 +1,4 @@
-"""Checks of the target and its P-EAGLE head, from their files alone: nothing is loaded."""
+"""Checks of the target and its draft head, from their files alone: nothing is loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, warn
 from app.doctor.weight_files import read_weights
+from drafters.model.config import HeadConfig, Method, default_taps, method_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
-PLACEHOLDERS = ("ptd_token_id", "mask_token_id", "pard_token")  # names vLLM reads for one thing
 TAPS = 3  # how many hidden states of the target an EAGLE-3 head reads when it does not say which
+KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +92,27 @@ def check_head(
     dtype: str = "auto",
     weights: bool = True,
 ) -> Finding:
-    """The head was made for this target and drafts all K tokens in one pass.
+    """The head was made for this target, and is of a shape that `aerie serve` drafts with.
 
     Everything that does not fit is named. `trained_k` is what is known of the head from
     elsewhere, `max_model_len` and `dtype` are the settings; without `weights` there are no
     tensors to look at.
     """
     config, text = head.text(), target.text()
-    problems = [*_sizes_differ(config, text), *_placeholder_missing(config)]
+    kind = method_of(head.config)
+    problems = [*_sizes_differ(config, text), *_unsupported(head.config, text)]
+    if kind == "p-eagle" and config.get("parallel_drafting") is False:
+        problems.append("config.json sets parallel_drafting to false")
     if weights:
-        problems += _tensors_unfit(head, text)
+        problems += _tensors_unfit(head, text, kind)
     if problems:
         return fail(
             "head",
             f"{head.folder}: {'; '.join(problems)}",
-            "--drafter with this model's P-EAGLE head, or --k 0",
+            "--drafter with a P-EAGLE or EAGLE-3 head of this model, or --k 0",
         )
-    taps = config.get(_TAP_IDS) or f"vLLM's default layers {_default_taps(text)}"
-    detail = f"{config.get('num_hidden_layers')} layers, taps {taps}, K {k}"
+    taps = _taps(config) or f"vLLM's default layers {list(_default_taps(text))}"
+    detail = f"{KINDS[kind]}, {config.get('num_hidden_layers')} layers, taps {taps}, K {k}"
     trained_k = head.trained_k or trained_k
     doubts = _doubts(head, target, max_model_len, dtype)
     if trained_k is not None and k > trained_k:
@@ -123,10 +127,24 @@ def check_head(
 _TAP_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def _default_taps(target: Mapping[str, Any]) -> list[int]:
-    """What vLLM taps when the head does not say (get_eagle3_default_aux_hidden_state_layers)."""
-    layers = target.get("num_hidden_layers", 0)
-    return [2, layers // 2, layers - 3]
+def _taps(head: Mapping[str, Any]) -> list[int]:
+    """The layers that a head names, in either of two places; empty: vLLM's default."""
+    nested = head.get("eagle_config")
+    found = head.get(_TAP_IDS) or (nested.get(_TAP_IDS) if isinstance(nested, Mapping) else None)
+    return list(found or ())
+
+
+def _default_taps(target: Mapping[str, Any]) -> tuple[int, ...]:
+    return default_taps(target.get("num_hidden_layers", 0))
+
+
+def _unsupported(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
+    """What a head's configuration has that is not served, by its key."""
+    try:
+        HeadConfig.from_json(head, target.get("num_hidden_layers"))
+    except (ValueError, TypeError) as error:
+        return [str(error)]
+    return []
 
 
 def _sizes_differ(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
@@ -145,30 +163,24 @@ def _sizes_differ(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[st
     layers = target.get("num_hidden_layers", 0)
     problems += [
         f"taps layer {tap}, the target has {layers}"
-        for tap in head.get(_TAP_IDS) or ()
+        for tap in _taps(head)
         if not 0 <= tap <= layers
     ]
     return problems
 
 
-def _placeholder_missing(head: Mapping[str, Any]) -> list[str]:
-    token = next((head[name] for name in PLACEHOLDERS if head.get(name) is not None), None)
-    if token is None:
-        return ["config.json has no ptd_token_id, so it cannot draft in parallel (EAGLE-3?)"]
-    problems = []
-    if not 0 <= token < head.get("vocab_size", 0):
-        problems.append(f"placeholder token {token} is outside its vocabulary")
-    if head.get("parallel_drafting") is False:
-        problems.append("config.json sets parallel_drafting to false")
-    return problems
-
-
-def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any]) -> list[str]:
+def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any], kind: Method) -> list[str]:
     config, shapes = head.text(), head.shapes
+    if not shapes and any(file.endswith(".bin") for file in head.files):
+        return []  # torch's own files say nothing before they are loaded
     problems = []
-    taps = len(config.get(_TAP_IDS) or range(TAPS))
+    taps = len(_taps(config)) or TAPS
     width = taps * target.get("hidden_size", 0)
-    if (mask := shapes.get("mask_hidden")) is None:
+    mask = shapes.get("mask_hidden")
+    if kind == "eagle3":
+        if mask is not None:
+            problems.append("has mask_hidden, as P-EAGLE heads do, but config.json no ptd_token_id")
+    elif mask is None:
         problems.append("no mask_hidden among its tensors, so it cannot draft in parallel")
     elif mask[-1] != width:
         problems.append(f"mask_hidden is {mask[-1]} wide, {taps} taps of this target make {width}")

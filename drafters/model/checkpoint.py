@@ -28,16 +28,24 @@ def save_head(head: DraftHead, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def load_head(folder: Path, dtype: torch.dtype | None = None) -> DraftHead:
-    """Read a checkpoint of either layout; ValueError for missing and for unknown weights."""
+def load_head(
+    folder: Path, dtype: torch.dtype | None = None, target_layers: int | None = None
+) -> DraftHead:
+    """Read a checkpoint of either layout; ValueError for missing and for unknown weights.
+
+    `target_layers` is the target's depth, needed where the head does not name its taps.
+    """
+    config = HeadConfig.load(folder, target_layers)
     weights = {
         # EAGLE-3's first release names its only layer so (vLLM: hf_to_vllm_mapper).
         name.replace("midlayer.", "layers.0."): value
-        for name, value in load_file(folder / WEIGHTS).items()
+        for name, value in _tensors(folder).items()
+        if not name.endswith(_UNUSED)
     }
-    config = HeadConfig.load(folder)
     if config.draft_vocab_size is None:
         weights = {n: v for n, v in weights.items() if n not in ("d2t", "t2d")}
+    elif "d2t" in weights and "t2d" not in weights:  # which vLLM does not read either
+        weights["t2d"] = _drafted(weights["d2t"], config.vocab_size)
     if "mask_hidden" in weights:  # the speculators library keeps a batch dimension
         weights["mask_hidden"] = weights["mask_hidden"].view(1, -1)
     head = DraftHead(
@@ -47,9 +55,38 @@ def load_head(folder: Path, dtype: torch.dtype | None = None) -> DraftHead:
     )
     names = set(head.state_dict())
     if missing := sorted(names - set(weights)):
-        raise ValueError(f"{folder / WEIGHTS} lacks {', '.join(missing)}")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}")
     if unknown := sorted(set(weights) - names):
-        raise ValueError(f"{folder / WEIGHTS} has unknown {', '.join(unknown)}")
+        raise ValueError(f"{folder} has unknown {', '.join(unknown)}")
     head = head.to(dtype or weights["fc.weight"].dtype)
     head.load_state_dict(weights)
     return head.eval()
+
+
+# Tables that other libraries store and every reader computes.
+_UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights of a folder: safetensors in one file or in shards, else torch's own files."""
+    index = folder / f"{WEIGHTS}.index.json"
+    files = sorted(folder.glob("*.safetensors"))
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        files = [folder / name for name in sorted(names)]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors |= load_file(file)
+    if not files:
+        for file in sorted(folder.glob("*.bin")):
+            tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    if not tensors:
+        raise ValueError(f"{folder} has neither *.safetensors nor *.bin")
+    return tensors
+
+
+def _drafted(d2t: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """`t2d` of `d2t`: which target ids can be drafted, bool `[vocabulary]`."""
+    drafted = torch.zeros(vocabulary, dtype=torch.bool)
+    drafted[torch.arange(len(d2t)) + d2t.long()] = True
+    return drafted

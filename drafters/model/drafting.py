@@ -56,7 +56,9 @@ def _causal_pass(
     head: DraftHead, cache: KeyValueCache, ids: torch.Tensor, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     past, n = cache.length, len(ids)
-    positions = torch.arange(past, past + n, device=ids.device)
+    positions = torch.arange(past + n, device=ids.device)
     allowed = torch.ones(n, past + n, dtype=torch.bool, device=ids.device).tril(past)
-    output, carried = head(ids[None], hidden[None], positions[None], allowed[None], cache)
+    output, carried = head(
+        ids[None], hidden[None], positions[None, past:], allowed[None], cache, positions[:past]
+    )
     return output[0], carried[0]

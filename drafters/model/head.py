@@ -19,22 +19,14 @@ from drafters.model.layers import MLP, Attention, RMSNorm
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer; the first one reads the embedding beside the hidden state."""
+    """A Llama or Qwen3 layer; the first one reads the embedding beside the hidden state."""
 
     def __init__(self, config: HeadConfig, *, first: bool) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps) if first else None
-        self.self_attn = Attention(
-            2 * size if first else size,
-            size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.rope_theta,
-            config.attention_bias,
-        )
+        self.self_attn = Attention(2 * size if first else size, config)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, config.intermediate_size)
         self.norm_before_residual = config.norm_before_residual
@@ -156,19 +148,42 @@ class DraftHead(nn.Module):
         positions: torch.Tensor,  # [batch, n]
         allowed: torch.Tensor | None,  # bool [batch or 1, n, past + n]; None: causal, no past
         store: Store | None = None,
+        past: torch.Tensor | None = None,  # [past]: positions of the entries in `store`
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(states for `logits`, states that EAGLE-3 carries on), both [batch, n, hidden]."""
+        """(states for `logits`, states that EAGLE-3 carries on), both [batch, n, hidden].
+
+        Only heads with sliding layers look at `past`.
+        """
         table = (
             self._borrow("embeddings") if self.embed_tokens is None else self.embed_tokens.weight
         )
         embeddings = functional.embedding(tokens, table)
         x = hidden
+        near = self._near(positions, allowed, past)
         for index, layer in enumerate(self.layers):
-            x = layer(x, embeddings, positions, allowed, store, index)
+            mask = allowed if self.config.window(index) is None else near
+            x = layer(x, embeddings, positions, mask, store, index)
         if store is not None:
             store.advance(tokens.shape[1])
         output = self.norm(x)
         return output, output if self.config.norm_output else x
+
+    def _near(
+        self,
+        positions: torch.Tensor,  # [batch, n]
+        allowed: torch.Tensor | None,
+        past: torch.Tensor | None,  # [past]
+    ) -> torch.Tensor | None:
+        """What sliding layers may look at: `allowed`, within the window; None without any."""
+        window = self.config.sliding_window
+        if window is None:
+            return None
+        keys = positions
+        if past is not None:
+            keys = torch.cat([past.expand(len(positions), -1), positions], dim=1)
+        distance = positions[:, :, None] - keys[:, None, :]
+        assert allowed is None or allowed.shape[-1] == keys.shape[1]
+        return (distance < window) & (distance >= 0 if allowed is None else allowed)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         config = self.config

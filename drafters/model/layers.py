@@ -1,4 +1,4 @@
-"""The Llama building blocks that draft heads are made of.
+"""The Llama and Qwen3 building blocks that draft heads are made of.
 
 Attribute names are the checkpoint's names: a module's state_dict is what vLLM loads.
 """
@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from drafters.model.cache import Store
+from drafters.model.config import HeadConfig
+from drafters.model.rope import rotate
 
 
 class RMSNorm(nn.Module):
@@ -26,38 +28,25 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Rotary embedding, halves paired as in Llama.
-
-    x [batch, heads, n, size], positions [batch, n].
-    """
-    half = x.shape[-1] // 2
-    rates = theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-    angles = positions[:, None, :, None].float() * rates  # [batch, 1, n, half]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
 class Attention(nn.Module):
     """Grouped-query attention, causal or under an explicit mask."""
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        heads: int,
-        key_heads: int,
-        head_size: int,
-        theta: float,
-        bias: bool = False,
-    ) -> None:
+    def __init__(self, input_size: int, config: HeadConfig) -> None:
         super().__init__()
-        self.heads, self.key_heads, self.head_size, self.theta = heads, key_heads, head_size, theta
-        self.q_proj = nn.Linear(input_size, heads * head_size, bias=bias)
-        self.k_proj = nn.Linear(input_size, key_heads * head_size, bias=bias)
-        self.v_proj = nn.Linear(input_size, key_heads * head_size, bias=bias)
-        self.o_proj = nn.Linear(heads * head_size, hidden_size, bias=bias)
+        size, heads, key_heads = (
+            config.head_dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
+        bias = config.attention_bias
+        self.heads, self.key_heads, self.head_size = heads, key_heads, size
+        self.theta, self.scaling = config.rope_theta, config.rope_scaling
+        self.q_proj = nn.Linear(input_size, heads * size, bias=bias)
+        self.k_proj = nn.Linear(input_size, key_heads * size, bias=bias)
+        self.v_proj = nn.Linear(input_size, key_heads * size, bias=bias)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=bias and not config.qk_norm)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -71,7 +60,10 @@ class Attention(nn.Module):
         query = self.q_proj(x).view(batch, n, self.heads, self.head_size).transpose(1, 2)
         key = self.k_proj(x).view(batch, n, self.key_heads, self.head_size).transpose(1, 2)
         value = self.v_proj(x).view(batch, n, self.key_heads, self.head_size).transpose(1, 2)
-        query, key = rotate(query, positions, self.theta), rotate(key, positions, self.theta)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query = rotate(query, positions, self.theta, self.scaling)
+        key = rotate(key, positions, self.theta, self.scaling)
         if cache is not None:
             key, value = cache.append(layer, key, value)
         mixed = functional.scaled_dot_product_attention(

@@ -66,10 +66,11 @@ def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHea
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"no head in {folder}: a folder with config.json is needed")
-    config = HeadConfig.load(folder)
+    layers = target.shape.num_hidden_layers
+    config = HeadConfig.load(folder, layers)
     if reasons := misfits(config, target):
         raise ValueError(f"head {folder} does not fit target {name}: {'; '.join(reasons)}")
-    head = load_head(folder, target.dtype).to(target.device)
+    head = load_head(folder, target.dtype, layers).to(target.device)
     head.share(embeddings=target.embeddings, lm_head=target.lm_head)
     return head
 

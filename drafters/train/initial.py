@@ -11,6 +11,7 @@ from torch import nn
 
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig, Method
+from drafters.model.config import default_taps as vllm_taps
 from drafters.model.head import DraftHead
 from drafters.train.target import FrozenTarget
 from drafters.train.texts import Texts
@@ -35,8 +36,8 @@ class HeadPlan:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """EAGLE-3's choice, an early, a middle and a late layer (vLLM's default for Llama)."""
-    taps = (2, layers // 2, layers - 3)
+    """An early, a middle and a late layer, as vLLM's default where the target has as many."""
+    taps = vllm_taps(layers)
     return (
         taps if taps[0] < taps[1] < taps[2] else tuple(sorted({1, (layers + 1) // 2, layers - 1}))
     )
@@ -81,10 +82,11 @@ def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: 
 
 def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
     """A trained head, to be trained on; ValueError if it is not of this target's shape."""
-    head, shape = load_head(folder, dtype), target.shape
+    shape = target.shape
+    head = load_head(folder, dtype, shape.num_hidden_layers)
     config = head.config
-    found = (config.target_hidden_size, config.hidden_size, config.vocab_size)
-    if found != (shape.hidden_size, shape.hidden_size, shape.vocab_size):
+    found = (config.target_hidden_size, config.vocab_size)
+    if found != (shape.hidden_size, shape.vocab_size):
         raise ValueError(f"--init: {folder} is a head for another target")
     return _lend(target, head, dtype)
 

@@ -117,6 +117,7 @@ def _in_one_pass(
         (anchors + depths).expand(rows, -1),
         allowed[None],
         _Behind(entries, limit),
+        torch.arange(limit, device=anchors.device),
     )
     return list(output.split(sizes, dim=1)[:-1])
 
@@ -130,6 +131,7 @@ def _one_by_one(
     rows, limit = len(entries.output), _limit(entries, chains)
     store, outputs, seen = _Behind(entries, limit), list[torch.Tensor](), list[torch.Tensor]()
     before = torch.arange(entries.output.shape[1], device=chains[0].device)
+    past = before[:limit]  # positions of all that the store holds
     output, carried = entries.output, entries.carried
     for depth, anchors in enumerate(chains, 1):
         count = len(anchors)
@@ -145,8 +147,11 @@ def _one_by_one(
         seen.append(torch.cat([anchors, torch.full_like(padding, -1)]))  # that nothing sees
         own = padded[:, None] == torch.cat(seen)
         allowed = torch.cat([_real_before(padded, limit), own], dim=1)
-        positions = (padded + depth).expand(rows, -1)
-        output, carried = head(ids, carried[:, index], positions, allowed[None], store)
+        positions = padded + depth
+        output, carried = head(
+            ids, carried[:, index], positions.expand(rows, -1), allowed[None], store, past
+        )
+        past = torch.cat([past, positions])
         output, carried = output[:, :count], carried[:, :count]
         outputs.append(output)
         before = anchors

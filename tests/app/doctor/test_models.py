@@ -27,7 +27,10 @@ TARGET = models.Checkpoint(
 HEAD = models.Checkpoint(
     folder="head",
     config={
+        "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
         "vocab_size": 100,
         "ptd_token_id": 3,
         "num_hidden_layers": 2,
@@ -53,8 +56,11 @@ def test_nested_configurations_are_read() -> None:
     sizes = ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings")
     nested = {name: TARGET.config[name] for name in sizes}
     target = replace(TARGET, config={"architectures": ["X"], "text_config": nested})
-    layer = {"hidden_size": 8, "vocab_size": 100, "num_hidden_layers": 2}
-    head = replace(HEAD, config={"mask_token_id": 3, "transformer_layer_config": layer})
+    names = ("hidden_size", "vocab_size", "intermediate_size", "num_attention_heads")
+    layer = {name: HEAD.config[name] for name in names} | {"num_hidden_layers": 2}
+    library = {"speculators_model_type": "peagle", "mask_token_id": 3}
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    head = replace(HEAD, config={**library, **taps, "transformer_layer_config": layer})
     assert models.check_target(target, 513).status == "FAIL"
     assert models.check_head(head, target, 5).status == "ok"
 
@@ -85,16 +91,42 @@ def test_a_target_that_cannot_be_served(
         (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3, 7]), "taps layer 7"),
         (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3]), "mask_hidden is 24 wide"),
         (changed(HEAD, ptd_token_id=None), "no ptd_token_id"),
-        (changed(HEAD, ptd_token_id=100), "outside its vocabulary"),
+        (changed(HEAD, ptd_token_id=100), "outside the vocabulary"),
         (changed(HEAD, parallel_drafting=False), "parallel_drafting"),
         (changed(HEAD, draft_vocab_size=50), "no d2t"),
         (replace(HEAD, shapes={"fc.weight": [8, 24]}), "no mask_hidden"),
+        # Keys that nothing here computes are named, before an engine is made.
+        (changed(HEAD, rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type 'dynamic'"),
+        (changed(HEAD, eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
+        (changed(HEAD, architectures=["Eagle3DeepseekV2ForCausalLM"]), "Eagle3DeepseekV2"),
+        (changed(HEAD, hidden_act="gelu"), "hidden_act"),
+        # Vague taps: 6 layers are too few for vLLM's default of three.
+        (changed(HEAD, eagle_aux_hidden_state_layer_ids=None), "ascending and distinct"),
     ],
 )
 def test_a_head_that_does_not_fit(head: models.Checkpoint, detail: str) -> None:
     finding = models.check_head(head, TARGET, 5)
     assert finding.status == "FAIL"
     assert detail in finding.detail
+
+
+EAGLE_3 = replace(changed(HEAD, ptd_token_id=None), shapes={"fc.weight": [8, 24]})
+
+
+def test_an_eagle_3_head_passes_and_is_called_so() -> None:
+    for head in (EAGLE_3, replace(EAGLE_3, shapes={}, files=frozenset({"pytorch_model.bin"}))):
+        finding = models.check_head(head, TARGET, 5)
+        assert finding.status == "ok" and finding.detail.startswith("EAGLE-3, 2 layers")
+    assert models.check_head(HEAD, TARGET, 5).detail.startswith("P-EAGLE, 2 layers")
+
+
+def test_taps_that_a_head_does_not_name_are_told() -> None:
+    deep = changed(TARGET, num_hidden_layers=24)
+    silent = changed(EAGLE_3, eagle_aux_hidden_state_layer_ids=None)
+    finding = models.check_head(silent, deep, 5)
+    assert finding.status == "ok" and "default layers [2, 12, 21]" in finding.detail
+    nested = changed(silent, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 99]})
+    assert "taps layer 99" in models.check_head(nested, deep, 5).detail
 
 
 def test_more_drafts_than_trained_for_warns() -> None:

@@ -26,6 +26,8 @@ ORIGINAL = {
 HEAD = models.Checkpoint(
     folder="head",
     config={
+        "architectures": ["LlamaForCausalLMEagle3"], "intermediate_size": 1536,
+        "num_attention_heads": 9,
         "hidden_size": 576, "target_hidden_size": 576, "vocab_size": 49152, "ptd_token_id": 3,
         "num_hidden_layers": 2, "eagle_aux_hidden_state_layer_ids": [2, 15, 27],
         "max_position_embeddings": 8192, "dtype": "bfloat16",

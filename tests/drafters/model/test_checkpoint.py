@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.model.rope_scaling import RopeScaling
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "p-eagle"
 
@@ -28,6 +30,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention_bias": {"attention_bias": True},
     "four-layers": {"num_hidden_layers": 4},
     "two-taps": {"eagle_aux_hidden_state_layer_ids": (0, 5)},
+    "qwen3": {"qk_norm": True, "attention_bias": True},
+    "sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 8},
+    "yarn": {"rope_scaling": RopeScaling("yarn", 4.0, 32, truncate=False)},
     "wider-than-the-target": {"target_hidden_size": 8, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
 }
 
@@ -159,6 +164,43 @@ def test_the_first_releases_names(config: HeadConfig, tmp_path: Path) -> None:
     assert again.config == head.config
     for name, value in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+def shard(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Two safetensors files and their index, beside one that the index does not know."""
+    names = sorted(tensors)
+    parts = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    save_file({"fc.weight": torch.zeros(1)}, folder / "another.safetensors")
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    "store", [shard, lambda tensors, folder: torch.save(tensors, folder / "pytorch_model.bin")]
+)
+def test_weights_in_shards_and_in_torchs_own_file(
+    config: HeadConfig, store: Callable[[dict[str, torch.Tensor], Path], None], tmp_path: Path
+) -> None:
+    """And without `t2d`, beside tables that nobody needs."""
+    head = random_head(replace(config, draft_vocab_size=25, ptd_token_id=None))
+    save_head(head, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    (tmp_path / WEIGHTS).unlink()
+    del tensors["t2d"]
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    store(tensors, tmp_path)
+    again = load_head(tmp_path)
+    for name, value in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_folder_without_weights_says_so(config: HeadConfig, tmp_path: Path) -> None:
+    save_head(random_head(config), tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=r"neither \*\.safetensors nor \*\.bin"):
+        load_head(tmp_path)
 
 
 def test_maps_of_a_full_vocabulary_are_left_out(config: HeadConfig, tmp_path: Path) -> None:

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, method_of
 
 # An EAGLE-3 head as published before the keys had settled.
 OLD: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
     "num_attention_heads": 4, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 5]},
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }  # fmt: skip
 
 
@@ -71,21 +76,106 @@ def test_every_name_of_the_placeholder(name: str) -> None:
         {"mlp_bias": True},
         {"logit_scale": 0.5},
         {"partial_rotary_factor": 0.5},
-        {"layer_types": ["sliding_attention"]},
-        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"bias": True},
+        {"is_causal": False},
+        {"layer_types": ["chunked_attention"]},
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 5e5}},
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"mrope_section": [8, 4, 4]}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": LLAMA3 | {"short_factor": [1.0]}},
         {"eagle_config": OLD["eagle_config"] | {"use_aux_hidden_state": False}},
+        {"architectures": ["Eagle3DeepseekV2ForCausalLM"]},
     ],
     ids=str,
 )
-def test_other_mathematics_is_refused(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not supported"):
+def test_other_mathematics_is_refused_by_its_key(keys: dict[str, Any]) -> None:
+    (key,) = keys
+    key = next((inner for inner in ("short_factor", "mrope_section") if inner in str(keys)), key)
+    with pytest.raises(ValueError, match="not supported") as refusal:
+        HeadConfig.from_json(OLD | keys)
+    assert key.split("_")[0] in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
+        ({"rope_scaling": {"type": "yarn"}}, "needs factor"),
+        ({"layer_types": ["sliding_attention"]}, "no sliding_window"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries"),
+        ({"num_aux_hidden_states": 3}, "num_aux_hidden_states is 3"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "no list of layers"),
+        ({"architectures": None}, "lacks architectures"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_named(keys: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         HeadConfig.from_json(OLD | keys)
 
 
-def test_no_taps_are_refused() -> None:
+def test_taps_that_are_not_named_are_vllms_default_for_the_targets_depth() -> None:
+    silent = {key: value for key, value in OLD.items() if key != "eagle_config"}
     with pytest.raises(ValueError, match="lacks eagle_aux_hidden_state_layer_ids"):
-        HeadConfig.from_json({key: value for key, value in OLD.items() if key != "eagle_config"})
+        HeadConfig.from_json(silent)
+    for document in (silent, silent | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}):
+        config = HeadConfig.from_json(document, target_layers=24)
+        assert config.eagle_aux_hidden_state_layer_ids == (2, 12, 21)
+    with pytest.raises(ValueError, match="ascending and distinct"):
+        HeadConfig.from_json(silent, target_layers=5)  # (2, 2, 2)
+
+
+@pytest.mark.parametrize("scaling", [
+    LLAMA3, {"type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 32.0, "beta_fast": 16.0, "truncate": False,
+     "original_max_position_embeddings": 32},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaled_rotary_embeddings_survive_the_round_trip(key: str, scaling: dict[str, Any]) -> None:
+    config = HeadConfig.from_json(OLD | {"rope_theta": 5e5, key: scaling})
+    assert config.rope_scaling is not None and config.rope_theta == 5e5
+    assert HeadConfig.from_json(config.to_json("bfloat16")) == config
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_families_and_windows_survive_the_round_trip(config: HeadConfig, qk_norm: bool) -> None:
+    kinds = ("sliding_attention", "full_attention")
+    mixed = replace(config, qk_norm=qk_norm, layer_types=kinds, sliding_window=8)
+    document = mixed.to_json("bfloat16")
+    assert HeadConfig.from_json(document) == mixed
+    assert document["model_type"] == ("qwen3" if qk_norm else "llama")
+    assert [mixed.window(layer) for layer in (0, 1)] == [8, None]
+
+
+def test_a_qwen3_configuration_slides_only_where_it_says_so() -> None:
+    """As transformers reads it: `sliding_window` alone means nothing."""
+    named = {"model_type": "qwen3", "architectures": ["Eagle3Qwen3ForCausalLM"]}
+    qwen3 = OLD | named | {"num_key_value_heads": 4}
+    window = {"layer_types": ["sliding_attention"], "sliding_window": 8}
+    assert HeadConfig.from_json(qwen3 | window).sliding_window is None
+    assert HeadConfig.from_json(qwen3 | window | {"use_sliding_window": True}).window(0) == 8
+    late = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    assert HeadConfig.from_json(qwen3 | late).window(0) == 8
+    plain = HeadConfig.from_json(qwen3)
+    assert plain.qk_norm and plain.head_dim == 128
+
+
+@pytest.mark.parametrize("name", [
+    "LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM",
+    "Eagle3Qwen3vlForCausalLM",
+])  # fmt: skip
+def test_llama_layers_by_every_name_that_vllm_has_for_them(name: str) -> None:
+    assert not HeadConfig.from_json(OLD | {"architectures": [name]}).qk_norm
+
+
+def test_the_kind_of_a_head_is_read_without_the_rest() -> None:
+    assert method_of({}) == "eagle3"
+    assert method_of({"ptd_token_id": 0}) == "p-eagle"
+    assert method_of({"speculators_model_type": "peagle"}) == "p-eagle"
+    # The library's EAGLE-3 heads have a mask token in their layers' part now and then.
+    assert method_of({"speculators_model_type": "eagle3", "mask_token_id": 3}) == "eagle3"
 
 
 @pytest.mark.parametrize("taps", [(), (2, 1, 3), (1, 1, 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,11 +36,19 @@ def _full(head: DraftHead, tokens: torch.Tensor, taps: torch.Tensor, count: int)
     return tokens[-count:]
 
 
+SLIDING = {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 5}
+
+
+@pytest.mark.parametrize("layers", [{}, SLIDING, {"qk_norm": True}], ids=str)
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("draft_vocab_size", [None, 25])
 @pytest.mark.parametrize("token", [3, None])
 def test_incremental_equals_full_recompute(
-    config: HeadConfig, token: int | None, draft_vocab_size: int | None, norm_output: bool
+    config: HeadConfig,
+    token: int | None,
+    draft_vocab_size: int | None,
+    norm_output: bool,
+    layers: dict[str, Any],
 ) -> None:
     torch.manual_seed(4)
     head = DraftHead(
@@ -48,6 +57,7 @@ def test_incremental_equals_full_recompute(
             ptd_token_id=token,
             draft_vocab_size=draft_vocab_size,
             norm_output=norm_output,
+            **layers,
         ),
         own_embeddings=False,
     ).eval()

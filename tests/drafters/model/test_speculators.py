@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from drafters.model.checkpoint import WEIGHTS, load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.model.rope_scaling import RopeScaling
 from drafters.model.speculators import save_speculators
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -26,8 +27,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention_bias": {"attention_bias": True},
     "draft-vocabulary": {"draft_vocab_size": 25},
     "two-taps": {"eagle_aux_hidden_state_layer_ids": (0, 5)},
+    "qwen3": {"qk_norm": True},
+    "sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 8},
+    "qwen3-sliding": {
+        "qk_norm": True, "layer_types": ("sliding_attention",) * 2, "sliding_window": 8,
+    },
+    "llama3-rope": {"rope_scaling": RopeScaling("llama3", 8.0, 32)},
     "another-width": {"target_hidden_size": 8},
-}
+}  # fmt: skip
 
 
 def new_head(config: HeadConfig, **own: bool) -> DraftHead:
@@ -73,7 +80,8 @@ def test_vllm_reads_every_key(
     save_speculators(new_head(config), tmp_path, target="organisation/target", draft_tokens=5)
     understood = reader.SpeculatorsConfig.from_pretrained(tmp_path)
     kind = "Eagle3" if token is None else "Peagle"
-    assert understood.architectures == [f"{kind}LlamaForCausalLM"]
+    family = "Qwen3" if config.qk_norm else "Llama"
+    assert understood.architectures == [f"{kind}{family}ForCausalLM"]
     for key in NORMS:
         assert getattr(understood, key) == getattr(config, key), key
     taps = config.eagle_aux_hidden_state_layer_ids
@@ -131,7 +139,8 @@ def test_what_cannot_be_written_or_read_says_why(config: HeadConfig, tmp_path: P
     layers = document["transformer_layer_config"]
     for keys, match in (
         ({"speculators_model_type": "dflash"}, "neither eagle3 nor peagle"),
-        ({"transformer_layer_config": layers | {"model_type": "qwen3"}}, "qwen3"),
+        ({"transformer_layer_config": layers | {"model_type": "gemma"}}, "gemma"),
+        ({"transformer_layer_config": None}, "lacks transformer_layer_config"),
         ({"mask_token_id": None}, "needs mask_token_id"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -13,18 +13,23 @@ from torch.nn import functional
 from drafters.model.config import HeadConfig
 from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
+from drafters.model.rope_scaling import RopeScaling
 from drafters.train.cod import sample_chains
 from drafters.train.loss import IGNORED, DraftLoss, Kind
 from drafters.train.passes import draft_outputs, real_entries
 from drafters.train.step import Batch, accumulate_gradients, segments
 
 VOCABULARY, WIDTH, DEPTH = 40, 16, 5
+SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 6}
 VARIANTS: list[dict[str, Any]] = [
     {"ptd_token_id": 3, "fc_norm": True},
     {"ptd_token_id": 3, "norm_before_residual": True, "draft_vocab_size": 12},
     {},
     {"norm_output": True, "norm_before_fc": True},
     {"norm_before_residual": True, "draft_vocab_size": 12, "attention_bias": True},
+    # Less than a text in the window, and layers of both kinds.
+    {**SLIDING, "ptd_token_id": 3, "qk_norm": True},
+    {**SLIDING, "rope_scaling": RopeScaling("llama3", 8.0, 16)},
 ]
 
 

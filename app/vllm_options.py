@@ -114,18 +114,18 @@ def settings(given: Mapping[str, Any], names: Names, spell: Callable[[str], str]
 
 
 def _speculation(value: Any) -> dict[str, Any]:
-    """vLLM's speculative configuration -> head and K."""
+    """vLLM's speculative configuration -> head and K. Whether it drafts in parallel is the head's
+    own to say, so that `parallel_drafting` changes nothing."""
     option = "speculative_config"
     config = json.loads(value) if isinstance(value, str) else dict(value)
     method = config.pop("method", "eagle3")
-    parallel = config.pop("parallel_drafting", method == "peagle")
+    config.pop("parallel_drafting", None)
     head, k = config.pop("model", None), config.pop("num_speculative_tokens", None)
-    if method not in ("eagle3", "peagle") or not parallel:
+    if method not in ("eagle3", "peagle"):
         raise SettingsError(
             option,
-            f'{{"method": "{method}", "parallel_drafting": {json.dumps(bool(parallel))}}}: this '
-            "gateway drafts in parallel only, with P-EAGLE heads (method eagle3 and "
-            "parallel_drafting true)",
+            f'{{"method": "{method}"}}: this gateway drafts with P-EAGLE and EAGLE-3 heads (method '
+            "eagle3 or peagle)",
         )
     if not head:
         raise SettingsError(option, "names no model, the head")

@@ -130,7 +130,6 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     from drafters.control.controller import Controller
     from drafters.packaged import resolve
     from drafters.vllm import drafter as room
-    from drafters.vllm.drafter import ParallelDrafter
     from drafters.vllm.scheduler import DraftingScheduler
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
@@ -148,9 +147,9 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     parts.time(runner.model, "compute_logits", "target head")
     parts.time(type(runner), "_sample", "sampler")
     parts.time(GPUModelRunner, "_bookkeeping_sync", "bookkeeping")
-    parts.time(ParallelDrafter, "draft follow", "draft inputs")
+    parts.time(type(runner.drafter), "draft follow", "draft inputs")
     parts.time(runner.drafter.model, "forward", "draft model")
-    parts.time(ParallelDrafter, "_likeliest", "draft head")
+    parts.time(type(runner.drafter), "_likeliest", "draft head")
     parts.time(room, "gather", "draft hidden states")
     parts.time(OutputProcessor, "process_outputs", "detokenisation, outputs")
     prompts = [{"prompt_token_ids": ids} for ids in held_out(2 * max(batches))]

@@ -78,7 +78,11 @@ MAP: dict[str, set[str]] = {
     "bench.provenance": set(),
     "bench.load": set(),
     "bench.workloads": {"bench.load", "drafters.train"},
-    "bench.systems": {"bench.load", "bench.provenance"} | GROUND | ENGINE | POLICY | TARGET_FOLDERS,
+    "bench.systems": {"bench.load", "bench.provenance", *HEAD_CONFIG}
+    | GROUND
+    | ENGINE
+    | POLICY
+    | TARGET_FOLDERS,
     "bench.options": {"bench.workloads"} | GROUND,
     "bench.sweep": MEASURING | {"bench"} | GROUND,
     "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,

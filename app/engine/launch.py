@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from app.engine.cpu import cpu_machine, environment
+from app.engine.head import head_method
 from app.engine.load import Load
-from app.engine.options import VLLM_VERSION, engine_options, wants_v2
+from app.engine.options import V2, VLLM_VERSION, engine_options, wants_v2
 from app.engine.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
 from app.settings import Settings
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from app.engine.steps import StepWatch
 
 logger = logging.getLogger(__name__)
+
+LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
 
 
 def launch(
@@ -51,8 +55,11 @@ def launch(
         os.environ.update(environment(os.environ))
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: not compiled, slower")
+    method = head_method(settings)
+    if settings.speculates and method == "eagle3":
+        _stay_on_v1()
     try:
-        options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        options = engine_options(settings, machine, method=method, v2=wants_v2(os.environ))
         options["model"] = resolve(options["model"])  # the first start converts a packaged one
         if machine is not None:
             race = partial(measure, threads=machine.threads)
@@ -62,6 +69,7 @@ def launch(
         config = arguments.create_engine_config()
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error
+    _refuse_logits_processors(config)
     load.clear()
     scheduler, parallel = config.scheduler_config, config.parallel_config
     load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
@@ -76,6 +84,30 @@ def block_terminal_signals() -> None:
     which inherit its mask. Both reach the whole group, and must drain the gateway rather than kill
     the engine under it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+
+
+def _stay_on_v1() -> None:
+    """vLLM prefers its V2 model runner for EAGLE-3, where nothing of ours drafts with it."""
+    if wants_v2(os.environ):
+        raise StartupError(
+            f"{V2}=1: EAGLE-3 heads are drafted with on vLLM's V1 model runner only; take it out, "
+            "or name a P-EAGLE head"
+        )
+    os.environ[V2] = "0"
+
+
+def _refuse_logits_processors(config: Any) -> None:
+    """Beside drafts nothing would apply them to the rows of drafted tokens. The engine refuses them
+    too (drafters/vllm/compat.py), from another process, where the reason is lost."""
+    if config.speculative_config is None:
+        return
+    named = [str(name) for name in config.model_config.logits_processors or ()]
+    named += [f"{point.value} (installed)" for point in entry_points(group=LOGITS_PROCESSORS)]
+    if named:
+        raise StartupError(
+            f"logits_processors: {', '.join(named)}: they are not applied to drafted tokens; serve "
+            "them with --k 0"
+        )
 
 
 def versions(llm: GatewayLLM) -> dict[str, str]:

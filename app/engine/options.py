@@ -8,6 +8,7 @@ from typing import Any
 from app.engine.cpu import CpuMachine
 from app.settings import Settings
 from drafters.config import DrafterConfig, every_k
+from drafters.model.config import Method
 
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
@@ -19,14 +20,18 @@ SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def engine_options(
-    settings: Settings, cpu: CpuMachine | None = None, *, v2: bool = False
+    settings: Settings,
+    cpu: CpuMachine | None = None,
+    *,
+    method: Method = "p-eagle",
+    v2: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
     `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
     itself, and not start if less than that is free; nor without a C++ compiler; and it would give
-    the model a process of its own and keep a core for waiting for it. `v2`: vLLM's V2 model
-    runner was asked for (`wants_v2`).
+    the model a process of its own and keep a core for waiting for it. `method` is how the head
+    drafts (app/engine/head.py). `v2`: vLLM's V2 model runner was asked for (`wants_v2`).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -66,7 +71,7 @@ def engine_options(
         options["scheduling_policy"] = "priority"
     if settings.speculates:
         options |= {
-            "speculative_config": speculative_config(settings, v2=v2),
+            "speculative_config": speculative_config(settings, method=method, v2=v2),
             "additional_config": drafter_config(settings).entry(),
             # On V1 a pass is laid out on the host, from what was accepted.
             "async_scheduling": v2,
@@ -111,14 +116,17 @@ def drafter_config(settings: Settings) -> DrafterConfig:
     )
 
 
-def speculative_config(settings: Settings, *, v2: bool = False) -> dict[str, Any]:
-    """vLLM's `speculative_config` for a P-EAGLE head: EAGLE-3 weights, all K slots in one pass."""
+def speculative_config(
+    settings: Settings, *, method: Method = "p-eagle", v2: bool = False
+) -> dict[str, Any]:
+    """vLLM's `speculative_config`. A P-EAGLE head has EAGLE-3's layers, and all K slots in one
+    pass."""
     k = settings.speculation.k
     config: dict[str, Any] = {
         "method": "eagle3",
         "model": settings.speculation.drafter,
         "num_speculative_tokens": k,
-        "parallel_drafting": True,
+        "parallel_drafting": method == "p-eagle",
     }
     if v2:
         config["num_speculative_tokens_per_batch_size"] = every_k(k)

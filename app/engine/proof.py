@@ -26,7 +26,9 @@ WARM_UP_TEXTS = (
     "The capital of France is Paris, and the capital of Italy is",
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
-DRAFTER = "ParallelDrafter"  # drafters/vllm/drafter.py
+# Our proposers, and whether each drafts in parallel (drafters/vllm/parallel.py, sequential.py,
+# v2/speculator.py).
+DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
 STATS_TIMEOUT_S = 10.0
 
 
@@ -50,14 +52,18 @@ def check_reports(
     for report in reports or [None]:
         if report is None:
             raise StartupError("the engine runs without a drafter although one was asked for")
-        if report["proposer"] != DRAFTER:
+        parallel = DRAFTERS.get(report["proposer"])
+        if parallel is None:
             raise StartupError(
                 f"the engine drafts with {report['proposer']}, not with ours: the plugin of this "
                 "package did not load; its error is in the log above"
             )
-        if not report["parallel"]:
-            raise StartupError(f"{report['proposer']} does not draft in parallel: no P-EAGLE head")
-        if not report["mask_hidden"] and settings.engine.has_weights:
+        if report["parallel"] != parallel:
+            raise StartupError(
+                f"{report['proposer']} was given parallel_drafting {report['parallel']}: no head "
+                "for it"
+            )
+        if parallel and not report["mask_hidden"] and settings.engine.has_weights:
             raise StartupError(f"the head {wanted.drafter} has no mask_hidden: no P-EAGLE head")
         if report["k"] != wanted.k:
             raise StartupError(f"the engine drafts {report['k']} tokens, asked for {wanted.k}")

@@ -289,7 +289,7 @@ class ModelSettings(Section):
 class SpeculationSettings(Section):
     """The drafter."""
 
-    drafter: str | None = Field(None, description="P-EAGLE head: a folder or a hub id.")
+    drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
     k: int = Field(
         5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
     )

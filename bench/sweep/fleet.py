@@ -11,7 +11,7 @@ from typing import Any, Self
 from bench.load.client import Client
 from bench.load.run import SPECULATION
 from bench.systems.commands import Shared, command
-from bench.systems.method import GATEWAY, Method, largest_k
+from bench.systems.method import Method, largest_k
 from bench.systems.server import Server, ServerError, free_port
 
 Report = Callable[[str], None]
@@ -87,5 +87,4 @@ class Fleet:
         log = self._logs / f"{name.replace(':', '-')}.log"
         server = Server(line, environment, port, log)
         self._servers[name] = server  # so that it is ended if it does not come up
-        ours = name == GATEWAY or method.kind == "plain"
-        return server.wait("/readyz" if ours else "/health").url
+        return server.wait("/readyz" if method.ours else "/health").url

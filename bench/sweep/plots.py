@@ -70,11 +70,14 @@ def save(figure: Any, stem: Path) -> list[Path]:
 
 def _look(method: Method, used: list[Method]) -> dict[str, Any]:
     if method.kind == "adaptive":
-        return {"color": STRONG, "linewidth": 2.6, "marker": "o", "zorder": 5}
-    number = [m for m in used if m.kind == method.kind].index(method)  # of its kind
+        line = "--" if method.head else "-"
+        look = {"color": STRONG, "linewidth": 2.6, "marker": "o", "zorder": 5}
+        return {**look, "linestyle": line}
+    alike = [m for m in used if (m.kind, m.head) == (method.kind, method.head)]
+    number = alike.index(method)
     colour = _KINDS.get(method.kind) or _FIXED[number % len(_FIXED)]
     others = method.kind in ("none", "plain", "eagle3", "vllm", "other")
-    style = _DASHES[number % len(_DASHES)] if others else "-"
+    style = _DASHES[number % len(_DASHES)] if others else ":" if method.head else "-"
     return {"color": colour, "linewidth": 1.2, "marker": ".", "linestyle": style}
 
 

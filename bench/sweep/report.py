@@ -46,20 +46,20 @@ def _machine(provenance: Mapping[str, Any]) -> str:
 def _headline(table: Table) -> str:
     """What there is to know, in three sentences."""
     said = []
-    adaptive = [row for (m, _), row in table.rows.items() if m.kind == "adaptive"]
+    adaptive = [row for (m, _), row in table.rows.items() if m.name == "adaptive"]
     over = [(r.concurrency, *r.over["none"]) for r in adaptive if "none" in r.over]
     for rows in (over[:1], over[1:][-1:]):  # the lowest load and the highest
         said += [
             f"Adaptive K is {_with(ratio, spread)} times no speculation at {c} "
             f"user{'s' * (c > 1)}." for c, ratio, spread in rows
         ]  # fmt: skip
-    if table.best:
-        worst = min(table.best, key=lambda item: item.ratio)
-        ahead = sum(item.ratio >= 1 for item in table.best)
+    if best := [item for item in table.best if not item.head]:
+        worst = min(best, key=lambda item: item.ratio)
+        ahead = sum(item.ratio >= 1 for item in best)
         said.append(
             f"Against the best fixed K of each load, chosen after the fact, it is never below "
             f"{worst.ratio:.3f} (at {worst.concurrency}) and ahead at {ahead} of "
-            f"{len(table.best)} loads."
+            f"{len(best)} loads."
         )
     return f"<p>{escape(' '.join(said))}</p>" if said else ""
 

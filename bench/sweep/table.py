@@ -50,9 +50,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """Adaptive against the fixed Ks at a concurrency."""
+    """Adaptive against the fixed Ks of the same head at a concurrency."""
 
     concurrency: int
+    head: str  # Method.head
     best: Method
     ratio: float
     interval: Interval | None
@@ -131,11 +132,13 @@ class Table:
         return Row(method, concurrency, total, spread, len(rounds), figures, acceptance)
 
     def _bests(self, figure: str) -> list[Best]:
-        found = (self._best(concurrency, figure) for concurrency in self.concurrencies)
+        heads = dict.fromkeys(method.head for method in self.methods)
+        found = (self._best(c, figure, head) for head in heads for c in self.concurrencies)
         return [best for best in found if best is not None]
 
-    def _best(self, concurrency: int, figure: str) -> Best | None:
-        there = {m: self.speeds(m, concurrency, figure) for (m, c) in self.rows if c == concurrency}
+    def _best(self, concurrency: int, figure: str, head: str) -> Best | None:
+        rows = [m for (m, c) in self.rows if c == concurrency and m.head == head]
+        there = {method: self.speeds(method, concurrency, figure) for method in rows}
         adaptive = next((m for m in there if m.kind == "adaptive"), None)
         if adaptive is None:
             return None
@@ -146,7 +149,7 @@ class Table:
             return None
         share, spread = over_best(there[adaptive], [there[m] for m in fixed], mean=self._mean)
         best = max(fixed, key=lambda m: speed(there[m], sorted(there[m]), mean=self._mean))
-        return Best(concurrency, best, share, spread)
+        return Best(concurrency, head, best, share, spread)
 
     def text(self) -> str:
         """Markdown that is aligned for a terminal too."""
@@ -173,10 +176,13 @@ class Table:
                 )
         title = "Adaptive over the best fixed K (none included, chosen after the fact)"
         without = f"{title}, while every user is served (neither start nor tail)"
-        for heading, best in ((title, self.best), (without, self.steady)):
-            if not best:
-                continue
-            lines += ["", f"{heading}:"]
+        parts = [
+            (heading, [item for item in best if item.head == head])
+            for heading, best in ((title, self.best), (without, self.steady))
+            for head in dict.fromkeys(item.head for item in best)
+        ]
+        for heading, best in parts:
+            lines += ["", f"{heading}{', our EAGLE-3' * bool(best[0].head)}:"]
             rows = [["c", "best fixed", "adaptive / best", "95% interval"]]
             for item in best:
                 ends = item.interval or ()

@@ -15,8 +15,9 @@ from app.engine.cpu import environment as cpu_environment
 from app.engine.options import ONE_PROCESS, V2, engine_options, speculative_config, wants_v2
 from app.settings import load
 from bench.provenance import gpus, versions
-from bench.systems.method import GATEWAY, Method
+from bench.systems.method import Method
 from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, write
+from drafters.model.config import Method as HeadMethod
 from drafters.packaged import resolve
 
 # What only our plugin understands, and what it needs of vLLM.
@@ -61,12 +62,16 @@ class Shared:
         """The model's name in requests, the same on all servers."""
         return load({**self.given, "k": 0}, os.environ).served_model_name
 
-    def settings(self, k: int) -> dict[str, Any]:
-        """Of a gateway that drafts up to K tokens, by name."""
+    def settings(self, method: Method) -> dict[str, Any]:
+        """Of the gateway for `method`, by name."""
+        k, kind = _most(method, self), _head(method)
         settings = {**ENGINE, **self.given, "k": k}
+        if method.head:
+            settings["drafter"] = self.eagle3
         if k and self.architecture is not None:
-            config = speculative_config(load(settings, os.environ), v2=wants_v2(os.environ))
-            config |= speculation(self.architecture, k, "p-eagle")
+            v2 = wants_v2(os.environ)
+            config = speculative_config(load(settings, os.environ), method=kind, v2=v2)
+            config |= speculation(self.architecture, k, kind)
             arguments = {**self.given["engine_args"], "speculative_config": config}
             settings["engine_args"] = arguments
         return settings
@@ -74,8 +79,8 @@ class Shared:
 
 def command(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
     """(command line, environment) of the server of `method`. ValueError if there is none."""
-    if _is_ours(method):
-        settings = shared.settings(_most(method, shared))
+    if method.ours:
+        settings = shared.settings(method)
         options = [_option(name, value) for name, value in settings.items()]
         line = [sys.executable, "-m", "app.cli", "serve", "--host", "127.0.0.1"]
         return [*line, "--port", str(port), *options], dict(os.environ)
@@ -128,12 +133,15 @@ def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
 def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str, str]]:
     """(arguments of a vLLM `LLM`, environment) of the engine behind the server of `method`.
     ValueError if there is none."""
-    if _is_ours(method):
-        settings = load(shared.settings(_most(method, shared)), os.environ)
+    if method.ours:
+        settings = load(shared.settings(method), os.environ)
         machine = cpu_machine() if _on_cpu() else None
-        options = engine_options(settings, machine, v2=wants_v2(os.environ))
+        v2 = wants_v2(os.environ)
+        options = engine_options(settings, machine, method=_head(method), v2=v2)
         options["model"] = resolve(options["model"])
         environment = dict(os.environ)
+        if method.head:  # as app/engine/launch.py
+            environment[V2] = "0"
     else:
         options, environment = _stock_options(method, shared), _stock_environment()
         if _on_cpu():  # else the model would be in a process that cannot be looked into
@@ -141,8 +149,9 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
     return {**options, "served_model_name": None}, environment
 
 
-def _is_ours(method: Method) -> bool:
-    return method.server == GATEWAY or method.kind == "plain"
+def _head(method: Method) -> HeadMethod:
+    """The kind of head that our engine for `method` drafts with."""
+    return "eagle3" if method.head else "p-eagle"
 
 
 def _most(method: Method, shared: Shared) -> int:

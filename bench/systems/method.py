@@ -10,10 +10,12 @@
     policy:NAME
                this gateway, a policy for K of drafters/control/variants.py; it must have been
                started with AERIE_POLICY=turns, as `aerie bench ablation` does
+    ours-eagle3:K, ours-eagle3:off, ours-eagle3:adaptive
+               this gateway with the EAGLE-3 head
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
 
 `off`, `k:K`, `adaptive` and `policy:NAME` share one gateway, started with the largest K; a PATCH of
-/v1/speculation goes from one to the next.
+/v1/speculation goes from one to the next. `ours-eagle3` has one of its own, of the same K.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any, Literal
 Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "policy", "other"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
+OURS_EAGLE3 = "ours-eagle3"  # prefix of methods, and name of their gateway
 _WITH_K = ("eagle3", "vllm", "k")
 
 
@@ -36,18 +39,22 @@ class Method:
     kind: Kind
     k: int = 0
     title: str = ""  # of kinds "other" and "policy" only
+    # What a gateway drafts with, where it is not its own `drafter`.
+    head: Literal["", "eagle3"] = ""
 
     @property
     def name(self) -> str:
         """As on the command line, and in results."""
         if self.title:
             return f"{self.kind}:{self.title}"
+        if self.head:
+            return f"{OURS_EAGLE3}:{self.k or self.kind}"
         return f"{self.kind}:{self.k}" if self.kind in _WITH_K else self.kind
 
     @property
     def label(self) -> str:
         """As in tables."""
-        return {
+        label = {
             "none": "none",
             "eagle3": f"EAGLE-3 K={self.k}",
             "vllm": f"vLLM P-EAGLE K={self.k}",
@@ -58,13 +65,21 @@ class Method:
             "policy": self.title,
             "other": self.title,
         }[self.kind]
+        return f"our EAGLE-3 {label}" if self.head else label
 
     @property
     def server(self) -> str:
         """Name of the server it runs on: methods of one gateway share it."""
         if self.kind == "other":
             return self.title
+        if self.head:
+            return OURS_EAGLE3
         return GATEWAY if self.kind in ("off", "k", "adaptive", "policy") else self.name
+
+    @property
+    def ours(self) -> bool:
+        """Whether this gateway serves it."""
+        return self.server in (GATEWAY, OURS_EAGLE3) or self.kind == "plain"
 
     @property
     def changes(self) -> dict[str, Any] | None:
@@ -91,6 +106,12 @@ def parse(text: str) -> list[Method]:
 
 def _one(text: str) -> Method:
     kind, colon, k = text.partition(":")
+    if kind == OURS_EAGLE3:
+        if k in ("off", "adaptive"):
+            return Method(k, head="eagle3")  # type: ignore[arg-type]
+        if not re.fullmatch(r"[1-9][0-9]?", k):
+            raise ValueError(f"{text!r}: give K, off or adaptive, like {OURS_EAGLE3}:3")
+        return Method("k", int(k), head="eagle3")
     if kind in _WITH_K:
         if not re.fullmatch(r"[1-9][0-9]?", k):
             raise ValueError(f"{text!r}: give K, like {kind}:3")
@@ -100,7 +121,9 @@ def _one(text: str) -> Method:
             raise ValueError(f"{text!r}: give a name, like other:llama.cpp or policy:small")
         return Method(kind, title=k)  # type: ignore[arg-type]
     if colon or kind not in ("none", "plain", "off", "adaptive"):
-        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, policy:NAME, other:NAME"
+        known = (
+            "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, policy:NAME, other:NAME"
+        )
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 
@@ -114,5 +137,5 @@ def servers(methods: Iterable[Method]) -> dict[str, list[Method]]:
 
 
 def largest_k(methods: Sequence[Method]) -> int:
-    """What one gateway for all of them is started with; 0 if none of them drafts on one."""
+    """What each gateway for them is started with; 0 if none of them drafts on one."""
     return max((method.k for method in methods if method.kind == "k"), default=0)

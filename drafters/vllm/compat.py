@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import wraps
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 import vllm
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
@@ -21,9 +23,10 @@ from vllm.v1.worker import gpu_model_runner
 
 from drafters.config import every_k
 from drafters.vllm import noise
-from drafters.vllm.runner import drafting, is_parallel
+from drafters.vllm.runner import drafting, has_own_drafter, is_parallel
 
 VLLM_VERSION = "0.32.0"
+_CUSTOM = "vllm.logits_processors"  # vLLM's group of installed logits processors
 
 
 def apply() -> None:
@@ -39,6 +42,11 @@ def apply() -> None:
         EngineCore.aerie_speculation = speculation
         EngineCore.post_step = unless_brought(EngineCore.post_step)
         gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
+        SpeculativeConfig.hf_config_override = staticmethod(
+            with_count_of_taps(SpeculativeConfig.hf_config_override)
+        )
+        algorithms = SUPPORTED_SPECULATORS_TYPES
+        algorithms["peagle"] = with_all_norms(algorithms["peagle"])
         SamplingParams._validate_spec_decode = accept_undrafted(
             SamplingParams._validate_spec_decode
         )
@@ -133,20 +141,60 @@ def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, boo
     return ask
 
 
+def with_count_of_taps(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What vLLM changes in a head's configuration, and how many taps it names. A Llama head whose
+    configuration names other than three, and no `num_aux_hidden_states`, is built for three
+    (model_executor/models/llama_eagle3.py), so that its weights do not load.
+    """
+
+    @wraps(override)
+    def override_and_count(hf_config: Any) -> Any:
+        hf_config = override(hf_config)
+        taps = getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None)
+        if taps and getattr(hf_config, "num_aux_hidden_states", None) is None:
+            hf_config.num_aux_hidden_states = len(taps)
+        return hf_config
+
+    return override_and_count
+
+
+def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's reader of the speculators library's P-EAGLE configurations drops two keys that it
+    reads of EAGLE-3's (transformers_utils/configs/speculators/algos.py, update_peagle)."""
+
+    @wraps(update)
+    def update_all(config_dict: dict[str, Any], pre_trained_config: dict[str, Any]) -> None:
+        update(config_dict=config_dict, pre_trained_config=pre_trained_config)
+        for key in ("fc_norm", "norm_output"):
+            if config_dict.get(key) is not None:
+                pre_trained_config[key] = config_dict[key]
+
+    return update_all
+
+
 def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the processors of `logit_bias` and `min_p`.
+    """Keep the processors of `logit_bias` and `min_p`, and refuse others.
 
     Under speculation vLLM drops them (v1/sample/logits_processor/__init__.py,
-    build_logitsprocs) and refuses requests that need them. With our drafter such requests are not
-    drafted for (limits.py), so that their row is one that the processors know.
+    build_logitsprocs) and refuses requests that need them. With our drafters such requests are not
+    drafted for (limits.py), so that their row is one that the processors know. Which requests a
+    custom processor changes is not known; it would be skipped wherever a draft is verified.
     """
 
     @wraps(build)
-    def build_all(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_parallel(vllm_config.speculative_config):
+    def build_all(
+        vllm_config: Any, device: Any, pinned: bool, pooling: bool, custom: Any = ()
+    ) -> Any:
+        if has_own_drafter(vllm_config.speculative_config):
+            named = [*map(str, custom), *(point.value for point in entry_points(group=_CUSTOM))]
+            if named:
+                raise ValueError(
+                    f"logits processors {', '.join(named)} are not applied to drafted tokens: "
+                    "serve them without a draft head"
+                )
             vllm_config = copy(vllm_config)
             vllm_config.speculative_config = None
-        return build(vllm_config, *args, **kwargs)
+        return build(vllm_config, device, pinned, pooling, custom)
 
     return build_all
 
@@ -156,7 +204,7 @@ def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(check)
     def check_others(self: Any, speculation: Any) -> None:
-        if not is_parallel(speculation):
+        if not has_own_drafter(speculation):
             check(self, speculation)
 
     return check_others
@@ -176,7 +224,7 @@ def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any
     def build_groups(vllm_config: Any, kv_cache_spec: dict[str, Any]) -> list[Any]:
         groups = build(vllm_config, kv_cache_spec)
         speculation = vllm_config.speculative_config
-        if not is_parallel(speculation):
+        if not has_own_drafter(speculation):
             return groups
         # The head's layers are registered after all of the target's.
         count = speculation.draft_model_config.hf_text_config.num_hidden_layers

@@ -1,8 +1,12 @@
-"""P-EAGLE inside vLLM's V1 model runner: any K at every step, and no pass at all at K = 0."""
+"""Draft heads inside vLLM's V1 model runner: any K at every step, and no pass at all at K = 0.
+
+What P-EAGLE (parallel.py) and EAGLE-3 (sequential.py) share.
+"""
 
 from __future__ import annotations
 
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,31 +25,36 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
 from drafters.vllm.ask import Ask
-from drafters.vllm.confidence import confident
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
-from drafters.vllm.layout import Layout, Rows, lay_out, stored
+from drafters.vllm.layout import Layout, Rows, stored
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runs import Runs
 
 Ints = npt.NDArray[np.int64]
 
 
-class ParallelDrafter(EagleProposer):
+class Drafter(EagleProposer, ABC):
     """Takes the place of vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py) and uses its
     weights, buffers and attention groups.
 
     Stock lays out every pass for the largest K, and for rejected tokens too. This one enters what
     was accepted, drafts what was asked for, request by request, and can leave a step out: the
-    target's hidden states are kept, and entered with the next pass.
+    target's hidden states are kept, and entered with the next pass. How drafts follow what is
+    entered, in the same pass or one by one, is the subclass's.
     """
+
+    # Tokens that a pass has for a request beside those that are entered, for each draft after its
+    # first.
+    slots_per_draft: int
+    carries: bool  # whether a pass goes on from the hidden states of the one before
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
     ) -> None:
         super().__init__(vllm_config, device, runner)
         if self.uses_mrope or vllm_config.model_config.uses_mrope:
-            raise NotImplementedError("P-EAGLE heads cannot draft for a target with M-RoPE")
+            raise NotImplementedError("draft heads cannot draft for a target with M-RoPE")
         if vllm_config.kv_transfer_config is not None:
             raise NotImplementedError("blocks that come from elsewhere hold nothing of the head's")
         self.runner = runner
@@ -168,7 +177,8 @@ class ParallelDrafter(EagleProposer):
         self._runs.ask(slots, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
-        lengths = np.where(taken, ends - begin_at + np.maximum(wanted - 1, 0), 0)
+        masked = self.slots_per_draft * np.maximum(wanted - 1, 0)
+        lengths = np.where(taken, ends - begin_at + masked, 0)
         taken &= np.cumsum(lengths) <= self.max_num_tokens
         late = np.flatnonzero(followed & ~taken)
         if late.size:
@@ -194,28 +204,27 @@ class ParallelDrafter(EagleProposer):
             ),
         )
         tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
-        layout = lay_out(
-            rows,
-            tokens=batch.token_ids_cpu,
-            tables=tables,
-            starts=starts,
-            block_size=self.block_size,
-            window=self.window,
-            mask_token=self.parallel_drafting_token_id,
-        )
         # A single draft is never left out, so that its probability is not needed.
-        doubts = ask.doubts and rows.k.max() > 1
-        tokens, sure = self._run(layout, rows, states, common, confidence=doubts)
+        least = ask.least_confidence if rows.k.max() > 1 else 0.0
+        found = self._propose(rows, tables, starts, states, common, least)
         contexts.enter(chosen, rows.end, tables[index])
-        self.passes += 1
-        least = ask.least_confidence
-        offered = rows.k if sure is None else confident(sure.numpy(), rows.k, least)
-        begins_at = np.cumsum(rows.k) - rows.k
-        for row, first, count in zip(
-            index.tolist(), begins_at.tolist(), offered.tolist(), strict=True
-        ):
-            drafts[row] = tokens[first : first + count]
+        for row, tokens in zip(index.tolist(), found, strict=True):
+            drafts[row] = tokens
         return drafts
+
+    @abstractmethod
+    def _propose(
+        self,
+        rows: Rows,
+        tables: npt.NDArray[np.int32],  # [batch, blocks]
+        starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
+        states: Sequence[torch.Tensor],
+        common: CommonAttentionMetadata,
+        least: float,
+    ) -> list[list[int]]:
+        """Enter what is to be entered and draft `rows.k` tokens for each request. Drafts that the
+        head gives less than `least`, together with those before them, are left out, but for the
+        first of a request; 0 leaves out none."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
         """How many drafts of each request the step verified."""
@@ -259,17 +268,9 @@ class ParallelDrafter(EagleProposer):
         rows = self._device(stored(slots, positions, self.window))
         self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
 
-    def _run(
-        self,
-        layout: Layout,
-        rows: Rows,
-        states: Sequence[torch.Tensor],
-        common: Any,
-        *,
-        confidence: bool,
-    ) -> tuple[list[int], torch.Tensor | None]:
-        """The pass: fill the buffers, run the head once, choose the likeliest tokens; if asked,
-        with the logarithm of the head's probability of each, on the host."""
+    def _enter(self, layout: Layout, states: Sequence[torch.Tensor]) -> None:
+        """Fill the buffers with what a pass reads of the target: tokens, positions, and hidden
+        states where they are entered."""
         count = len(layout.ids)
         self.input_ids[:count] = self._device(layout.ids)
         self.positions[:count] = self._device(layout.positions)
@@ -283,13 +284,16 @@ class ParallelDrafter(EagleProposer):
         )
         where = self._device(np.concatenate([layout.fresh, layout.held]))
         self.hidden_states.index_copy_(0, where, self.model.combine_hidden_states(hidden))
-        if layout.masked.size:
-            masked = self._device(layout.masked)
-            shared = self.parallel_drafting_hidden_state_tensor
-            self.hidden_states.index_copy_(0, masked, shared.expand(len(masked), -1))
 
+    def _pass(
+        self, layout: Layout, rows: Rows, common: CommonAttentionMetadata, depth: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head once over the buffers; `depth` counts the passes of a step. Returns hidden
+        states to draft from and to carry on with, `[sum of k, hidden]` each."""
+        self.passes += 1
+        count = len(layout.ids)
         metadata = self._metadata(layout, rows, common)
-        _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata)
+        _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata, draft_index=depth)
         mode, padded, across = self._determine_batch_execution_and_padding(count)
         arguments, size = self.build_model_inputs_first_pass(count, padded, None)
         with set_forward_context(
@@ -300,12 +304,9 @@ class ParallelDrafter(EagleProposer):
             cudagraph_runtime_mode=mode,
             slot_mapping=self._get_slot_mapping(size, metadata.slot_mapping),
         ):
-            last, _ = self.model(**arguments)
-        if not layout.drafts.size:
-            return [], None
-        hidden = last[self._device(layout.drafts)]
-        tokens, sure = self._likeliest(hidden, confidence)
-        return tokens.tolist(), None if sure is None else sure.cpu()
+            last, carried = self.model(**arguments)
+        drafts = self._device(layout.drafts)
+        return last[drafts], carried[drafts] if self.carries else last
 
     def _metadata(self, layout: Layout, rows: Rows, common: Any) -> CommonAttentionMetadata:
         table = common.block_table_tensor[self._device(rows.index)]

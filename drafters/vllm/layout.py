@@ -1,12 +1,14 @@
 """How a drafter pass is laid out: which tokens of which requests, in which order.
 
-A request's part of the pass is its entered-now positions, then one masked slot for each draft
-after the first (P-EAGLE, arXiv 2602.01469, section 3):
+A request's part of a pass is its entered-now positions, then for P-EAGLE (arXiv 2602.01469,
+section 3) one masked slot for each draft after the first:
 
     positions   start .. end-1   end .. end+k-2
     token       the next one     the mask token
     hidden      the target's     the shared one
     draft from  the last one     all
+
+EAGLE-3 has no masked slots. Its drafts after the first come from passes of their own (`following`).
 
 Everything here is integers on the host: of a step's accepted tokens the host knows all.
 """
@@ -96,6 +98,23 @@ def lay_out(
         fresh=fresh,
         fresh_from=(starts[index[fresh]] + positions[fresh] - rows.scheduled[owner[fresh]]),
         drafts=drafts,
+    )
+
+
+def following(rows: Rows, which: Ints, depth: int) -> Rows:
+    """The requests `which` of `rows`, drafted one token further after `depth` drafts each: the
+    newest draft is all that is read, at the position before its own. The device knows the token.
+    """
+    end = rows.end[which] + depth
+    return Rows(
+        index=rows.index[which],
+        slot=rows.slot[which],
+        first=rows.first[which],
+        start=end - 1,
+        scheduled=end - 1,
+        end=end,
+        k=np.ones_like(end),
+        newest=np.zeros_like(end),
     )
 
 

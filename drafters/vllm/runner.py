@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm import envs
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm import greedy
 from drafters.vllm.ask import Ask
-from drafters.vllm.drafter import ParallelDrafter
+from drafters.vllm.drafter import Drafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.finite import broken_rows, by_request
+from drafters.vllm.kv_cache import kept_whole
 from drafters.vllm.noise import Noise
 from drafters.vllm.pages import collapse
+from drafters.vllm.parallel import ParallelDrafter
+from drafters.vllm.sequential import SequentialDrafter
 
 if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
@@ -35,25 +39,35 @@ class NoDrafts:
 class DraftingRunner(Base):
     """Mixed into vLLM's runner (vllm/v1/worker/gpu_model_runner.py, cpu_model_runner.py).
 
-    P-EAGLE heads draft through ParallelDrafter, all others through vLLM's own proposers. With
-    and without speculation, seeded requests get their randomness by position (noise.py).
+    P-EAGLE heads draft through ParallelDrafter, EAGLE-3 heads through SequentialDrafter, all
+    others through vLLM's own proposers. With and without speculation, seeded requests get their
+    randomness by position (noise.py).
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        self.parallel: ParallelDrafter | None = None
+        self.own_drafter: Drafter | None = None
         self._began = self._draft_seconds = 0.0
         # Of the logits in work: whether each row is broken, and the drafts of each request.
         self._broken: tuple[torch.Tensor, list[int] | None] | None = None
-        if not hasattr(self, "drafter") or not is_parallel(self.speculative_config):
+        if not hasattr(self, "drafter") or not has_own_drafter(self.speculative_config):
             return
         if self.use_async_scheduling:
             raise RuntimeError(
-                "P-EAGLE needs async_scheduling=False: each pass is laid out on the host, from "
-                "what was accepted"
+                "P-EAGLE and EAGLE-3 need async_scheduling=False: each pass is laid out on the "
+                "host, from what was accepted"
             )
         config = DrafterConfig.read(vllm_config.additional_config)
-        self.drafter = self.parallel = ParallelDrafter(vllm_config, self.device, self, config)
+        kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
+        self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """A head's sliding layers keep all tokens (kv_cache.py)."""
+        specs: dict[str, Any] = super().get_kv_cache_spec()
+        if self.own_drafter is None:
+            return specs
+        head = self.own_drafter._draft_attn_layer_names
+        return kept_whole(specs, head, self.vllm_config.cache_config.block_size)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Here the weights have found their last place, and the model is compiled."""
@@ -64,8 +78,8 @@ class DraftingRunner(Base):
             freeze_gc_heap()  # as vLLM's worker on a GPU does when it is warm
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        if self.parallel is not None:
-            self.parallel.follow(scheduler_output)
+        if self.own_drafter is not None:
+            self.own_drafter.follow(scheduler_output)
         return super()._update_states(scheduler_output)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +91,7 @@ class DraftingRunner(Base):
         to come, and none is told."""
         output = super().sample_tokens(*args, **kwargs)
         if isinstance(output, ModelRunnerOutput):
-            drafts = self.take_draft_token_ids() if self.parallel is not None else None
+            drafts = self.take_draft_token_ids() if self.own_drafter is not None else None
             draft = self._draft_seconds
             Extras(drafts, perf_counter() - self._began - draft, draft).attach(output)
         return output
@@ -86,7 +100,7 @@ class DraftingRunner(Base):
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
     ) -> Any:
         """Steps without drafts skip the rejection sampler and what it needs."""
-        if self.parallel is None or num_draft_tokens.any():
+        if self.own_drafter is None or num_draft_tokens.any():
             return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
         last = torch.from_numpy(cu_num_scheduled_tokens.astype(np.int64) - 1)
         return NoDrafts(last.to(self.device, non_blocking=True))
@@ -131,7 +145,7 @@ class DraftingRunner(Base):
 
     def _input_fits_in_drafter(self, common: Any) -> bool:
         """vLLM drafts for nobody if one request is near the longest length; ours looks at each."""
-        if self.parallel is not None:
+        if self.own_drafter is not None:
             return common is not None
         return bool(super()._input_fits_in_drafter(common))
 
@@ -148,7 +162,7 @@ class DraftingRunner(Base):
         slot_mappings: Any,
     ) -> list[list[int]] | torch.Tensor | None:
         began = perf_counter()
-        if self.parallel is None:
+        if self.own_drafter is None:
             drafts: torch.Tensor = super().propose_draft_token_ids(
                 scheduler_output,
                 sampled_token_ids,
@@ -162,7 +176,7 @@ class DraftingRunner(Base):
             )
             self._draft_seconds = perf_counter() - began
             return drafts
-        ours = self.parallel.draft(
+        ours = self.own_drafter.draft(
             scheduler_output.num_spec_tokens_to_schedule,
             scheduler_output.scheduled_spec_decode_tokens,
             sampled_token_ids,
@@ -170,7 +184,7 @@ class DraftingRunner(Base):
             common_attn_metadata,
             Ask.of(scheduler_output),
         )
-        self._draft_seconds = perf_counter() - max(began, self.parallel.synchronized)
+        self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
@@ -181,6 +195,15 @@ class DraftingRunner(Base):
 def is_parallel(speculation: Any) -> bool:
     """Whether a vLLM SpeculativeConfig asks for a P-EAGLE head."""
     return speculation is not None and speculation.parallel_drafting and speculation.use_eagle()
+
+
+def has_own_drafter(speculation: Any) -> bool:
+    """Whether a drafter of ours drafts with the head of a vLLM SpeculativeConfig: P-EAGLE heads,
+    and EAGLE-3 heads on the V1 model runner."""
+    if is_parallel(speculation):
+        return True
+    sequential = speculation is not None and speculation.method == "eagle3"
+    return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
 
 
 def drafting(runner: type, mixin: type = DraftingRunner) -> type:

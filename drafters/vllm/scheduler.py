@@ -26,7 +26,7 @@ from drafters.vllm.account import Account, Ran, Verified
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit, follows_counts
-from drafters.vllm.runner import is_parallel
+from drafters.vllm.runner import has_own_drafter
 
 RECENT = 64  # steps that are remembered for calibration
 
@@ -53,11 +53,11 @@ class DraftingScheduler(Scheduler):
         k_max = self.num_spec_tokens
         if k_max:
             self.dynamic_sd_lookup = _AnyK(k_max)
-        parallel = is_parallel(self.vllm_config.speculative_config)
+        ours = has_own_drafter(self.vllm_config.speculative_config)
         # On V1 drafts come with a step's output, and need not be asked for (compat.py). On V2 they
         # stay on the device; they are made for every request, and not verified over its limit.
-        self.brings_drafts = parallel and not self.use_v2_model_runner
-        self._ours = parallel  # vLLM's own drafters know neither limits of requests nor K
+        self.brings_drafts = ours and not self.use_v2_model_runner
+        self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)

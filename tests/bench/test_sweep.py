@@ -316,6 +316,34 @@ def test_methods_by_name() -> None:
             parse(wrong)
 
 
+def test_each_head_has_a_gateway_of_its_own(tmp_path: Path) -> None:
+    """One sweep: none, upstream's EAGLE-3, ours fixed and adaptive, P-EAGLE."""
+    text = "none,eagle3:3,ours-eagle3:off,ours-eagle3:3,ours-eagle3:adaptive,k:3,adaptive"
+    methods = parse(text)
+    assert ",".join(method.name for method in methods) == text
+    assert list(servers(methods)) == ["none", "eagle3:3", "ours-eagle3", "gateway"]
+    assert [m.changes for m in methods[2:5]] == [m.changes for m in parse("off,k:3,adaptive")]
+    assert methods[3].label == "our EAGLE-3 K=3"
+    for wrong in ("ours-eagle3", "ours-eagle3:0", "ours-eagle3:fast"):
+        with pytest.raises(ValueError, match="give K, off or adaptive"):
+            parse(wrong)
+    shared = Shared.of(7, {"max_num_seqs": 32}, "heads/e", "", tmp_path)
+    line, _ = command(methods[3], shared, 1)
+    assert "--drafter=heads/e" in line and "--k=7" in line and "serve" in line
+    assert not [part for part in command(methods[5], shared, 1)[0] if part.startswith("--drafter")]
+
+
+def test_adaptive_is_held_against_the_fixed_ks_of_its_own_head() -> None:
+    speeds = {
+        "k:3": [100.0], "adaptive": [90.0], "ours-eagle3:3": [60.0], "ours-eagle3:adaptive": [57.0],
+    }  # fmt: skip
+    table = Table(parse("k:3,adaptive,ours-eagle3:3,ours-eagle3:adaptive"), cells(speeds))
+    assert [(b.head, b.best.name, b.ratio) for b in table.best] == [
+        ("", "k:3", pytest.approx(0.9)), ("eagle3", "ours-eagle3:3", pytest.approx(0.95)),
+    ]  # fmt: skip
+    assert "chosen after the fact), our EAGLE-3:" in table.text()
+
+
 def test_another_server_is_attached_by_its_name_and_never_started(tmp_path: Path) -> None:
     methods = parse("other:llama.cpp,off")
     assert [(m.name, m.label, m.server) for m in methods] == [

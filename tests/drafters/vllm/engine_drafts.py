@@ -81,7 +81,7 @@ def watch(kind: type, steps: list[Step]) -> None:
         drafts = _propose[kind](self, scheduled, sampled, *args)
         first = [0] * len(sampled)
         if kind is DraftingRunner:
-            contexts = self.parallel.contexts
+            contexts = self.own_drafter.contexts
             first = contexts.first[contexts.slots(self.input_batch.req_ids)].tolist()
         for row, request in enumerate(self.input_batch.req_ids):
             text = texts.setdefault(request, list(self.requests[request].prompt_token_ids))

@@ -181,7 +181,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
                 finished[number] = list(output.outputs[0].token_ids)
         result["steps"] += 1
     policy = core.scheduler.policy
-    drafter = core.model_executor.driver_worker.worker.model_runner.parallel
+    drafter = core.model_executor.driver_worker.worker.model_runner.own_drafter
     # What finished in the last step would be told with the next one; nothing else may be left.
     ended = core.scheduler.finished_req_ids
     assert set(drafter.contexts._slots) <= ended and set(core.scheduler._account._runs) <= ended

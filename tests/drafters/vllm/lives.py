@@ -1,8 +1,8 @@
 """Requests living through vLLM's scheduler with our drafter, without a model.
 
 The target's hidden state at a position stands for the tokens up to it, so that every key the
-drafter attends to tells what it was computed from. Scheduler, prefix cache, preemption and
-ParallelDrafter are the real ones; the runner is what ParallelDrafter reads of it.
+drafter attends to tells what it was computed from. Scheduler, prefix cache, preemption and drafter
+are the real ones; the runner is what a drafter reads of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from drafters.control.policy import Load, Step
 from drafters.vllm.ask import Ask
-from drafters.vllm.drafter import ParallelDrafter
+from drafters.vllm.drafter import Drafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
+from drafters.vllm.parallel import ParallelDrafter
 from drafters.vllm.runs import Runs
 from drafters.vllm.scheduler import DraftingScheduler
+from drafters.vllm.sequential import SequentialDrafter
 
 MODELS = Path(__file__).parents[3] / "models" / "embedded"
 MASK, SHARED = 99, -1.0  # token and hidden state of a masked slot
+CARRIED = 0.25  # by which a state that a pass hands on differs from the one that it read
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
 
 
@@ -72,15 +75,21 @@ class Model:
             tokens, owned = lives.known[name], lives.blocks[name]
             first, end, k = int(rows.first[row]), int(rows.end[row]), int(rows.k[row])
             last = first + lengths[row] - 1
+            drafted, text_end = self.drafter.drafted[index], self.drafter.text_ends[index]
             assert not self.drafter.context_tokens or end - first <= self.drafter.context_tokens
             read = places[bounds[row] : bounds[row + 1]]
             assert read == list(range(int(rows.start[row]), last + 1))
-            assert last == end - 1 + max(k - 1, 0)
+            assert last == end - 1 + self.drafter.slots_per_draft * max(k - 1, 0)
             for offset, place in enumerate(range(first, last + 1)):
                 block = tables[row][offset // size]
                 assert block == owned[place // size], f"{name} at {place}: not its block"
                 if place >= end:
                     expected = (place, MASK, SHARED)
+                elif place >= text_end:  # a draft, from the state behind the text
+                    far = place - text_end
+                    state = lives.state(tokens[:text_end]) - CARRIED * (far + 1)
+                    expected = (place, drafted[far], state)
+                    lives.seen["followed"] += 1
                 else:
                     expected = (place, tokens[place + 1], lives.state(tokens[: place + 1]))
                 found = self.keys[block * size + place % size]
@@ -91,11 +100,11 @@ class Model:
         lives.seen["passes"] += 1
         lives.seen["anew"] += int((rows.first > 0).sum())
         lives.seen["held"] += int((rows.scheduled > rows.start).sum())
-        return hidden_states, hidden_states
+        return hidden_states, hidden_states - CARRIED
 
 
-class Watched(ParallelDrafter):
-    """ParallelDrafter around Model, without vLLM's attention backends and weights."""
+class Watched(Drafter):
+    """Mixed into a drafter: around Model, without vLLM's attention backends and weights."""
 
     def __init__(
         self, config: VllmConfig, lives: Lives, window: int, longest: int, context: int
@@ -121,6 +130,15 @@ class Watched(ParallelDrafter):
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
         self._deferred, self._defers = [], min(3, window)
         self.model = Model(self, lives.random)
+        # By row of the batch: where its text ends, and what was drafted behind it.
+        self.text_ends: dict[int, int] = {}
+        self.drafted: dict[int, list[int]] = {}
+
+    def _propose(self, rows: Rows, *args: Any) -> list[list[int]]:
+        self.entered, index = rows, rows.index.tolist()
+        self.text_ends = dict(zip(index, rows.end.tolist(), strict=True))
+        self.drafted = {row: [] for row in index}
+        return super()._propose(rows, *args)
 
     def build_per_group_and_layer_attn_metadata(self, *_: Any, **__: Any) -> Any:
         return [], {}
@@ -139,8 +157,19 @@ class Watched(ParallelDrafter):
         self, hidden: torch.Tensor, confidence: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ids = torch.tensor([self.lives.token() for _ in hidden], dtype=torch.int64)
+        owners = np.repeat(self.rows.index, self.rows.k).tolist()
+        for row, token in zip(owners, ids.tolist(), strict=True):
+            self.drafted[row].append(token)
         sure = torch.tensor([self.lives.random.random() for _ in hidden]).log()
         return ids, sure if confidence else None
+
+
+class WatchedParallel(Watched, ParallelDrafter):
+    """P-EAGLE's."""
+
+
+class WatchedSequential(Watched, SequentialDrafter):
+    """EAGLE-3's."""
 
 
 class Told:
@@ -166,6 +195,7 @@ class Lives:
         self, config: VllmConfig, *, seed: int, blocks: int, window: int, letters: int = 2,
         longest: int = LONGEST, context: int = 0,
     ) -> None:  # fmt: skip
+        """`config` says which kind of head drafts."""
         self.random = Random(seed)
         self.letters = letters
         self.block_size = config.cache_config.block_size
@@ -194,7 +224,9 @@ class Lives:
         self.arrived = 0
         self.seen: Counter[str] = Counter()
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
-        self.drafter = Watched(config, self, window, longest, context)
+        parallel = config.speculative_config.parallel_drafting
+        kind = WatchedParallel if parallel else WatchedSequential
+        self.drafter = kind(config, self, window, longest, context)
 
     def token(self) -> int:
         return self.random.randrange(self.letters)
@@ -440,7 +472,7 @@ class Lives:
         return sampled, torch.tensor(states, dtype=torch.float64).unsqueeze(1), common
 
 
-def configuration(block_size: int = 4, batched: int = 24) -> VllmConfig:
+def configuration(block_size: int = 4, batched: int = 24, head: str = "p-eagle") -> VllmConfig:
     """For the embedded models, small in every way that the scheduler knows."""
     return EngineArgs(
         model=str(MODELS / "target"),
@@ -453,8 +485,8 @@ def configuration(block_size: int = 4, batched: int = 24) -> VllmConfig:
         per_request_spec_decode_metrics="summary",
         speculative_config={
             "method": "eagle3",
-            "model": str(MODELS / "p-eagle"),
+            "model": str(MODELS / head),
             "num_speculative_tokens": K_MAX,
-            "parallel_drafting": True,
+            "parallel_drafting": head == "p-eagle",
         },
     ).create_engine_config()

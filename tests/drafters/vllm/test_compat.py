@@ -53,8 +53,9 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         compat.apply()
 
 
-def _speculation(parallel: bool) -> Any:
-    return SimpleNamespace(parallel_drafting=parallel, use_eagle=lambda: True)
+def _speculation(parallel: bool, method: str = "mtp") -> Any:
+    """By default one of vLLM's own drafters, unless it is parallel."""
+    return SimpleNamespace(parallel_drafting=parallel, method=method, use_eagle=lambda: True)
 
 
 def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None:
@@ -76,6 +77,7 @@ def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None
 
     wanted = {LogitBiasLogitsProcessor, MinPLogitsProcessor}
     assert wanted <= kinds(_speculation(parallel=True))
+    assert wanted <= kinds(_speculation(parallel=False, method="eagle3"))
     assert wanted.isdisjoint(kinds(_speculation(parallel=False)))  # vLLM's other drafters
     assert wanted <= kinds(None)
 
@@ -88,6 +90,7 @@ def test_requests_with_them_are_taken_beside_our_drafter_only(options: dict[str,
     compat.apply()
     params = SamplingParams(**options)
     params._validate_spec_decode(_speculation(parallel=True))
+    params._validate_spec_decode(_speculation(parallel=False, method="eagle3"))
     with pytest.raises(VLLMValidationError, match="not yet supported"):
         params._validate_spec_decode(_speculation(parallel=False))
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-@pytest.fixture(scope="module")
-def config() -> VllmConfig:
-    return configuration()
+@pytest.fixture(scope="module", params=["p-eagle", "eagle3"])
+def config(request: pytest.FixtureRequest) -> VllmConfig:
+    return configuration(head=request.param)
 
 
 def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
@@ -63,6 +63,7 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
     assert seen["passes"] > 1000 and seen["twice"] > 20
+    assert (seen["followed"] > 1000) == (not config.speculative_config.parallel_drafting)
     # Keys that differ by the next token at a block's end come from vLLM's cache alone, seldom.
     assert seen["forked"] < 0.02 * seen["passes"]
 
@@ -89,9 +90,9 @@ def test_a_back_off_is_caught_up_with(config: VllmConfig) -> None:
         for _ in range(pause):
             lives.step(0)
         lives.step(K_MAX)
-        first = int(lives.drafter.rows.first[0])
+        first = int(lives.drafter.entered.first[0])
         assert (first > 0) == lost and first % size == 0
-        assert int(lives.drafter.rows.start[0]) == max(first, 8)
+        assert int(lives.drafter.entered.start[0]) == max(first, 8)
 
 
 def test_a_request_without_drafts_costs_no_pass(config: VllmConfig) -> None:

@@ -41,7 +41,7 @@ class Base:
 
     def __init__(self) -> None:
         self.use_async_scheduling = False
-        self.parallel = None
+        self.own_drafter = None
         self.sampled: list[Any] = []
         self.input_batch = SimpleNamespace(
             req_ids=["a", "b", "c"], generators={}, sampling_metadata=SimpleNamespace()

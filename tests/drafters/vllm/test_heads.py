@@ -103,9 +103,9 @@ def randomise(module: torch.nn.Module) -> None:
 class Target:
     """A random Llama; `taps` as the engine hands them to a head."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, layers: int = 4) -> None:
         config = LlamaConfig(
-            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
             num_attention_heads=2, num_key_value_heads=1, head_dim=32,
             max_position_embeddings=256, tie_word_embeddings=False,
         )  # fmt: skip
@@ -229,7 +229,8 @@ def test_every_draft_is_vllms(
     assert not wrong, f"{len(wrong)} of {len(steps[name])} steps"
 
 
-PARALLEL = ["p-eagle", "p-eagle-draft-vocabulary"]
+SEVERAL_LAYERS = ["p-eagle", "p-eagle-draft-vocabulary", "eagle3-every-variant"]
+ONE_LAYER = ["p-eagle-one-layer", "eagle3"]
 CONTEXTS: dict[str, dict[str, Any]] = {
     "all is kept": {"catch_up_tokens": 256},
     "much is forgotten": {"catch_up_tokens": 6},
@@ -237,8 +238,8 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "the beginning is cut": {"catch_up_tokens": 256, "context_tokens": 64},
 }
 RESTLESS = [
-    *((name, context) for name in PARALLEL for context in list(CONTEXTS)[:2]),
-    ("p-eagle-one-layer", "the beginning is cut"),
+    *((name, context) for name in SEVERAL_LAYERS for context in list(CONTEXTS)[:2]),
+    *((name, "the beginning is cut") for name in ONE_LAYER),
 ]
 
 
@@ -256,7 +257,7 @@ def restless(
                 "method": "eagle3",
                 "model": str(heads[name]),
                 "num_speculative_tokens": 7,
-                "parallel_drafting": True,
+                "parallel_drafting": CASES[name].config.method == "p-eagle",
             },
         }
         for name, context in RESTLESS

@@ -1,0 +1,27 @@
+"""Which kind of draft head is served: its own configuration says so."""
+
+from __future__ import annotations
+
+from app.errors import StartupError
+from app.settings import Settings
+from drafters.model.config import Method, method_of
+
+
+def head_method(settings: Settings) -> Method:
+    """How the drafter asked for drafts: all K tokens in one pass, or one by one.
+
+    Reads its config.json, which is fetched from its hub where it is not here. Imports vllm.
+    Raises StartupError where there is none.
+    """
+    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+    drafter = settings.speculation.drafter
+    if drafter is None or not settings.speculates:
+        return "p-eagle"
+    try:
+        document = get_hf_file_to_dict("config.json", drafter)
+    except ValueError as error:
+        raise StartupError(f"the head {drafter}: config.json: {error}") from error
+    if not isinstance(document, dict):
+        raise StartupError(f"the head {drafter} has no config.json that can be read")
+    return method_of(document)

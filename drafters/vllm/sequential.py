@@ -1,0 +1,84 @@
+"""EAGLE-3: the drafts of a request one by one, a pass of the head for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafters.vllm.drafter import Drafter
+from drafters.vllm.layout import Rows, following, lay_out
+
+
+class SequentialDrafter(Drafter):
+    """The first pass enters what the target has read, and drafts a token for each request. Each
+    pass behind it reads one token a request, its newest draft, beside the hidden state that this
+    draft came from. A request that has its drafts, or doubts them, is in no further pass.
+    """
+
+    slots_per_draft = 0
+    carries = True
+
+    def _propose(
+        self,
+        rows: Rows,
+        tables: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        states: Sequence[torch.Tensor],
+        common: Any,
+        least: float,
+    ) -> list[list[int]]:
+        arguments: dict[str, Any] = {
+            "tokens": self.runner.input_batch.token_ids_cpu,
+            "tables": tables,
+            "starts": starts,
+            "block_size": self.block_size,
+            "window": self.window,
+            "mask_token": 0,  # no slot is masked
+        }
+        now = replace(rows, k=np.minimum(rows.k, 1))
+        layout = lay_out(now, **arguments)
+        self._enter(layout, states)
+        hidden, carried = self._pass(layout, now, common)
+
+        which = np.flatnonzero(rows.k)  # the requests of this pass, as entries of `rows`
+        total = np.zeros(len(rows.k))  # logarithm of the probability of all drafts so far
+        owners, found, offered = [], [], []
+        for depth in range(1, int(rows.k.max()) + 1):
+            ids, sure = self._likeliest(hidden, confidence=least > 0.0)
+            trusted = np.ones(len(which), bool)
+            if sure is not None:
+                total[which] += sure.cpu().numpy()
+                trusted = total[which] >= math.log(least)
+            owners.append(which)
+            found.append(ids)
+            offered.append(trusted | (depth == 1))
+            goes_on = np.flatnonzero(trusted & (rows.k[which] > depth))
+            if not goes_on.size:
+                break
+            if goes_on.size < which.size:
+                left = self._device(goes_on)
+                ids, carried, which = ids[left], carried[left], which[goes_on]
+            now = following(rows, which, depth)
+            layout = lay_out(now, **arguments)
+            count = len(which)
+            self.input_ids[:count] = ids
+            self.positions[:count] = self._device(layout.positions)
+            self.hidden_states[:count] = carried
+            hidden, carried = self._pass(layout, now, common, depth)
+
+        drafts: list[list[int]] = [[] for _ in rows.k]
+        if found:
+            tokens = torch.cat(found).tolist()  # the device is waited for once, unless it is asked
+            kept = np.concatenate(offered).tolist()
+            for row, token, offer in zip(
+                np.concatenate(owners).tolist(), tokens, kept, strict=True
+            ):
+                if offer:
+                    drafts[row].append(token)
+        return drafts

@@ -87,6 +87,14 @@ def test_an_endpoint_of_aws_keeps_its_environment() -> None:
     assert settings.server.drain_timeout_s < 30
 
 
+@pytest.mark.parametrize("parallel", [{}, {"parallel_drafting": False}])
+def test_the_head_itself_says_whether_it_drafts_in_parallel(parallel: dict[str, bool]) -> None:
+    """As EAGLE-3 is asked for in AWS's container; the kind is read from the head."""
+    config = {"method": "eagle3", "model": "some/eagle3", "num_speculative_tokens": 3, **parallel}
+    found = parsed(variables(SPECULATIVE_CONFIG=json.dumps(config)))
+    assert (found["drafter"], found["k"]) == ("some/eagle3", 3)
+
+
 @pytest.mark.parametrize(
     ("environ", "key", "words"),
     [
@@ -103,11 +111,6 @@ def test_an_endpoint_of_aws_keeps_its_environment() -> None:
             variables(SPECULATIVE_CONFIG='{"method": "ngram", "num_speculative_tokens": 3}'),
             "SM_VLLM_SPECULATIVE_CONFIG",
             "P-EAGLE",
-        ),
-        (
-            variables(SPECULATIVE_CONFIG=json.dumps({**HEAD, "parallel_drafting": False})),
-            "SM_VLLM_SPECULATIVE_CONFIG",
-            "parallel",
         ),
         (
             variables(SPECULATIVE_CONFIG=json.dumps({**HEAD, "draft_tensor_parallel_size": 1})),

@@ -14,6 +14,13 @@ def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
     assert options["speculative_config"]["num_speculative_tokens"] == 3
 
 
+def test_eagle_3_is_asked_for_by_its_method() -> None:
+    options = engine_options(load({"k": "3"}, {}), method="eagle3")
+    assert options["speculative_config"]["parallel_drafting"] is False
+    assert options["scheduler_cls"].endswith(".DraftingScheduler")
+    assert options["async_scheduling"] is False
+
+
 def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
     given = {"catch_up_tokens": "99", "draft_context": "500", "least_confidence": "0.2"}
     options = engine_options(load(given, {}))

@@ -16,18 +16,30 @@ from app.errors import StartupError
 from app.settings import load
 
 GOOD: dict[str, Any] = {
-    "proposer": proof.DRAFTER,
+    "proposer": "ParallelDrafter",
     "head": "Eagle3LlamaForCausalLM",
     "parallel": True,
     "k": 5,
     "parameters": 1,
     "mask_hidden": True,
 }
+EAGLE_3 = {**GOOD, "proposer": "SequentialDrafter", "parallel": False, "mask_hidden": False}
 SETTINGS = load({"k": "5"}, {})
 
 
 def test_a_good_report_is_returned() -> None:
-    assert proof.check_reports(SETTINGS, [GOOD, GOOD]) == GOOD
+    for report in (GOOD, EAGLE_3, {**GOOD, "proposer": "ParallelSpeculator"}):
+        assert proof.check_reports(SETTINGS, [report, report]) == report
+
+
+def test_our_proposers_are_known_by_their_names() -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from drafters.vllm.parallel import ParallelDrafter
+    from drafters.vllm.sequential import SequentialDrafter
+    from drafters.vllm.v2.speculator import ParallelSpeculator
+
+    ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)
+    assert set(proof.DRAFTERS) == {kind.__name__ for kind in ours}
 
 
 @pytest.mark.parametrize(
@@ -38,9 +50,10 @@ def test_a_good_report_is_returned() -> None:
         ({**GOOD, "parallel": False}, "parallel"),
         ({**GOOD, "mask_hidden": False}, "mask_hidden"),
         ({**GOOD, "k": 3}, "drafts 3 tokens"),
+        ({**EAGLE_3, "parallel": True}, "parallel"),
     ],
 )
-def test_any_worker_without_a_p_eagle_head_stops_the_start(
+def test_any_worker_without_its_head_stops_the_start(
     report: dict[str, Any] | None, reason: str
 ) -> None:
     with pytest.raises(StartupError, match=reason):

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 
 from drafters.config import every_k
 from drafters.vllm import compat
+from drafters.vllm.kv_cache import kept_whole
 
 TEMPERATURES = torch.tensor([0.0, 1.5, 0.0, 0.7])
 ENDS = torch.tensor([2, 5, 5, 6], dtype=torch.int32)  # the third request has no draft
@@ -80,6 +81,57 @@ def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None
     assert wanted <= kinds(_speculation(parallel=False, method="eagle3"))
     assert wanted.isdisjoint(kinds(_speculation(parallel=False)))  # vLLM's other drafters
     assert wanted <= kinds(None)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_other_logits_processors_are_refused_beside_our_drafter(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: with the speculative configuration hidden vLLM's own refusal is gone, and they
+    are skipped where drafts are verified."""
+    from vllm.v1.worker import gpu_model_runner
+
+    compat.apply()
+    found = [SimpleNamespace(value="their:Processor")] if installed else []
+    monkeypatch.setattr(compat, "entry_points", lambda group: found)
+    custom = [] if installed else ["their:Processor"]
+    for kind in ({"parallel": True}, {"parallel": False, "method": "eagle3"}):
+        config = SimpleNamespace(speculative_config=_speculation(**kind))
+        with pytest.raises(ValueError, match=r"their:Processor .* not applied to drafted"):
+            gpu_model_runner.build_logitsprocs(config, torch.device("cpu"), False, False, custom)
+
+
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4, 8]}, 4),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2], "num_aux_hidden_states": 3}, 3),
+        ({}, None),
+    ],
+)
+def test_taps_that_are_named_are_counted(keys: dict[str, Any], count: int | None) -> None:
+    """The fault: a Llama head of other than three taps is built for three."""
+    import pickle
+
+    from transformers import LlamaConfig
+    from vllm.config import SpeculativeConfig
+
+    compat.apply()
+    override = SpeculativeConfig.hf_config_override
+    # It travels to other processes as a reference.
+    assert pickle.loads(pickle.dumps(override)) is override
+    config = override(LlamaConfig(architectures=["LlamaForCausalLMEagle3"], **keys))
+    assert getattr(config, "num_aux_hidden_states", None) == count
+
+
+def test_every_norm_of_the_librarys_p_eagle_heads_is_read() -> None:
+    from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+
+    compat.apply()
+    layers = {"model_type": "llama"}
+    outside = {"mask_token_id": 3, "fc_norm": True, "norm_output": True}
+    SUPPORTED_SPECULATORS_TYPES["peagle"](config_dict=outside, pre_trained_config=layers)
+    assert layers["fc_norm"] is True and layers["norm_output"] is True  # dropped by vLLM
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": {3: 1.0}}, {"min_p": 0.2}])
@@ -153,6 +205,20 @@ def test_the_head_s_layers_share_one_group(
     assert holding(groups) == 1
     assert sorted(len(group.layer_names) for group in groups) == sorted(ours)
     assert sorted(name for group in groups for name in group.layer_names) == sorted(specs)
+
+
+def test_a_heads_sliding_layers_keep_all_tokens() -> None:
+    """The fault: blocks behind the window are given away while the head has positions in them to
+    enter, and layers of two kinds land in two groups."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    specs = _specs(full=1, sliding=2, head=0)
+    head = list(specs)[-1]
+    kept = kept_whole(specs, {head}, block_size=16)
+    full, target, ours = kept.values()
+    assert full is specs[next(iter(specs))] and target in specs.values()
+    assert type(ours) is FullAttentionSpec
+    assert (ours.block_size, ours.sliding_window, ours.head_size) == (16, 128, 64)
 
 
 @pytest.mark.parametrize(

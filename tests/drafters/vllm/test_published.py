@@ -28,7 +28,15 @@ from drafters.train.target import FrozenTarget
 from tests.drafters import engine_job
 from tests.drafters.train.tiny import tokenizer
 from tests.drafters.vllm.test_heads import (
-    EAGLE_3, P_EAGLE, PROMPTS, SCRIPT, Case, Step, Target, agrees, new_head,
+    EAGLE_3,
+    P_EAGLE,
+    PROMPTS,
+    SCRIPT,
+    Case,
+    Step,
+    Target,
+    agrees,
+    new_head,
 )  # fmt: skip
 
 pytestmark = engine_job.marks()
@@ -81,7 +89,8 @@ SHAPES = {
         Case(replace(EAGLE_3, **DEFAULT, rope_theta=5e5, rope_scaling=LLAMA3),
              {"own_embeddings": True, "own_lm_head": True}),
         {TAPS: None, "num_aux_hidden_states": None, "rope_parameters": None, "rope_theta": 5e5,
-         "rope_scaling": LLAMA3.to_json(), "eagle_config": {TAPS: [], "use_aux_hidden_state": True}},
+         "rope_scaling": LLAMA3.to_json(),
+         "eagle_config": {TAPS: [], "use_aux_hidden_state": True}},
         identity,
     ),
     "EAGLE-3, flat, four taps that are not counted": Published(
@@ -223,7 +232,7 @@ def test_what_is_not_served_is_refused_everywhere(target: Target, tmp_path: Path
         lambda: known_head(frozen, tmp_path, torch.float32),
         lambda: HeadConfig.load(tmp_path),
     ):
-        with pytest.raises(ValueError, match="eagle_config.use_aux_hidden_state"):
+        with pytest.raises(ValueError, match=r"eagle_config\.use_aux_hidden_state"):
             load()
     checkpoints = [models.read_checkpoint(folder) for folder in (tmp_path, target.folder)]
     finding = models.check_head(*checkpoints, 7)

@@ -1,0 +1,72 @@
+"""What an engine is started with, and what stops the start before there is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+from app.engine import launch as room
+from app.engine.head import head_method
+from app.engine.load import Load
+from app.engine.options import V2
+from app.errors import StartupError
+from app.settings import load
+
+EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
+def test_a_head_says_itself_how_it_drafts(kind: str) -> None:
+    assert head_method(load({"drafter": str(EMBEDDED / kind)}, {})) == kind
+
+
+def test_a_head_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    settings = load({"drafter": str(tmp_path)}, {})
+    with pytest.raises(StartupError, match=r"config\.json"):
+        head_method(settings)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(StartupError, match=r"config\.json"):
+        head_method(settings)
+
+
+def test_eagle_3_stays_on_the_v1_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(V2, raising=False)
+    room._stay_on_v1()
+    assert os.environ[V2] == "0"
+    monkeypatch.setenv(V2, "1")
+    with pytest.raises(StartupError, match=V2):
+        room._stay_on_v1()
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
+def test_custom_logits_processors_are_refused_beside_drafts(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would apply them to drafted tokens: silence would be another distribution."""
+    monkeypatch.setenv(V2, "0")
+    given = {
+        "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / kind),
+        "engine_args": '{"logits_processors": ["a.module:Processor"], "max_model_len": 64}',
+    }  # fmt: skip
+    with pytest.raises(StartupError, match=r"logits_processors: a\.module:Processor.*--k 0"):
+        room.launch(load(given, {}), Load(), lambda: None)
+
+
+def test_installed_ones_too_and_none_of_them_without_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def configuration(speculation: Any) -> Any:
+        model = SimpleNamespace(logits_processors=None)
+        return SimpleNamespace(speculative_config=speculation, model_config=model)
+
+    room._refuse_logits_processors(configuration(object()))
+    monkeypatch.setattr(room, "entry_points", lambda group: [SimpleNamespace(value="their:One")])
+    with pytest.raises(StartupError, match=r"their:One \(installed\)"):
+        room._refuse_logits_processors(configuration(object()))
+    room._refuse_logits_processors(configuration(None))

@@ -62,7 +62,7 @@ MAP: dict[str, set[str]] = {
     | ENGINE
     | {"app.connection", "app.log", "app.main", "app.runtime_directory", "drafters.streams"}
     | POLICY,
-    "app.presets": GROUND,
+    "app.presets": GROUND | HEAD_CONFIG,
     "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS | HEAD_CONFIG,
     "app.runtime_directory": {"app.errors"},
     "app.sagemaker": {"app", "app.errors", "app.vllm_options"},

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from app.errors import SettingsError
 from app.settings import Section, Settings, of_preset, preset_names, read_preset
+from drafters.model.config import Method
 
 
 class KvLayers(Section):
@@ -34,6 +35,7 @@ class TargetFacts(Section):
 class HeadFacts(Section):
     """And of a head, whose weights are taken to be of two bytes."""
 
+    method: Method = "p-eagle"  # how it drafts; the head's own config.json decides
     parameters_b: float = Field(gt=0)
     layers: int = Field(ge=1)
     taps: int = Field(3, ge=1)  # hidden states of the target that it reads of each token

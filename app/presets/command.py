@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.presets.about import about_preset
+from app.presets.about import About, about_preset
 from app.presets.memory import fewest_gpus, need
 from app.settings import Settings, of_preset, preset_names
 
@@ -40,7 +40,7 @@ def describe(name: str) -> dict[str, Any]:
         "preset": name,
         "target": settings.model.model,
         "head": settings.speculation.drafter,
-        "method": "p-eagle" if settings.speculation.drafter else None,
+        "method": _method(settings, about),
         "k": settings.speculation.k,
         "serve_k": about.serve_k,
         "trained_k": about.trained_k,
@@ -55,6 +55,13 @@ def describe(name: str) -> dict[str, Any]:
         "gpus": _gpus(settings, name),
         "notes": list(about.notes),
     }
+
+
+def _method(settings: Settings, about: About) -> str | None:
+    """The kind of head; None without one."""
+    if not settings.speculation.drafter:
+        return None
+    return about.head.method if about.head else "p-eagle"
 
 
 def _gpus(settings: Settings, name: str) -> dict[str, int | None]:

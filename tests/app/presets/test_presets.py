@@ -173,7 +173,7 @@ def test_a_page_shows_sum_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(not DOCS.exists(), reason="docs/models.md is not written yet")
 def test_every_preset_is_in_the_docs() -> None:
-    written = set(re.findall(r"^\| `([a-z0-9-]+)` ", DOCS.read_text("utf-8"), re.MULTILINE))
+    written = set(re.findall(r"^\| `([a-z0-9.-]+)` ", DOCS.read_text("utf-8"), re.MULTILINE))
     assert set(NAMES) <= written
 
 

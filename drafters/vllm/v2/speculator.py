@@ -28,7 +28,7 @@ from drafters.vllm.v2.graphs import Graphs, Ints, drafted
 
 
 class ParallelSpeculator(DraftModelSpeculator):
-    """The counterpart of `drafters.vllm.drafter.ParallelDrafter`; DFlash's is its nearest relative
+    """The counterpart of `drafters.vllm.parallel.ParallelDrafter`; DFlash's is its nearest relative
     in vLLM (v1/worker/gpu/spec_decode/dflash/speculator.py).
 
     No step waits for the device, and how many drafts were accepted is known there alone. So a

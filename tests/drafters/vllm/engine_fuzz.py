@@ -2,8 +2,8 @@
 
     python engine_fuzz.py JOB RESULT
 
-JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n}. The first engine
-decodes plainly. The second drafts a random K at every step while requests arrive, are aborted
+JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
+is a P-EAGLE head}. The first engine decodes plainly. The second drafts a random K at every step while requests arrive, are aborted
 and are preempted for want of KV cache; in some steps the drafter may leave drafts out, and in some
 runs have more. RESULT gets {"finished", "aborted", "preempted", "accepted", "left_out", "grown",
 "passes", "ks": {k: steps}, "different": [...]}; an entry of `different` is a request whose text is
@@ -145,7 +145,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
         additional_config={"aerie": {"catch_up_tokens": 48, "context_tokens": 256}},
         speculative_config={
             "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
-            "parallel_drafting": True,
+            "parallel_drafting": job["parallel"],
         },
         **SHAPE,
     ).llm_engine  # fmt: skip

@@ -3,7 +3,7 @@
     python engine_samples.py JOB RESULT
 
 JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n,
-"kinds": {name: {"count": n, "options": sampling parameters}}}. All requests run mixed with each
+"parallel": whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All requests run mixed with each
 other, first with K = k_max, then with another K at every step. RESULT gets {"fixed" | "changing":
 {"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text came.
 """
@@ -53,7 +53,7 @@ def main() -> None:
         model=job["target"],
         speculative_config={
             "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
-            "parallel_drafting": True,
+            "parallel_drafting": job["parallel"],
         },
         scheduler_cls="drafters.vllm.scheduler.DraftingScheduler",
         dtype="float32",

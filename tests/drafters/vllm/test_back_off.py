@@ -19,13 +19,15 @@ SECONDS = float(os.environ.get("AERIE_BACK_OFF_S", "8"))  # at K = 0 under load
 WINDOW = 256  # of hidden states: requests that are further behind forget what came before
 
 
-def test_acceptance_returns_after_a_back_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["p-eagle", "eagle3"])
+def test_acceptance_returns_after_a_back_off(head: str, tmp_path: Path) -> None:
     prompts = held_out_prompts(load_tokenizer(EMBEDDED / "target"), 150)
     result = engine_job.run(
         Path(__file__).with_name("engine_back_off.py"),
         tmp_path,
         {
-            "target": str(EMBEDDED / "target"), "head": str(EMBEDDED / "p-eagle"),
+            "target": str(EMBEDDED / "target"), "head": str(EMBEDDED / head),
+            "parallel": head == "p-eagle",
             "prompts": [p[:140] for pair in zip(*prompts.values(), strict=True) for p in pair],
             # A request lasts 1,700 steps: so many others that these take the time.
             "seconds": SECONDS, "k": 5, "load": 24 if SECONDS < 30 else 48,

@@ -18,13 +18,14 @@ STEPS = int(os.environ.get("AERIE_FUZZ_STEPS", "200"))
 TIE = 1e-3  # in log-probability: float32 sums of other batch shapes differ by less
 
 
-def test_text_is_the_same_as_without_speculation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["p-eagle", "eagle3"])
+def test_text_is_the_same_as_without_speculation(head: str, tmp_path: Path) -> None:
     result = engine_job.run(
         HERE / "engine_fuzz.py",
         tmp_path,
         {
-            "target": str(MODELS / "target"), "head": str(MODELS / "p-eagle"),
-            "steps": STEPS, "seed": STEPS, "k_max": 11,
+            "target": str(MODELS / "target"), "head": str(MODELS / head),
+            "parallel": head == "p-eagle", "steps": STEPS, "seed": STEPS, "k_max": 11,
         },
         timeout=1700,
     )  # fmt: skip

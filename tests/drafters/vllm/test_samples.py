@@ -46,8 +46,13 @@ def target() -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture(scope="module")
-def sampled(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["p-eagle", "eagle3"])
+def sampled(
+    request: pytest.FixtureRequest,
+    target: LlamaForCausalLM,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    parallel = request.param == "p-eagle"
     folder = tmp_path_factory.mktemp("samples")
     target.save_pretrained(folder / "target")
     head = DraftHead(
@@ -55,13 +60,13 @@ def sampled(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) 
             vocab_size=VOCABULARY, hidden_size=64, target_hidden_size=64, intermediate_size=96,
             num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
             eagle_aux_hidden_state_layer_ids=(0, 1, 2), max_position_embeddings=64,
-            ptd_token_id=0,
+            ptd_token_id=0 if parallel else None,
         )
     )  # fmt: skip
     save_head(head, folder / "head")
     job = {
         "target": str(folder / "target"), "head": str(folder / "head"), "prompt": PROMPT,
-        "tokens": TOKENS, "k_max": K_MAX, "kinds": KINDS,
+        "tokens": TOKENS, "k_max": K_MAX, "kinds": KINDS, "parallel": parallel,
     }  # fmt: skip
     return engine_job.run(Path(__file__).with_name("engine_samples.py"), folder, job, timeout=280)
 

@@ -2,10 +2,11 @@
 
     python engine_samples.py JOB RESULT
 
-JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n,
-"parallel": whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All requests run mixed with each
-other, first with K = k_max, then with another K at every step. RESULT gets {"fixed" | "changing":
-{"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text came.
+JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n, "parallel":
+whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All
+requests run mixed with each other, first with K = k_max, then with another K at every step. RESULT
+gets {"fixed" | "changing": {"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text
+came.
 """
 
 from __future__ import annotations

@@ -43,6 +43,10 @@ def load_head(
         if not name.endswith(_UNUSED)
     }
     if config.draft_vocab_size is None:
+        if "d2t" in weights and weights["d2t"].any():
+            raise ValueError(
+                f"{folder}: d2t maps to other tokens, but draft_vocab_size is vocab_size"
+            )
         weights = {n: v for n, v in weights.items() if n not in ("d2t", "t2d")}
     elif "d2t" in weights and "t2d" not in weights:  # which vLLM does not read either
         weights["t2d"] = _drafted(weights["d2t"], config.vocab_size)

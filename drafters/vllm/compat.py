@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import wraps
 from importlib.metadata import entry_points
@@ -12,6 +12,8 @@ import torch
 import vllm
 from vllm import envs
 from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.model_executor.models.qwen3_eagle3 import Eagle3Qwen3ForCausalLM
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
@@ -45,6 +47,8 @@ def apply() -> None:
         SpeculativeConfig.hf_config_override = staticmethod(
             with_count_of_taps(SpeculativeConfig.hf_config_override)
         )
+        for head in (Eagle3LlamaForCausalLM, Eagle3Qwen3ForCausalLM):
+            head.load_weights = without_idle_map(head.load_weights)
         algorithms = SUPPORTED_SPECULATORS_TYPES
         algorithms["peagle"] = with_all_norms(algorithms["peagle"])
         SamplingParams._validate_spec_decode = accept_undrafted(
@@ -156,6 +160,28 @@ def with_count_of_taps(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return hf_config
 
     return override_and_count
+
+
+def without_idle_map(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads a head's weights without the map of a draft vocabulary that is the target's. vLLM has
+    no place for one there, and stops with "no module or parameter named 'draft_id_to_target_id'".
+    """
+
+    @wraps(load)
+    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        if self.draft_id_to_target_id is None:
+            weights = (entry for entry in weights if not _is_idle_map(*entry))
+        return load(self, weights)
+
+    return load_weights
+
+
+def _is_idle_map(name: str, weight: torch.Tensor) -> bool:
+    if name != "d2t":
+        return False
+    if weight.any():
+        raise ValueError("d2t maps to other tokens, but the draft vocabulary is the target's")
+    return True
 
 
 def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:

@@ -124,6 +124,25 @@ def test_taps_that_are_named_are_counted(keys: dict[str, Any], count: int | None
     assert getattr(config, "num_aux_hidden_states", None) == count
 
 
+def test_a_map_of_the_whole_vocabulary_is_left_out() -> None:
+    """The fault: "There is no module or parameter named 'draft_id_to_target_id'"."""
+    maps = torch.zeros(3, dtype=torch.long)
+    weights = [("d2t", maps), ("fc.weight", torch.ones(1))]
+
+    def load(self: Any, weights: Any) -> list[str]:
+        return [name for name, _ in weights]
+
+    mended = compat.without_idle_map(load)
+    whole, part = (
+        SimpleNamespace(draft_id_to_target_id=None),
+        SimpleNamespace(draft_id_to_target_id=maps),
+    )
+    assert mended(whole, weights) == ["fc.weight"]
+    assert mended(part, weights) == ["d2t", "fc.weight"]
+    with pytest.raises(ValueError, match="maps to other tokens"):
+        mended(whole, [("d2t", maps + 1)])
+
+
 def test_every_norm_of_the_librarys_p_eagle_heads_is_read() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 

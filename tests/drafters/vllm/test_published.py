@@ -203,11 +203,11 @@ def steps(
     }
     folder = tmp_path_factory.mktemp("engines")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 60, "stock": False}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=540)
+    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=1200)
     return result
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_is_served_as_what_it_is(
     name: str, target: Target, heads: dict[str, Path], steps: dict[str, list[Step]]

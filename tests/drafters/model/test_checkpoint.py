@@ -207,6 +207,9 @@ def test_maps_of_a_full_vocabulary_are_left_out(config: HeadConfig, tmp_path: Pa
     save_head(random_head(config), tmp_path)
     rewrite(tmp_path, d2t=torch.zeros(40, dtype=torch.int64), t2d=torch.ones(40, dtype=torch.bool))
     assert "d2t" not in load_head(tmp_path).state_dict()
+    rewrite(tmp_path, d2t=torch.ones(40, dtype=torch.int64))
+    with pytest.raises(ValueError, match="d2t maps to other tokens"):
+        load_head(tmp_path)
 
 
 def test_the_embedded_head_loads() -> None:

@@ -184,9 +184,16 @@ def test_it_is_read_as_what_it_is(name: str, heads: dict[str, Path], target: Tar
 
 @pytest.fixture(scope="module")
 def steps(
-    target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    target: Target,
+    heads: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> dict[str, list[Step]]:
-    """Name -> what our drafter drafted, with another K at every step."""
+    """Name -> what our drafter drafted, with another K at every step, of the selected shapes."""
+    served = [
+        item for item in request.session.items if "steps" in getattr(item, "fixturenames", ())
+    ]
+    selected = {item.callspec.params.get("name") for item in served if hasattr(item, "callspec")}
     engines = {
         name: {
             "model": str(target.folder),
@@ -200,6 +207,7 @@ def steps(
             },
         }
         for name, shape in SHAPES.items()
+        if name in selected
     }
     folder = tmp_path_factory.mktemp("engines")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 60, "stock": False}

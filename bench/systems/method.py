@@ -122,7 +122,8 @@ def _one(text: str) -> Method:
         return Method(kind, title=k)  # type: ignore[arg-type]
     if colon or kind not in ("none", "plain", "off", "adaptive"):
         known = (
-            "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, policy:NAME, other:NAME"
+            "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, policy:NAME, "
+            "other:NAME"
         )
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]

@@ -76,7 +76,8 @@ class Model:
             first, end, k = int(rows.first[row]), int(rows.end[row]), int(rows.k[row])
             last = first + lengths[row] - 1
             drafted, text_end = self.drafter.drafted[index], self.drafter.text_ends[index]
-            assert not self.drafter.context_tokens or end - first <= self.drafter.context_tokens
+            limit = self.drafter.context_tokens
+            assert not limit or text_end - first <= limit  # drafts are read besides
             read = places[bounds[row] : bounds[row + 1]]
             assert read == list(range(int(rows.start[row]), last + 1))
             assert last == end - 1 + self.drafter.slots_per_draft * max(k - 1, 0)

@@ -9,7 +9,7 @@
     adaptive   this gateway, objective throughput
     policy:NAME
                this gateway, a policy for K of drafters/control/variants.py; it must have been
-               started with AERIE_POLICY=turns, as `aerie bench ablation` does
+               started with DRAFTERS_POLICY=turns, as `aerie bench ablation` does
     ours-eagle3:K, ours-eagle3:off, ours-eagle3:adaptive
                this gateway with the EAGLE-3 head
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL

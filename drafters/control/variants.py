@@ -1,6 +1,6 @@
 """Policies to compare: the full one, the full one without each of its mechanisms, the small one.
 
-For measurements alone. `AERIE_POLICY` in the engine's environment names the policy to serve with;
+For measurements alone. `DRAFTERS_POLICY` in the engine's environment names the policy to serve with;
 `turns` lets one engine serve with any of them in turn, by PATCH of the objective `policy:NAME`.
 """
 
@@ -22,7 +22,7 @@ from drafters.control.probing import KINDS
 from drafters.control.row import Row
 from drafters.control.small.controller import Controller as SmallController
 
-VARIABLE = "AERIE_POLICY"
+VARIABLE = "DRAFTERS_POLICY"
 FULL, SMALL, TURNS = "full", "small", "turns"
 PREFIX = "policy:"  # of the objective that gives a policy its turn
 _SUMMED = ("switches", "probes", "probe_seconds", "probe_tokens", "busy_seconds", "totals")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,16 @@ from app.errors import StartupError
 from app.settings import load
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
+
+
+@pytest.fixture(autouse=True)
+def _undone() -> Iterator[None]:
+    """A launch changes its process's environment and signal mask, for the processes it starts."""
+    variables, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    os.environ.clear()
+    os.environ.update(variables)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])

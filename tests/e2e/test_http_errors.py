@@ -101,7 +101,7 @@ def test_the_wrong_method_on_a_get_route(http: httpx.Client, path: str, method: 
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
+        "/page/nope",
         "/nope",
         "/v1",
         "/v1/nope",

@@ -1,7 +1,8 @@
 """Policies to compare: the full one, the full one without each of its mechanisms, the small one.
 
-For measurements alone. `DRAFTERS_POLICY` in the engine's environment names the policy to serve with;
-`turns` lets one engine serve with any of them in turn, by PATCH of the objective `policy:NAME`.
+For measurements alone. `DRAFTERS_POLICY` in the engine's environment names the policy to serve
+with; `turns` lets one engine serve with any of them in turn, by PATCH of the objective
+`policy:NAME`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_model_free_engines_have_shapes_and_rates_and_no_weights(
     assert rates[:3] == [0.813, 0.590, 0.411]
     assert len(rates) == arguments["speculative_config"]["num_speculative_tokens"] == 9
     assert rates == sorted(rates, reverse=True)
-    settings = load(shared.settings(9), {})
+    settings = load(shared.settings(Method("adaptive")), {})
     assert all(finding.status != "FAIL" for finding in check_models(settings)[0])
     monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: True)
     with pytest.raises(ValueError, match="dice"):

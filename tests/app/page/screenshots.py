@@ -8,6 +8,7 @@ figures in the pictures are figures of the default model.
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from .browser import Page, browser
@@ -34,14 +35,15 @@ def main() -> None:
             context = chromium.new_context(
                 viewport=size, color_scheme=scheme, device_scale_factor=2
             )
-            context.set_default_timeout(120_000)
+            context.set_default_timeout(60_000)
             page = Page(context, options.url).open(view)
             if view == "race":
                 page.tab.get_by_role("button", name="Start the race").click()
                 page.tab.locator("[data-figure=ratio]").wait_for()
             else:
                 page.ask(QUESTION).answered()
-                page.tab.locator(".answer .t.draft.p2").first.hover()
+                marked = page.tab.locator(".answer .t.draft").filter(has_text=re.compile(r"\w"))
+                marked.nth(4).hover()
             path = options.into / f"page-{name}.png"
             page.tab.screenshot(path=str(path))
             print(path)

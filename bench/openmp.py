@@ -27,19 +27,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.engine.cpu import cpu_machine, environment
+from app.engine.cpu import cpu_machine, environment, libraries
 
 OUTPUT_TOKENS = 16  # so few that a window ends in time where steps take a second
 USERS = (1, 8)
 WINDOWS = 3  # of each kind in one engine
 SECONDS = 4.0  # a window lasts at least so long
 PRESET = "smollm2-135m"
-_CHILD_VARIABLES = ("LD_PRELOAD", "KMP_BLOCKTIME")
 
 
 def arms() -> dict[str, dict[str, str]]:
     """Arm -> variables of its process. Without LD_PRELOAD vLLM preloads torch's own libgomp."""
-    plain = {name: text for name, text in os.environ.items() if name not in _CHILD_VARIABLES}
+    plain = {name: text for name, text in os.environ.items() if name not in libraries({})}
     return {"libgomp": plain, "gateway": {**plain, **environment(plain)}}
 
 

@@ -80,14 +80,18 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     not torch's memory follows when the weights are loaded (drafters/vllm/pages.py). vLLM gives
     worker processes a number of threads of their own.
     """
-    found = {
-        "LD_PRELOAD": preload(environ),
-        "KMP_BLOCKTIME": environ.get("KMP_BLOCKTIME", BLOCK_TIME),
-        "THP_MEM_ALLOC_ENABLE": environ.get("THP_MEM_ALLOC_ENABLE", "1"),
-    }
+    found = {**libraries(environ), "THP_MEM_ALLOC_ENABLE": environ.get("THP_MEM_ALLOC_ENABLE", "1")}
     if count := threads(environ):
         found["OMP_NUM_THREADS"] = str(count)
     return found
+
+
+def libraries(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of `environment` that chooses an allocator and an OpenMP runtime."""
+    return {
+        "LD_PRELOAD": preload(environ),
+        "KMP_BLOCKTIME": environ.get("KMP_BLOCKTIME", BLOCK_TIME),
+    }
 
 
 def preload(environ: Mapping[str, str], root: Path = Path("/")) -> str:

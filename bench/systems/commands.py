@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.engine.cpu import cpu_machine
-from app.engine.cpu import environment as cpu_environment
+from app.engine.cpu import cpu_machine, libraries
 from app.engine.options import ONE_PROCESS, V2, engine_options, speculative_config, wants_v2
 from app.settings import load
 from bench.provenance import gpus, versions
@@ -95,8 +94,7 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
     # The allocator and the OpenMP runtime are those that the gateway's engine gets, as vLLM's
     # documentation recommends them.
     if _on_cpu():
-        found = cpu_environment(os.environ)
-        environment |= {name: found[name] for name in ("LD_PRELOAD", "KMP_BLOCKTIME")}
+        environment |= libraries(os.environ)
     return [*line, "--port", str(port), *flags], environment
 
 

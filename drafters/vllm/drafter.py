@@ -27,7 +27,7 @@ from drafters.vllm import half
 from drafters.vllm.ask import Ask
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
-from drafters.vllm.layout import Layout, Rows, stored
+from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
 from drafters.vllm.runs import Runs
 
@@ -267,6 +267,20 @@ class Drafter(EagleProposer, ABC):
         assert self._store is not None
         rows = self._device(stored(slots, positions, self.window))
         self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
+
+    def _lay_out(
+        self, rows: Rows, tables: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+    ) -> Layout:
+        """What a pass over `rows` reads and where; the arguments are those of `_propose`."""
+        return lay_out(
+            rows,
+            tokens=self.runner.input_batch.token_ids_cpu,
+            tables=tables,
+            starts=starts,
+            block_size=self.block_size,
+            window=self.window,
+            mask_token=self.parallel_drafting_token_id,
+        )
 
     def _enter(self, layout: Layout, states: Sequence[torch.Tensor]) -> None:
         """Fill the buffers with what a pass reads of the target: tokens, positions, and hidden

@@ -11,7 +11,7 @@ import torch
 
 from drafters.vllm.confidence import confident
 from drafters.vllm.drafter import Drafter
-from drafters.vllm.layout import Rows, lay_out
+from drafters.vllm.layout import Rows
 
 
 class ParallelDrafter(Drafter):
@@ -30,15 +30,7 @@ class ParallelDrafter(Drafter):
         common: Any,
         least: float,
     ) -> list[list[int]]:
-        layout = lay_out(
-            rows,
-            tokens=self.runner.input_batch.token_ids_cpu,
-            tables=tables,
-            starts=starts,
-            block_size=self.block_size,
-            window=self.window,
-            mask_token=self.parallel_drafting_token_id,
-        )
+        layout = self._lay_out(rows, tables, starts)
         self._enter(layout, states)
         if layout.masked.size:
             masked = self._device(layout.masked)

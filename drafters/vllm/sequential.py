@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from drafters.vllm.drafter import Drafter
-from drafters.vllm.layout import Rows, following, lay_out
+from drafters.vllm.layout import Rows, following
 
 
 class SequentialDrafter(Drafter):
@@ -33,16 +33,8 @@ class SequentialDrafter(Drafter):
         common: Any,
         least: float,
     ) -> list[list[int]]:
-        arguments: dict[str, Any] = {
-            "tokens": self.runner.input_batch.token_ids_cpu,
-            "tables": tables,
-            "starts": starts,
-            "block_size": self.block_size,
-            "window": self.window,
-            "mask_token": 0,  # no slot is masked
-        }
         now = replace(rows, k=np.minimum(rows.k, 1))
-        layout = lay_out(now, **arguments)
+        layout = self._lay_out(now, tables, starts)
         self._enter(layout, states)
         hidden, carried = self._pass(layout, now, common)
 
@@ -65,7 +57,7 @@ class SequentialDrafter(Drafter):
                 left = self._device(goes_on)
                 ids, carried, which = ids[left], carried[left], which[goes_on]
             now = following(rows, which, depth)
-            layout = lay_out(now, **arguments)
+            layout = self._lay_out(now, tables, starts)
             count = len(which)
             self.input_ids[:count] = ids
             self.positions[:count] = self._device(layout.positions)

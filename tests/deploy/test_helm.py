@@ -52,6 +52,17 @@ def kept(case: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
+def built(helm_folder: Path, into: Path) -> tuple[Path, str]:
+    """The chart as `build.sh` packages it, and what that printed."""
+    done = subprocess.run(
+        [str(helm_folder / "build.sh"), str(into)],
+        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (package,) = into.glob("*.tgz")
+    return package, done.stdout
+
+
 def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     (found,) = [document for document in documents if document["kind"] == kind]
     return found
@@ -116,13 +127,8 @@ def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path
     (deploy / "prometheus" / "aerie.rules.yml").write_text(yaml.safe_dump(rules))
     (deploy / "prometheus" / "aerie.test.yml").write_text("groups:\n- x\ntests:\n- y\n")
     (deploy / "grafana" / "aerie.json").write_text('{"title": "{{ braces }}"}')
-    done = subprocess.run(
-        [str(deploy / "helm" / "build.sh"), str(tmp_path / "out")],
-        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "rules: 1, dashboards: 1" in done.stdout
-    (package,) = (tmp_path / "out").glob("*.tgz")
+    package, printed = built(deploy / "helm", tmp_path / "out")
+    assert "rules: 1, dashboards: 1" in printed
     switches = ["--set", "prometheusRule.enabled=true,dashboards.enabled=true"]
     done = helm("template", "aerie", str(package), *IMAGE, *switches)
     assert done.returncode == 0, done.stderr
@@ -134,12 +140,7 @@ def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path
 
 @needs_helm
 def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(CHART.parent / "build.sh"), str(tmp_path)],
-        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (package,) = tmp_path.glob("*.tgz")
+    package, _ = built(CHART.parent, tmp_path)
     switches = "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://docs.example/aerie/"
     done = helm("template", "aerie", str(package), *IMAGE, "--set", switches)
     assert done.returncode == 0, done.stderr
@@ -164,12 +165,7 @@ def test_names_can_be_others() -> None:
 
 @needs_helm
 def test_the_package_of_this_repository_renders(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(CHART.parent / "build.sh"), str(tmp_path)],
-        env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (package,) = tmp_path.glob("*.tgz")
+    package, _ = built(CHART.parent, tmp_path)
     switches = ["prometheusRule.enabled=true", "dashboards.enabled=true"]
     done = helm("template", "aerie", str(package), *IMAGE, "--set", ",".join(switches))
     assert done.returncode == 0, done.stderr

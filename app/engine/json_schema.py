@@ -91,8 +91,10 @@ class _Reader:
         plain = next((name for name in _FAMILY_OF if name in schema), None)
         for choice in _CHOICES:
             if choice in schema and (plain is None or choice in ("const", "enum")):
-                return self._read_choice(schema, choice, place)
-            if choice in schema:
+                self._read_choice(schema, choice, place)
+                if choice in schema:
+                    return schema
+            elif choice in schema:
                 self._leave_out(schema, choice, place, f"it stands beside '{plain}'")
                 of_objects = any(name in schema for name in FAMILIES["object"])
                 if of_objects and "unevaluatedProperties" not in schema:
@@ -141,7 +143,8 @@ class _Reader:
 
     # -- one of several -------------------------------------------------------------------------
 
-    def _read_choice(self, schema: Schema, choice: str, place: str) -> Schema:
+    def _read_choice(self, schema: Schema, choice: str, place: str) -> None:
+        """The choice alone, or, if it has to be left out, at most a `type`."""
         if "type" in schema and self._take_type(schema, choice):
             del schema["type"]
         for keyword in [name for name in schema if name in _ASSERTIONS - {choice}]:
@@ -162,7 +165,6 @@ class _Reader:
         if choice in ("anyOf", "oneOf") and isinstance(schema.get(choice), list):
             schema[choice] = [item for item in schema[choice] if item is not False]
         self._read_all(schema, choice, place)
-        return schema
 
     def _take_type(self, schema: Schema, choice: str) -> bool:
         """Whether a `type` beside a choice says nothing more than the choice, or is now in it."""

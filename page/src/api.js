@@ -70,7 +70,8 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     throw new Problem(LOST);
   }
   if (response.ok) return response;
-  if (response.status === 401) access.update({ wanted: true, refused: Boolean(key) });
+  // Unless another key has been given since.
+  if (response.status === 401 && access.value.key === key) access.update({ wanted: true, refused: Boolean(key) });
   const retryAfter = Math.ceil(Number(response.headers.get("retry-after"))) || null;
   throw problemOf(response.status, await response.json().catch(() => null), retryAfter);
 }

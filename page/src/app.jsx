@@ -136,7 +136,7 @@ function KeyDialog() {
     if (given) useKey(given);
   };
   return (
-    <dialog ref={dialog} aria-labelledby="key-title" onClose={() => access.update({ wanted: false })}>
+    <dialog ref={dialog} aria-labelledby="key-title" onCancel={() => access.update({ wanted: false })}>
       <form onSubmit={submit}>
         <h2 id="key-title">This gateway asks for a key</h2>
         <p>It stays in this tab and is gone when you close it.</p>

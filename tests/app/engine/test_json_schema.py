@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts_text
@@ -135,6 +135,8 @@ def test_what_is_let_through_keeps_the_schema(
 
 @settings(max_examples=100, deadline=None)
 @given(schema=SCHEMAS)
+@example(schema={"allOf": [{"type": "array"}, {"maxItems": 2}]})
+@example(schema={"type": "object", "$ref": "#/$defs/missing"})
 def test_what_is_left_after_leaving_out_needs_nothing_left_out(schema: Json) -> None:
     """But for `oneOf`, which stays as if it were `anyOf`."""
     written, _ = enforceable(schema)

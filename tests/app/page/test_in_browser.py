@@ -238,6 +238,39 @@ def test_without_a_key_nothing_is_shown(chromium: Any, tmp_path: Path) -> None:
         context.close()
 
 
+def test_a_late_refusal_of_one_key_says_nothing_of_the_next(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    _, secret = create(file, "friends", {}, admin=False, now=datetime.now(UTC))
+    with StandInGateway(keys_file=str(file)) as gateway:
+        context = chromium.new_context()
+        page = Page(context, gateway.url)
+        page.expected = (401,)
+        late: list[Any] = []
+
+        def hold(route: Any) -> None:
+            if route.request.headers.get("authorization") == "Bearer sk-wrong":
+                late.append(route)
+            else:
+                route.continue_()
+
+        page.tab.route("**/page/figures", hold)
+        page.tab.goto(gateway.url)
+        box = page.tab.get_by_label("API key")
+        for key in ("sk-wrong", secret):
+            box.fill(key)
+            page.tab.keyboard.press("Enter")
+            page.tab.get_by_role("button", name="Key", exact=True).wait_for()
+            if key != secret:
+                page.tab.get_by_role("button", name="Key", exact=True).click()
+        page.tab.locator(".status .words", has_text="Ready").wait_for()
+        assert len(late) == 1
+        with page.tab.expect_response(lambda it: it.status == 401):
+            late.pop().continue_()
+        assert page.ask("Hi").answered().locator(".t").count() > 0
+        assert not page.problems
+        context.close()
+
+
 def test_an_engine_killed_in_an_answer_and_back(page: Page, gateway: StandInGateway) -> None:
     page.open()
     page.expected = (503,)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ MODEL = SETTINGS.served_model_name
 CHUNK_S = 0.01
 MOST_GAP_S = 0.2
 MOST_LIVEZ_S = 0.1
+MOST_GROWTH = 1.1
 Body = dict[str, Any]
 
 
@@ -279,3 +282,25 @@ def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> N
 
     asyncio.run(measure())
     assert not slow
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
+    """All of the worst bodies at once, after they were sent once for what is loaded and cached."""
+
+    async def measure() -> None:
+        gateway = Gateway(create_app(SETTINGS, engine))
+        bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
+        assert len(bodies) >= 20
+        for path, data in bodies:
+            await gateway.post(path, data)
+        before = resident_bytes()
+        await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
+        await asyncio.sleep(0.1)
+        assert resident_bytes() < MOST_GROWTH * before
+
+    asyncio.run(measure())

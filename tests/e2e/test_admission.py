@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,6 +181,52 @@ def test_priority_and_k_reach_the_engine_and_time_is_told(http: httpx.Client) ->
     assert set(timing) == {"queue", "prefill", "decode"}
     assert all(float(value) >= 0 for value in timing.values())
     assert float(timing["decode"]) > 0
+
+
+def test_the_prefix_cache_tells_nobody_what_another_tenant_asked(
+    guarded: Gateway, keys: Keys, http: httpx.Client
+) -> None:
+    """Prefill of a prompt that another tenant has just sent takes as long as that of a new one,
+    where a prompt of one's own is found in the cache at once."""
+    secret = keys.create("curious")[1]
+    until_known(guarded, secret)
+    chance = random.Random(7)
+
+    def new_prompt() -> list[int]:
+        return [chance.randrange(300, 1500) for _ in range(1200)]
+
+    with holding(guarded, secret) as curious:
+
+        def prefill(client: httpx.Client, prompt: list[int]) -> tuple[float, int]:
+            response = client.post("/v1/completions", json=body(1, prompt=prompt))
+            assert response.status_code == 200, response.text
+            timing = re.search(r"prefill;dur=([\d.]+)", response.headers["server-timing"])
+            assert timing
+            details = response.json()["usage"]["prompt_tokens_details"] or {}
+            return float(timing[1]), details.get("cached_tokens") or 0
+
+        rounds: list[tuple[tuple[float, int], ...]] = []
+        for _ in range(12):
+            anothers = new_prompt()
+            prefill(http, anothers)
+            rounds.append(
+                (
+                    prefill(curious, anothers),
+                    prefill(curious, new_prompt()),
+                    prefill(curious, anothers),
+                )
+            )
+    sent_by_another, sent_by_nobody, sent_by_oneself = zip(*rounds, strict=True)
+    assert all(cached == 0 for _, cached in (*sent_by_another, *sent_by_nobody))
+    assert all(cached > 1000 for _, cached in sent_by_oneself)
+    assert 0.1 < share_longer(sent_by_nobody, sent_by_another) < 0.9
+    assert share_longer(sent_by_nobody, sent_by_oneself) > 0.9
+
+
+def share_longer(one: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> float:
+    """Of all pairs, those in which `one` took longer: a half where they do not differ."""
+    pairs = [(a > b) + (a == b) / 2 for a, _ in one for b, _ in other]
+    return sum(pairs) / len(pairs)
 
 
 def test_what_was_used_is_what_is_paid(guarded: Gateway, keys: Keys, http: httpx.Client) -> None:

@@ -25,6 +25,7 @@ from vllm.v1.worker import gpu_model_runner
 
 from drafters.config import every_k
 from drafters.vllm import noise
+from drafters.vllm.finite import count_broken
 from drafters.vllm.runner import drafting, has_own_drafter, is_parallel
 
 VLLM_VERSION = "0.32.0"
@@ -68,11 +69,14 @@ def apply() -> None:
 def use_v2_model_runner() -> None:
     """Where it was asked for. vLLM never chooses it for P-EAGLE, for which it has no speculator."""
     from vllm.v1.worker.gpu import cudagraph_utils, model_runner
+    from vllm.v1.worker.gpu.sample import sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     from drafters.vllm.v2.runner import DraftingRunner
 
     # Where workers look for it, and the CPU's is made of it (vllm/v1/worker/cpu/model_runner.py).
     model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, DraftingRunner)
+    sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features
     )

@@ -1,14 +1,13 @@
 """Requests whose logits are not all finite: found in every step, for vLLM's own way to report them.
 
-vLLM counts NaN in logits if VLLM_COMPUTE_NANS_IN_LOGITS is set (v1/worker/gpu_model_runner.py). It
-takes row i for request i, which is wrong as soon as a request verifies drafts, overlooks infinity,
-and counts by `isnan().sum()`. For 48 rows of 49,152 in bfloat16 on one CPU thread that takes 55 ms;
-the sum of each row takes 0.3 ms and is not finite either (bench/LOG.md).
+vLLM counts NaN in logits if VLLM_COMPUTE_NANS_IN_LOGITS is set (v1/worker/gpu_model_runner.py, and
+v1/worker/gpu/model_runner.py for V2). Both runners take row i for request i, which is wrong as soon
+as a request verifies drafts, and overlook infinity. V1 counts by `isnan().sum()`: for 48 rows of
+49,152 in bfloat16 on one CPU thread that takes 55 ms; the sum of each row takes 0.3 ms and is not
+finite either (bench/LOG.md).
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
@@ -25,16 +24,15 @@ def broken_rows(logits: torch.Tensor) -> torch.Tensor:
     return ~(sums < torch.inf)
 
 
-def by_request(
-    rows: torch.Tensor,  # bool [rows], true for a broken one
-    drafts: Sequence[int] | None,  # of each request; None: one row for each request
-) -> torch.Tensor:
-    """Number of broken rows of each request, int32 `[requests]`: a request with n drafts has n + 1
-    rows, one behind the other."""
-    if drafts is None:
-        return rows.int()
-    owners = torch.repeat_interleave(
-        torch.arange(len(drafts)), torch.tensor(drafts) + 1, output_size=sum(drafts) + len(drafts)
-    )
-    counts = torch.zeros(len(drafts), dtype=torch.int32, device=rows.device)
-    return counts.index_add_(0, owners.to(rows.device, non_blocking=True), rows.int())
+def by_request(rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Number of broken rows of each request, int32 `[requests]`, where `rows` is bool `[rows]` and
+    `ends`, int `[requests]`, the number of rows up to the end of each: a request with n drafts has
+    n + 1 rows, one behind the other. Nothing waits for the device."""
+    counts = rows.cumsum(0, dtype=torch.int32)[ends - 1]
+    return counts.diff(prepend=counts.new_zeros(1))
+
+
+def count_broken(logits: torch.Tensor) -> torch.Tensor:
+    """In place of `get_num_nans` of vLLM's V2 runner (v1/worker/gpu/metrics/logits.py): `[rows,
+    vocabulary]` -> int32 `[rows]`, 1 for a broken row."""
+    return broken_rows(logits).int()

@@ -16,7 +16,7 @@ from drafters.vllm import greedy
 from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import Drafter
 from drafters.vllm.extras import Extras
-from drafters.vllm.finite import broken_rows, by_request
+from drafters.vllm.finite import by_request, count_broken
 from drafters.vllm.kv_cache import kept_whole
 from drafters.vllm.noise import Noise
 from drafters.vllm.pages import collapse
@@ -48,8 +48,8 @@ class DraftingRunner(Base):
         super().__init__(vllm_config, *args, **kwargs)
         self.own_drafter: Drafter | None = None
         self._began = self._draft_seconds = 0.0
-        # Of the logits in work: whether each row is broken, and the drafts of each request.
-        self._broken: tuple[torch.Tensor, list[int] | None] | None = None
+        # Of the logits in work: the broken rows of each request, int32 [requests].
+        self._broken: torch.Tensor | None = None
         if not hasattr(self, "drafter") or not has_own_drafter(self.speculative_config):
             return
         if self.use_async_scheduling:
@@ -108,9 +108,11 @@ class DraftingRunner(Base):
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         if isinstance(spec_decode_metadata, NoDrafts):
             spec_decode_metadata = None
-        # Before sampling, which changes logits in place.
-        drafts = None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
-        self._broken = None if logits is None else (broken_rows(logits), drafts)
+        if logits is not None:  # before sampling, which changes them in place
+            self._broken = count_broken(logits)
+            if spec_decode_metadata is not None:
+                ends = spec_decode_metadata.cu_num_sampled_tokens
+                self._broken = by_request(self._broken, ends)
         if spec_decode_metadata is None:
             Noise.of(self)
         elif not self.rejection_sampler.synthetic_mode and greedy.suffices(
@@ -137,10 +139,9 @@ class DraftingRunner(Base):
         if broken is None:
             return {}, None, *rest
         if self.use_async_scheduling:
-            return {}, by_request(*broken), *rest
-        if not broken[0].any():  # all other work of this step has ended: nothing to wait for
-            return {}, None, *rest
-        counts = zip(self.input_batch.req_ids, by_request(*broken).tolist(), strict=False)
+            return {}, broken, *rest
+        # All other work of this step has ended: nothing to wait for.
+        counts = zip(self.input_batch.req_ids, broken.tolist(), strict=False)
         return {name: count for name, count in counts if count}, None, *rest
 
     def _input_fits_in_drafter(self, common: Any) -> bool:

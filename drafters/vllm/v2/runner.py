@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drafters.config import DrafterConfig
+from drafters.vllm.finite import by_request
 from drafters.vllm.runner import is_parallel
 from drafters.vllm.v2.speculator import ParallelSpeculator
 
@@ -16,7 +17,8 @@ else:
 
 class DraftingRunner(Base):
     """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py). Seeded requests need
-    nothing of ours here: vLLM keys their randomness by position."""
+    nothing of ours here: vLLM keys their randomness by position. Its samplers count rows of logits
+    that are not finite through `count_broken`, which compat.py puts there."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -26,6 +28,19 @@ class DraftingRunner(Base):
             self.speculator = self.parallel = ParallelSpeculator(
                 vllm_config, self.device, self.req_states, config
             )
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.sampler is not None:
+            self.sampler.compute_nans = True
+
+    def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
+        """vLLM adds the counts of a request's rows up where ranks share the sampling, and nowhere
+        else."""
+        output, *counts = super().sample(hidden_states, input_batch, grammar_output)
+        if self.batch_sharder is None:
+            output.num_nans = by_request(output.num_nans, input_batch.cu_num_logits[1:])
+        return output, *counts
 
     def add_requests(self, scheduler_output: Any) -> None:
         """New ones, and those that were preempted."""

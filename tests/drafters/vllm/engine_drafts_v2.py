@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -58,6 +58,7 @@ Step = dict[str, Any]
 
 LIMIT = 2
 _propose = ParallelSpeculator.propose
+_sample = DraftingRunner.sample
 _run = graphs.Graphs.run
 
 
@@ -80,6 +81,17 @@ def waits() -> Iterator[list[warnings.WarningMessage]]:
             waited[:] = [one for one in waited if "synchroniz" in str(one.message)]
 
 
+def with_infinity(compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Logits whose last row has a value that is not finite."""
+
+    def compute(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute_logits(hidden)
+        logits[-1, 0] = torch.inf
+        return logits
+
+    return compute
+
+
 def within_blocks(speculator: Any, batch: Any) -> None:
     """No key or value of the pass before lies outside of what its requests own."""
     tables, group = speculator.block_tables, speculator.group
@@ -95,12 +107,15 @@ def within_blocks(speculator: Any, batch: Any) -> None:
 def watched(steps: list[Step], limited: range) -> Iterator[None]:
     """Every drafting step within is appended to `steps`, once for each request. Chance accepts
     drafts instead of the target: those of a random head are never right. Requests whose number is
-    in `limited` allow LIMIT drafts."""
+    in `limited` allow LIMIT drafts. In each step the last row of logits is broken, of which the
+    last request must be told, and no other."""
     random = Random(0)
     ran: list[Any] = []  # shape of the graph that this step's pass took
 
     def sample(self: Any, hidden: Any, batch: Any, grammar: Any) -> Any:
-        output, made, rejected = super(DraftingRunner, self).sample(hidden, batch, grammar)
+        with patch.object(self.model, "compute_logits", with_infinity(self.model.compute_logits)):
+            output, made, rejected = _sample(self, hidden, batch, grammar)
+        assert output.num_nans.tolist() == [0] * (batch.num_reqs - 1) + [1]
         drafted = batch.num_draft_tokens_per_req
         for row in range(batch.num_reqs if drafted is not None else 0):
             offered = int(drafted[row])
@@ -142,7 +157,7 @@ def watched(steps: list[Step], limited: range) -> Iterator[None]:
         _run(self, shape)
 
     with (
-        patch.object(DraftingRunner, "sample", sample, create=True),
+        patch.object(DraftingRunner, "sample", sample),
         patch.object(ParallelSpeculator, "propose", propose),
         patch.object(graphs.Graphs, "run", run),
     ):

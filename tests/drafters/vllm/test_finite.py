@@ -32,7 +32,8 @@ def test_rows_with_nan_or_infinity_are_found(rows: list[list[float]], dtype: tor
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_rows_are_counted_for_their_request(requests: list[list[bool]]) -> None:
     rows = torch.tensor([broken for request in requests for broken in request])
-    counts = by_request(rows, [len(request) - 1 for request in requests])
+    ends = torch.tensor([len(request) for request in requests]).cumsum(0)
+    counts = by_request(rows, ends)
     assert counts.tolist() == [sum(request) for request in requests]
 
 
@@ -80,7 +81,10 @@ def test_the_runner_tells_of_each_request(
     made = runner(monkeypatch)
     logits = torch.zeros(3 if drafts is None else 6, 4)
     logits[broken, 2] = torch.nan
-    metadata = None if drafts is None else SimpleNamespace(num_draft_tokens=drafts)
+    metadata = None
+    if drafts is not None:
+        ends = (torch.tensor(drafts) + 1).cumsum(0)
+        metadata = SimpleNamespace(num_draft_tokens=drafts, cu_num_sampled_tokens=ends)
     made._sample(logits, metadata)
     counts, on_device, *rest = made._bookkeeping_sync()
     assert (counts, on_device) == (expected, None)

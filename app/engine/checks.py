@@ -117,6 +117,7 @@ class Checks:
         strict.check_scalars(payload, model)
         strict.check_containers(payload, model)
         nested.check_nested(payload, model, operation)
+        constraints.check_formats(payload)
         constraints.check_schemas(payload)
         strict.check_generation(payload, operation, self.limits, self.context)
         if not self.reads_reasoning:

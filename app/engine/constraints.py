@@ -25,6 +25,40 @@ def check_schemas(payload: Mapping[str, Any]) -> None:
         _check(place, schema)
 
 
+def check_formats(payload: Mapping[str, Any]) -> None:
+    """Refuse a format of JSON without its schema, and a second constraint beside a format. vLLM
+    takes the one for no format in Messages and the other for no second constraint with schemas;
+    elsewhere it answers with its own data structures."""
+    for place, value in _formats(payload):
+        kind = value.get("type", "json_schema" if place == "output_config.format" else None)
+        if kind == "json_schema":
+            _check_format(place, value)
+        if kind not in (None, "text") and payload.get("structured_outputs") is not None:
+            raise invalid(
+                "structured_outputs",
+                f"'{place}' and 'structured_outputs' both say what the answer must be: send one.",
+            )
+
+
+def _check_format(place: str, value: dict[str, Any]) -> None:
+    """Raise ApiError for the first field of a format of JSON that is missing or of a wrong type."""
+    if place == "response_format":
+        value, place = _field(value, place, "json_schema", dict), f"{place}.json_schema"
+    if not place.startswith("output"):  # Anthropic's have no name
+        _field(value, place, "name", str)
+    _field(value, place, "schema", dict)
+
+
+def _field(value: dict[str, Any], place: str, name: str, kind: type) -> Any:
+    where = f"{place}.{name}"
+    if name not in value:
+        raise invalid(where, f"Missing required parameter: '{where}'.", "missing_parameter")
+    if not isinstance(value[name], kind):
+        wanted = "an object" if kind is dict else "a string"
+        raise invalid(where, f"Invalid type for '{where}': expected {wanted}.")
+    return value[name]
+
+
 def relax(constraint: Any) -> None:
     """Write the schemas of vLLM's StructuredOutputsParams in the form that is enforced."""
     if isinstance(constraint.json, dict):
@@ -64,6 +98,18 @@ def _tools(tools: Any) -> Iterator[dict[str, Any]]:
 
 def _demanded(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Places and schemas of everything that must be enforced."""
+    for place, value in _formats(payload):
+        yield from _of_format(value, place)
+    given = payload.get("structured_outputs")
+    if isinstance(given, dict):
+        yield "structured_outputs.json", _decoded(given.get("json"))
+        tag = _decoded(given.get("structural_tag"))
+        yield from _of_tag(tag, "structured_outputs.structural_tag")
+    yield from _of_tools(payload.get("tools"), "tools")
+
+
+def _formats(payload: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and values of the fields that say what form the answer has."""
     for name, inner in (
         ("response_format", None),
         ("text", "format"),
@@ -74,13 +120,7 @@ def _demanded(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if inner is not None:
             value, place = value.get(inner) if isinstance(value, dict) else None, f"{name}.{inner}"
         if isinstance(value, dict):
-            yield from _of_format(value, place)
-    given = payload.get("structured_outputs")
-    if isinstance(given, dict):
-        yield "structured_outputs.json", _decoded(given.get("json"))
-        tag = _decoded(given.get("structural_tag"))
-        yield from _of_tag(tag, "structured_outputs.structural_tag")
-    yield from _of_tools(payload.get("tools"), "tools")
+            yield place, value
 
 
 def _of_format(value: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:

@@ -48,7 +48,7 @@ _LABEL = "a label for the client's own records"
 _CACHE = "prefixes are cached anyway, for as long as there is room"
 _TIER = "there is one tier of service"
 _STEERS = "the gateway sets it"
-_NOT_STORED = "this server stores no answers"
+_NOT_KEPT = "answers of this API are not kept, whatever it says"
 _RENDERING = "vLLM's servers of rendered prompts read it, and this is none"
 _TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
 _MEDIA = "how media are loaded is the operator's choice"
@@ -73,7 +73,6 @@ _OPENAI: dict[str, Rule] = {
     "prompt_cache_retention": WithoutEffect(str, _CACHE),
     "safety_identifier": WithoutEffect(str, _LABEL),
     "service_tier": WithoutEffect(str, _TIER),
-    "store": WithoutEffect(bool, _NOT_STORED),
     "user": WithoutEffect(str, _LABEL),
 }
 _ANTHROPIC: dict[str, Rule] = {
@@ -94,6 +93,7 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "modalities": OnlyAt((["text"],), "answers are text"),
         "prediction": WithoutEffect(dict, "drafts are made without it"),
         "return_token_offsets": WithoutEffect(bool, _RENDERING),
+        "store": WithoutEffect(bool, _NOT_KEPT),
         "verbosity": WithoutEffect(str, "the served models know no levels of it"),
         "web_search_options": OnlyAt((), "this server does not search the web"),
     },
@@ -103,17 +103,15 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "max_completion_tokens": SameAs("max_tokens", int, "chat's name for the same limit"),
         "prompt_embeds": OnlyAt((), "prompts are text or token ids"),
         "return_token_offsets": WithoutEffect(bool, _RENDERING),
+        "store": WithoutEffect(bool, _NOT_KEPT),
         "suffix": OnlyAt(("",), "the served models only continue a text"),
     },
     "responses": {
         **_OPENAI,
-        "background": OnlyAt((False,), _NOT_STORED),
+        "background": OnlyAt((False,), "an answer is made while its request waits for it"),
         "client_metadata": WithoutEffect(dict, _LABEL),
-        "conversation": OnlyAt((), f"{_NOT_STORED}: send the whole conversation as 'input'"),
+        "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
         "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
-        "previous_response_id": OnlyAt(
-            (), f"{_NOT_STORED}: send the whole conversation as 'input'"
-        ),
         "prompt": OnlyAt((), "this server stores no prompts"),
         "stream_options": WithoutEffect(dict, "events are not padded"),
     },

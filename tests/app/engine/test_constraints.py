@@ -86,6 +86,90 @@ def test_a_format_that_is_not_enforced_is_refused(
     assert param in (f"{place}.{KEYWORD}", None)
 
 
+HOLDERS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = [
+    ("chat", lambda held: {"response_format": {"type": "json_schema", "json_schema": held}},
+     "response_format.json_schema"),
+    ("completions", lambda held: {"response_format": {"type": "json_schema", "json_schema": held}},
+     "response_format.json_schema"),
+    ("responses", lambda held: {"text": {"format": {"type": "json_schema", **held}}},
+     "text.format"),
+]  # fmt: skip
+INCOMPLETE: list[tuple[dict[str, Any], str]] = [
+    ({"name": "x"}, "schema"),
+    ({"name": "x", "schema": None}, "schema"),
+    ({"name": "x", "schema": 5}, "schema"),
+    ({"name": "x", "schema": "{}"}, "schema"),
+    ({"schema": {}}, "name"),
+    ({"name": 5, "schema": {}}, "name"),
+]
+
+
+LACKING = [
+    (dialect, format_of(held), f"{place}.{wrong}")
+    for dialect, format_of, place in HOLDERS
+    for held, wrong in INCOMPLETE
+]
+# Whose formats have no name, and no other type.
+LACKING += [
+    ("messages", {"output_config": {"format": {**form, **held}}}, "output_config.format.schema")
+    for form in ({}, {"type": "json_schema"})
+    for held in ({}, {"schema": None}, {"schema": 5}, {"schema": "{}"})
+]
+
+
+@STREAMING
+@pytest.mark.parametrize(("dialect", "fields", "place"), LACKING, ids=str)
+def test_a_format_without_its_schema_is_refused_by_its_place(
+    gateway: Gateway, dialect: str, fields: dict[str, Any], place: str, streaming: bool
+) -> None:
+    message, param = refusal(send(gateway(), dialect, streaming, **fields), dialect)
+    assert f"'{place}'" in message
+    assert param in (place, None)
+    assert "structured_outputs" not in message
+
+
+@pytest.mark.parametrize("dialect", ["chat", "completions"])
+@pytest.mark.parametrize("held", [{}, {"json_schema": 5}], ids=str)
+def test_a_format_that_holds_nothing_is_refused_by_its_place(
+    gateway: Gateway, dialect: str, held: dict[str, Any]
+) -> None:
+    wanted = {"type": "json_schema", **held}
+    _, param = refusal(send(gateway(), dialect, response_format=wanted), dialect)
+    assert param == "response_format.json_schema"
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+BESIDE: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
+    ("chat", {"response_format": FORM}, "response_format"),
+    ("completions", {"response_format": FORM}, "response_format"),
+    ("responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
+]
+
+
+@STREAMING
+@pytest.mark.parametrize(("dialect", "wanted", "place"), BESIDE)
+@pytest.mark.parametrize("other", [{"regex": "a"}, {"json": {}}], ids=str)
+def test_two_constraints_are_refused(
+    gateway: Gateway,
+    dialect: str,
+    wanted: dict[str, Any],
+    place: str,
+    other: dict[str, Any],
+    streaming: bool,
+) -> None:
+    """With two schemas vLLM would take one of them, without a word."""
+    response = send(gateway(), dialect, streaming, **wanted, structured_outputs=other)
+    message, param = refusal(response, dialect)
+    assert param == "structured_outputs"
+    assert f"'{place}'" in message
+
+
+def test_a_format_of_plain_text_is_no_constraint(gateway: Gateway) -> None:
+    fields = {"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}
+    assert send(gateway(), "chat", **fields).is_success
+
+
 @WITH_TOOLS
 def test_a_strict_tool_that_is_not_enforced_is_refused(gateway: Gateway, dialect: str) -> None:
     client = gateway(tool_call_parser="hermes")

@@ -292,6 +292,7 @@ FOREIGN = [
     ("chat", {"thinking_token_budget": 10}),
     ("chat", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
     ("chat", {"mm_processor_kwargs": {"a": 1}}),
+    ("chat", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}),
     ("responses", {"previous_response_id": "resp_1"}),
     ("completions", {"prompt_embeds": "AAAA"}),
     ("chat", {"n": 100_000}),
@@ -312,6 +313,7 @@ def test_errors_advise_what_this_product_has(
     assert {word.removeprefix("--").replace("-", "_") for word in options} <= set(section_of())
     assert "VLLM_" not in message
     assert "vllm" not in message.lower()
+    assert "None" not in message, "a data structure of Python's"
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages"])

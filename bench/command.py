@@ -13,6 +13,7 @@ COMMANDS = {
     "trace": ("bench.trace.command", "a moving load, adaptive K against every fixed K"),
     "speedup": ("bench.speedup", "the gateway's speed-up gauge against measured speed-ups"),
     "ablation": ("bench.ablation.command", "policies for K in turns on one engine"),
+    "disturbance": ("bench.disturbance", "drafting beside a busy process, and after it"),
     "quality": ("bench.quality.command", "HumanEval with drafts and without: the same, and right?"),
     "interop": ("bench.interop", "the same server under `vllm bench serve` and under ours"),
     "prompts": ("bench.workloads.command", "a workload as JSON lines"),
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
         return int(importlib.import_module(COMMANDS[argv[0]][0]).main(list(argv[1:])))
     usage = ["usage: aerie bench COMMAND [--help]", "", __doc__ or "", ""]
-    usage += [f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()]
+    usage += [f"  {name:11} {text}" for name, (_, text) in COMMANDS.items()]
     asked = bool(argv) and argv[0] in ("-h", "--help")
     print("\n".join(usage), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

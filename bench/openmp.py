@@ -16,7 +16,6 @@ all windows, and their ratio to the first arm's.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -28,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.engine.cpu import cpu_machine, environment, libraries
+from bench.load.busy import busy_process
 
 OUTPUT_TOKENS = 16  # so few that a window ends in time where steps take a second
 USERS = (1, 8)
@@ -40,19 +40,6 @@ def arms() -> dict[str, dict[str, str]]:
     """Arm -> variables of its process. Without LD_PRELOAD vLLM preloads torch's own libgomp."""
     plain = {name: text for name, text in os.environ.items() if name not in libraries({})}
     return {"libgomp": plain, "gateway": {**plain, **environment(plain)}}
-
-
-@contextlib.contextmanager
-def busy_process() -> Iterator[None]:
-    """One process that computes without end, in a session of its own."""
-    command = [sys.executable, "-c", "while True: pass"]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        time.sleep(0.5)
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def measure(k: int) -> None:

@@ -1,0 +1,22 @@
+"""Another program on the machine that a server is measured on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """One process that computes without end, in a session of its own as another terminal's is."""
+    command = [sys.executable, "-c", "while True: pass"]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -18,6 +18,7 @@ pytest.importorskip("setuptools", reason="setuptools is not installed")
 BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 SEES = """
 import json
+from importlib.resources import files
 from app.doctor import check_models
 from app.settings import load, preset_names
 settings = load({}, {})
@@ -25,6 +26,9 @@ print(json.dumps({
     "presets": preset_names(),
     "drafter": settings.speculation.drafter,
     "findings": {each.check: each.status for each in check_models(settings)[0]},
+    "typed": [
+        name for name in ("app", "bench", "drafters") if (files(name) / "py.typed").is_file()
+    ],
 }))
 """
 
@@ -73,3 +77,4 @@ def test_it_serves_the_default_model_from_anywhere(outside: Path, tmp_path: Path
     assert (Path(seen["drafter"]) / "config.json").exists()
     assert "FAIL" not in seen["findings"].values(), seen
     assert seen["findings"]["head"] in ("ok", "warn")
+    assert seen["typed"] == ["app", "bench", "drafters"], "type checkers read installed packages"

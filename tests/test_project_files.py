@@ -1,0 +1,67 @@
+"""Version, changelog, continuous integration and hooks say the same as each other."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TEMPLATES = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
+
+
+def read(name: str) -> str:
+    return (REPOSITORY / name).read_text("utf-8")
+
+
+def recipe(target: str) -> list[str]:
+    """Commands of a target of the Makefile, without make's prefixes."""
+    [lines] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
+    return [line.strip().removeprefix("@") for line in lines.splitlines()]
+
+
+def test_package_chart_and_changelog_have_one_version() -> None:
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    chart = yaml.safe_load(read("deploy/helm/aerie/Chart.yaml"))
+    newest = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)[0]
+    assert [chart["version"], chart["appVersion"], newest] == [version] * 3
+
+
+def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
+    sections = re.findall(r"^### (.+)$", read("CHANGELOG.md"), re.MULTILINE)
+    assert sections
+    assert set(sections) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_workflow_runs_what_is_run_here() -> None:
+    jobs: dict[str, Any] = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
+    commands = [step.get("run") for job in jobs.values() for step in job["steps"]]
+    assert ".ci/run" in commands
+    lines = read(".ci/run").splitlines()
+    assert [line for line in lines if line.startswith("make ")] == ["make check", "make test"]
+
+
+def test_the_hooks_are_the_checks() -> None:
+    """Each hook's tool is one of `make check`, and the linters and types of it are all hooks."""
+    [hooks] = [repo["hooks"] for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]]
+    hooked = {tuple(hook["entry"].removeprefix(".venv/bin/").split()[:2]) for hook in hooks}
+    checked = {
+        tuple(command.removeprefix("$(BIN)/").split()[:2])
+        for command in recipe("check")
+        if "pytest" not in command
+    }
+    without_options = {tuple(word for word in each if word[0] != "-") for each in hooked}
+    assert without_options == checked
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_issue_forms_are_well_formed(template: Path) -> None:
+    form = yaml.safe_load(template.read_text("utf-8"))
+    assert {"name", "description", "body"} <= set(form)
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert all(field["attributes"]["label"] for field in fields)

@@ -177,3 +177,27 @@ def test_a_page_links_the_terms_that_it_uses(page: Path) -> None:
     for word, anchor in TERMS.items():
         if re.search(rf"(?<![\w-]){word}", words):
             assert any(link.endswith(f"glossary.md#{anchor}") for link in links), anchor
+
+
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+FORM = ["Context", "Decision", "Consequences", "Alternatives rejected"]
+
+
+def test_decisions_are_numbered_one_by_one() -> None:
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name)
+def test_a_decision_has_its_form_and_its_row(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text.startswith(f"# {page.name[:4]}: ")
+    headings = [line[3:] for _, line in outside_code(text) if line.startswith("## ")]
+    assert headings in (FORM, FORM[:3])
+    [row] = [
+        line
+        for line in (DOCS / "decisions" / "README.md").read_text("utf-8").splitlines()
+        if line.startswith(f"| [{page.name[:4]}]({page.name}) |")
+    ]
+    by = re.search(r"^Superseded by (\[\d{4}\]\([\w.-]+\))", text, re.MULTILINE)
+    assert row.endswith(f"| superseded by {by[1]} |" if by else "| in force |")

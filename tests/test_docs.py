@@ -47,15 +47,17 @@ def name(page: Path) -> str:
 
 def outside_code(text: str) -> Iterator[tuple[int, str]]:
     """Line number and line, of lines that lie in no code block."""
-    fence = ""
+    fence, in_paragraph = "", False
     for number, line in enumerate(text.splitlines(), 1):
         mark = FENCE.match(line)
         if fence:
             if mark and mark[1].startswith(fence) and not line.strip().strip(fence[0]):
                 fence = ""
         elif mark:
-            fence = mark[1]
-        elif not line.startswith("    "):
+            fence, in_paragraph = mark[1], False
+        elif in_paragraph or not line.startswith("    "):
+            # Indented code cannot interrupt a paragraph: such a line goes on with a list's item.
+            in_paragraph = bool(line.strip()) and not line.startswith("#")
             yield number, line
 
 

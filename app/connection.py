@@ -150,7 +150,7 @@ class Connection(HttpToolsProtocol):
         self._start("write", self._limits.write_timeout_s, self._slow_reader)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Stop the write deadline: the client reads again."""
         self._stop("write")
         super().resume_writing()
 
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
         self._end_closing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """As uvicorn's."""
+        """Close an idle connection as uvicorn does; its unsent bytes have a deadline."""
         super().timeout_keep_alive_handler()
         self._end_closing()
 

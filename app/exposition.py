@@ -33,7 +33,7 @@ class Exposition(Collector):
         self._exclusive = threading.Lock()  # a scrape runs in a thread of its own
 
     def collect(self) -> Iterator[Metric]:
-        """Every family once."""
+        """Yield every metric family once, earlier engines' counts included."""
         with self._exclusive:
             return iter(self._collect())
 

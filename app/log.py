@@ -26,7 +26,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The message and its fields, in one line."""
         fields = getattr(record, _FIELDS, {})
         told = (escape(f"{name}={value}") for name, value in fields.items())
         return " ".join([super().formatMessage(record), *told])
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line; line breaks of a message or a stack are inside its strings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

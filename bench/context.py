@@ -74,6 +74,7 @@ def measure(limit: int, temperature: float) -> None:
 
 
 def main() -> None:
+    """Measure each limit in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limits", type=int, nargs="+", default=[0, 416, 256, 128])
     parser.add_argument("--temperature", type=float, default=0.0)

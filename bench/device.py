@@ -185,7 +185,7 @@ def measure(
 
 
 def figures(steps: Sequence[Step], clock: Clock, batch: int, k: int) -> dict[str, Any]:
-    """Of a cell: how many steps were steady, and their medians in milliseconds."""
+    """Count a cell's steady steps; their median times in milliseconds."""
     steady = [(a, b) for a, b in pairwise(steps) if a.is_steady(batch, k) and b.is_steady(batch, k)]
     found: dict[str, Any] = {"k": k, "steps": len(steady)}
     if len(steady) < FEWEST:

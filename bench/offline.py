@@ -24,12 +24,12 @@ def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[
 
 
 def engine_core(llm: Any) -> Any:
-    """Of a vLLM `LLM` in this process."""
+    """The engine core of a vLLM `LLM` that runs in this process."""
     return llm.llm_engine.engine_core.engine_core
 
 
 def model_runner(llm: Any) -> Any:
-    """Of a vLLM `LLM` in this process, whose model is in it too."""
+    """The model runner of a vLLM `LLM` whose engine and model run in this process."""
     return engine_core(llm).model_executor.driver_worker.worker.model_runner
 
 

@@ -14,7 +14,7 @@ EAGLE3 = str(REPOSITORY / "models" / "smollm2-135m" / "eagle3")
 
 
 def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
-    """What is asked."""
+    """Add the options for prompts and answer lengths."""
     parser.add_argument(
         "--workload",
         default="mixed",
@@ -48,7 +48,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
-    """What is started."""
+    """Add the options for engines that are started here."""
     add_settings(parser)
     parser.add_argument(
         "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the default model's]"
@@ -56,7 +56,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def add_servers(parser: argparse.ArgumentParser) -> None:
-    """What is started, or is there already."""
+    """Add the options for servers that are started here or run already."""
     add_engines(parser)
     parser.add_argument(
         "--attach",
@@ -99,7 +99,7 @@ def share(text: str) -> float:
 
 
 def tell(text: str) -> None:
-    """Progress, for people."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

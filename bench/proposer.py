@@ -115,6 +115,7 @@ class Engine:
         self._answer()
 
     def ask(self, **job: int) -> dict[str, float]:
+        """Send a job to the engine's process and wait for its figures."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
@@ -129,6 +130,7 @@ class Engine:
 
 
 def main() -> None:
+    """Measure every engine at every batch, in interleaved rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--k", type=int, default=7, help="draft tokens per step")

@@ -35,7 +35,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the source; `-dirty` if it has changes; empty where there is no repository."""
+    """Commit of the source, with `-dirty` if it has changes; empty without a repository."""
     command = ["git", "-C", str(_REPOSITORY), "describe", "--always", "--dirty"]
     return _output(command)
 

@@ -76,6 +76,7 @@ def measured(args: argparse.Namespace, length: int, partitions: int) -> dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the peak memory of each length and partition; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.training_memory", description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2500, 5000, 10000, 20000])
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2, 4, 8])

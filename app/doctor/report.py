@@ -22,12 +22,12 @@ class Finding:
 
 
 def ok(check: str, detail: str) -> Finding:
-    """Nothing to do."""
+    """A finding that asks for nothing."""
     return Finding(check, "ok", detail)
 
 
 def warn(check: str, detail: str, remedy: str) -> Finding:
-    """It serves, though not as it could."""
+    """A finding with which the gateway serves, though not as well as it could."""
     return Finding(check, "warn", detail, remedy)
 
 

@@ -41,6 +41,7 @@ class Need:
 
     @property
     def total(self) -> float:
+        """GiB that one GPU must hold."""
         return self.weights + self.head + self.kv + self.store + self.overhead
 
     def sum(self) -> str:

@@ -28,7 +28,7 @@ class Section(BaseModel):
 
 
 class ServerSettings(Section):
-    """The HTTP side."""
+    """Settings of the HTTP server."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -287,7 +287,7 @@ class ModelSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """The drafter."""
+    """Settings of drafting and K."""
 
     drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
     k: int = Field(

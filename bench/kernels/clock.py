@@ -12,7 +12,7 @@ GRAPHED = 20  # calls in a CUDA graph
 
 
 class Arm(NamedTuple):
-    """What to time."""
+    """One implementation that is timed."""
 
     call: Callable[[], Any]
     moved: int  # bytes

@@ -39,6 +39,7 @@ MORE_HEADS = [(16, 5, 384, 8192, 8192), (4, 7, 4096, 200000, 200000), (64, 5, 28
 
 
 def main(argv: Sequence[str]) -> int:
+    """Time the kernels; returns the exit code."""
     parser = argparse.ArgumentParser(prog="aerie bench kernels", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a subset, a few minutes on a core")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -84,8 +85,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cells(found: dict[str, float], result: dict[str, Any]) -> list[str]:
-    """Of each arm the time, what it moves, and how much faster than vLLM's it is: in a graph too
-    where vLLM's can be in one."""
+    """Text for each arm: its time, the bytes it moves, and its speed-up over vLLM's (in a graph
+    too where vLLM's can be in one)."""
     told = []
     for name, us in found.items():
         arm = name.removesuffix(" (graph)")

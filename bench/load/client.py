@@ -26,6 +26,7 @@ class Job:
 
     @classmethod
     def of(cls, path: str, body: dict[str, Any]) -> Self:
+        """A job that posts `body` as JSON."""
         return cls(path, json.dumps(body).encode())
 
 

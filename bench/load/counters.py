@@ -36,7 +36,7 @@ class Counters:
 
     @classmethod
     def read(cls, page: str) -> Counters:
-        """Of a page of Prometheus text."""
+        """Counters from a page of Prometheus text."""
         lines = [line for line in page.splitlines() if line.split(" ")[0].split("{")[0] in _WANTED]
         wanted = "".join(line + "\n" for line in lines)
         values: dict[tuple[str, str], float] = {}
@@ -47,19 +47,19 @@ class Counters:
         return cls(values)
 
     def since(self, before: Counters) -> Counters:
-        """What was added."""
+        """How much each counter grew since `before`."""
         return Counters({k: v - before.values.get(k, 0.0) for k, v in self.values.items()})
 
     def get(self, name: str) -> float:
-        """Of a metric without a label of its own; 0 if the server has it not."""
+        """Value of a metric without a label of its own; 0 if the server lacks it."""
         return self.values.get((name, ""), 0.0)
 
     def labelled(self, name: str) -> dict[str, float]:
-        """Of a metric by its label."""
+        """Values of a metric by its label."""
         return {label: v for (n, label), v in self.values.items() if n == name and label}
 
     def by(self, name: str) -> dict[int, float]:
-        """Of a metric by number: position, or K."""
+        """Values of a metric by number: position, or K."""
         return dict(sorted((int(label), v) for label, v in self.labelled(name).items()))
 
 

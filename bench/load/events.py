@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between chunks."""
+        """Seconds between successive chunks with text."""
         return _between(self.chunks)
 
     @property

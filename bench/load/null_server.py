@@ -33,13 +33,14 @@ class Script:
 
 
 class NullServer(asyncio.Protocol):
-    """One connection."""
+    """One connection to a server that answers from a script."""
 
     def __init__(self, script: Script) -> None:
         self._script, self._buffer = script, b""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport that answers are written to."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
@@ -108,7 +109,7 @@ def _framed(data: bytes) -> bytes:
 
 
 async def start(script: Script, port: int = 0) -> tuple[asyncio.Server, int]:
-    """(server, port)."""
+    """Listen on a loopback port; returns the server and its port."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: NullServer(script), "127.0.0.1", port)
     return server, server.sockets[0].getsockname()[1]

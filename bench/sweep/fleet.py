@@ -53,7 +53,7 @@ class Fleet:
             await self.stop(name)
 
     async def client(self, method: Method) -> Client:
-        """Of the server of `method`, started if need be. Raises ServerError."""
+        """Client of the server for `method`, which is started if need be. Raises ServerError."""
         name = method.server
         if name in self._servers:
             self._servers[name].check()

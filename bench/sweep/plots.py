@@ -61,7 +61,7 @@ def svg(figure: Any) -> str:
 
 
 def save(figure: Any, stem: Path) -> list[Path]:
-    """`stem`.svg and .png."""
+    """Write the figure as `stem`.svg and `stem`.png; returns both paths."""
     files = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     figure.savefig(files[0], metadata={"Date": None})
     figure.savefig(files[1], dpi=130)

@@ -62,7 +62,7 @@ class Shared:
         return load({**self.given, "k": 0}, os.environ).served_model_name
 
     def settings(self, method: Method) -> dict[str, Any]:
-        """Of the gateway for `method`, by name."""
+        """Settings of the gateway for `method`, by name."""
         k, kind = _most(method, self), _head(method)
         settings = {**ENGINE, **self.given, "k": k}
         if method.head:

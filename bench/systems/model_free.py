@@ -114,7 +114,8 @@ ARCHITECTURES = {
 
 
 def rates(architecture: Architecture, k: int) -> list[float]:
-    """Of K positions; behind the last that was published, each falls as the last one did."""
+    """Acceptance rates of K positions. Behind the last published one, each falls by the same
+    factor as the last one did."""
     found = list(architecture.rates[:k])
     while len(found) < k:
         found.append(round(found[-1] ** 2 / found[-2], 6))

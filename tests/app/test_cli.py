@@ -130,7 +130,7 @@ def test_help_says_choices_bounds_and_variables(
     assert "--dtype {auto,bfloat16,float16,float32}" in text
     assert "At least 0, at most 65535; default 8000; AERIE_PORT]" in text
     assert text.index("most needed") < text.index("--config")
-    first = text[text.index("most needed") : text.index("The HTTP side")]
+    first = text[text.index("most needed") : text.index("Settings of the HTTP server")]
     assert first.count("\n  --") == 2 + len(FIRST)
 
 

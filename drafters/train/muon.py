@@ -2,7 +2,7 @@
 
 K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024). torch.optim.Muon always
 orthogonalises in bfloat16, which a CPU without units for it emulates: with AVX2 only that was 86%
-of a training step, and float32 made the step eleven times as fast (docs/train.md).
+of a training step, and float32 made the step eleven times as fast (docs/train-options.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 --init`, in `aerie doctor` and in the engine, and drafts the same there as in the torch module.
 
 A random target of eight layers, random heads, float32. What is published differs in layout, names
-of weights and files, and in what the configuration leaves to a default (docs/models.md).
+of weights and files, and in what the configuration leaves to a default (docs/heads.md).
 """
 
 from __future__ import annotations

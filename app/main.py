@@ -14,7 +14,7 @@ import psutil
 from fastapi import FastAPI
 
 from app import metrics
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.api import cors, document, errors, generate, health, models, responses, speculation
 from app.api.door import Door
 from app.api.head import HeadMiddleware
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 def create_app(settings: Settings, engine: Engine) -> FastAPI:
     """The gateway. Its lifespan starts the engine in the background and stops it."""
 
-    desk = Desk(settings, engine.load)
-    engine.load.on_step = desk.gate.poke
+    admission = AdmissionController(settings, engine.load)
+    engine.load.on_step = admission.queue.dispatch
     closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(engine.run(lambda: _announce(settings)))
         try:
-            async with desk.open():
+            async with admission.open():
                 yield
         finally:
             await engine.stop()
@@ -52,7 +52,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     metrics.BUILD_INFO.labels(version("aerie"), VLLM_VERSION).set(1)
     app.state.settings = settings
     app.state.engine = engine
-    app.state.desk = desk
+    app.state.admission = admission
     app.state.started_at = int(time.time())
     app.state.responses = ResponseStore(
         int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
@@ -66,7 +66,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     document.install(app, engine)
     app.add_middleware(
         Door,
-        desk=desk,
+        admission=admission,
         engine=engine,
         work=generate.PATHS,
         public=files.PATHS if settings.server.page else frozenset(),

@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("serve", nargs="*", help="further options of `aerie serve`, after --")
     arguments = parser.parse_args(argv)
-    arguments.places = arguments.batch + -(-arguments.batch // 8)  # as app/admission/desk.py counts
+    arguments.places = arguments.batch + -(-arguments.batch // 8)  # as admission counts
     if arguments.port:
         found = asyncio.run(measure(arguments.port, arguments))
     else:

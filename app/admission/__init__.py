@@ -1,1 +1,1 @@
-"""Who may come in, how much of it at once, and in which order. No vllm, no HTTP."""
+"""Admission of requests: API keys, rate limits, the queue for the engine. No vllm, no HTTP."""

@@ -18,7 +18,7 @@ _LINE = re.compile(rf"^{re.escape(_PREFIX)}(.*)\n?", re.MULTILINE)
 
 
 def with_checksum(text: str) -> str:
-    """`text` behind a line that holds its checksum, in place of one that it has."""
+    """`text` with the line of its checksum in front, in place of an older one."""
     body = without_checksum(text)
     return f"{_PREFIX} {_digest(body)}\n{body}"
 
@@ -29,12 +29,12 @@ def without_checksum(text: str) -> str:
 
 
 def has_checksum(text: str) -> bool:
-    """Whether `text` says that it holds a checksum."""
+    """Whether `text` has the line of a checksum."""
     return _LINE.search(text) is not None
 
 
 def verify(text: str, source: str) -> None:
-    """Raises SettingsError if there is a checksum and it is not the one of all the rest."""
+    """Raise SettingsError if `text` has a checksum that does not match the rest of it."""
     written = _LINE.findall(text)
     if not written:
         return
@@ -48,6 +48,6 @@ def verify(text: str, source: str) -> None:
 
 
 def _digest(body: str) -> str:
-    """Line ends, and what a shell strips from the end of a variable, do not count."""
+    """SHA-256 of `body`, whatever its line ends and without trailing whitespace."""
     digest = hashlib.sha256(body.replace("\r\n", "\n").rstrip().encode()).hexdigest()
     return f"sha256:{digest}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.admission import issue
+from app.admission import key_file
 from app.admission.tenants import Tenant, parse
 from app.errors import SettingsError
 from app.settings import ENV_PREFIX
@@ -24,10 +24,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.action == "create":
         _create(path, options)
     elif options.action == "revoke":
-        issue.revoke(path, options.id)
+        key_file.revoke(path, options.id)
         print(f"revoked {options.id}")
     elif options.action == "checksum":
-        issue.renew_checksum(path)
+        key_file.renew_checksum(path)
     else:
         _list(path)
     return 0
@@ -39,7 +39,7 @@ def _create(path: Path, options: argparse.Namespace) -> None:
     }
     if options.models:
         limits["models"] = options.models
-    key_id, secret = issue.create(
+    key_id, secret = key_file.create(
         path, options.tenant, limits, admin=options.admin, now=datetime.now(UTC)
     )
     print(f"key {key_id} of tenant {options.tenant}, shown this once:")

@@ -1,4 +1,4 @@
-"""What a request will cost, guessed from its body before anything is tokenised."""
+"""Cost estimate of a request, from its body before anything is tokenised."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Tokens to charge, and sequences that the engine will run at once."""
+    """Cost of a request: tokens to charge, and sequences that the engine will run at once."""
 
     tokens: int
     sequences: int
 
 
 def estimate(payload: Mapping[str, Any], body_bytes: int, output_tokens: int) -> Estimate:
-    """`output_tokens` of each sequence (app/engine/output_limit.py). The body has passed no check
-    yet: anything that is no number counts as not given."""
+    """Cost of a request that generates.
+
+    `output_tokens` is the limit of each sequence (app/engine/output_limit.py). The body is not
+    validated yet: anything that is no number counts as not given.
+    """
     sequences = prompts(payload) * max(1, _number(payload.get("n")) or 1)
     return Estimate(body_bytes // BYTES_PER_TOKEN + output_tokens * sequences, sequences)
 
 
 def estimate_tokenizing(body_bytes: int) -> Estimate:
-    """What a request costs that asks for the tokenizer's work alone."""
+    """Cost of a request that only tokenises."""
     return Estimate(body_bytes // BYTES_PER_TOKEN, 1)
 
 
 def prompts(payload: Mapping[str, Any]) -> int:
-    """How many prompts the body holds: completions take a list of texts or of token lists, and
-    embeddings beside them."""
+    """Number of prompts in the body.
+
+    Completions take a list of texts or of token lists, and embeddings beside them.
+    """
     prompt, embeddings = payload.get("prompt"), payload.get("prompt_embeds")
     count = 0
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):

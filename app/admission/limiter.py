@@ -1,8 +1,8 @@
-"""How much a tenant may do: requests and tokens per minute, and requests at once.
+"""Rate limits of a tenant: requests and tokens per minute, and requests at once.
 
 Requests and tokens come out of token buckets that hold one minute's worth and fill steadily.
-Tokens are taken as estimated and settled when the request has ended, so a bucket can go below
-empty: who used more than estimated waits longer.
+A request acquires its estimated tokens, and the difference is settled when it has ended. A bucket
+can so go below empty: a tenant that used more than estimated waits longer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from app.admission.tenants import Tenant
 
 Kind = Literal["requests", "tokens", "concurrent"]
 MINUTE = 60.0
-# A request that ends frees its place at no known time: soon, for most.
+# When a concurrent request will end is unknown: soon, for most.
 CONCURRENT_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a request wants. `lease` names its place among the tenant's concurrent requests,
-    which is held for at most `lease_s`, in case nobody gives it back."""
+class QuotaRequest:
+    """What a request takes from its tenant's limits.
+
+    `lease` names its place among the tenant's concurrent requests. The lease ends after `lease_s`
+    if it is not released.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -32,8 +35,8 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One bucket after a decision."""
+class BucketStatus:
+    """State of one token bucket after a decision, for the rate limit headers."""
 
     limit: int
     remaining: int
@@ -41,27 +44,30 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Yes, or what is used up and when to try again. `never` means: not even a full bucket."""
+class RateLimitDecision:
+    """Whether a request is within the limits, and if not, which one is used up.
+
+    `never` is whether even a full bucket is too small for the request.
+    """
 
     limited: Kind | None = None
     retry_after_s: float = 0.0
     never: bool = False
-    requests: Standing | None = None
-    tokens: Standing | None = None
+    requests: BucketStatus | None = None
+    tokens: BucketStatus | None = None
 
 
 class Limiter(Protocol):
-    """Either all that is asked for is taken or nothing is."""
+    """Keeps the limits of all tenants. A request acquires all of its quota or nothing."""
 
-    async def take(self, tenant: Tenant, ask: Ask) -> Verdict:
-        """Decide and take, as one step that nothing comes between."""
+    async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
+        """Check all limits and take from them, as one atomic step."""
 
-    async def give(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """Tokens back (or, negative, taken on top), and a lease that has ended."""
+    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
+        """Return tokens (negative: take more), and end a lease."""
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close the connections, if there are any."""
 
 
 @dataclass
@@ -71,35 +77,35 @@ class _Bucket:
 
 
 @dataclass
-class _Account:
-    """One tenant's buckets, and its leases with their ends."""
+class _TenantState:
+    """Token buckets of one tenant, and the end of each of its leases."""
 
     buckets: dict[str, _Bucket] = field(default_factory=dict)
     leases: dict[str, float] = field(default_factory=dict)
 
 
 class MemoryLimiter:
-    """Counts in this process. Nothing in `take` waits, so requests cannot race each other."""
+    """Limits counted in this process. `acquire` never awaits: requests cannot race each other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._tenants: dict[str, _TenantState] = {}
 
-    async def take(self, tenant: Tenant, ask: Ask) -> Verdict:
-        """See Limiter."""
+    async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
+        """Check and take, as `Limiter.acquire` says."""
         now = self._clock()
-        account = self._accounts.setdefault(tenant.name, _Account())
-        requests = self._level(account, "requests", tenant.requests_per_minute, now)
-        tokens = self._level(account, "tokens", tenant.tokens_per_minute, now)
+        state = self._tenants.setdefault(tenant.name, _TenantState())
+        requests = self._level(state, "requests", tenant.requests_per_minute, now)
+        tokens = self._level(state, "tokens", tenant.tokens_per_minute, now)
         limited: Kind | None = None
         wait_s, never = 0.0, False
-        if ask.lease and tenant.max_concurrent is not None:
-            account.leases = {name: end for name, end in account.leases.items() if end > now}
-            if len(account.leases) >= tenant.max_concurrent:
+        if quota.lease and tenant.max_concurrent is not None:
+            state.leases = {name: end for name, end in state.leases.items() if end > now}
+            if len(state.leases) >= tenant.max_concurrent:
                 limited, wait_s = "concurrent", CONCURRENT_RETRY_S
         for kind, bucket, amount, limit in (
-            ("requests", requests, ask.requests, tenant.requests_per_minute),
-            ("tokens", tokens, ask.tokens, tenant.tokens_per_minute),
+            ("requests", requests, quota.requests, tenant.requests_per_minute),
+            ("tokens", tokens, quota.tokens, tenant.tokens_per_minute),
         ):
             if bucket is not None and limit is not None and amount > bucket.level:
                 limited = "requests" if kind == "requests" else "tokens"
@@ -107,44 +113,44 @@ class MemoryLimiter:
                 wait_s = max(wait_s, (amount - bucket.level) * MINUTE / limit)
         if limited is None:
             if requests is not None:
-                requests.level -= ask.requests
+                requests.level -= quota.requests
             if tokens is not None:
-                tokens.level -= ask.tokens
-            if ask.lease and tenant.max_concurrent is not None:
-                account.leases[ask.lease] = now + ask.lease_s
-        return Verdict(
+                tokens.level -= quota.tokens
+            if quota.lease and tenant.max_concurrent is not None:
+                state.leases[quota.lease] = now + quota.lease_s
+        return RateLimitDecision(
             limited,
             wait_s,
             never,
-            standing(tenant.requests_per_minute, requests.level if requests else None),
-            standing(tenant.tokens_per_minute, tokens.level if tokens else None),
+            bucket_status(tenant.requests_per_minute, requests.level if requests else None),
+            bucket_status(tenant.tokens_per_minute, tokens.level if tokens else None),
         )
 
-    async def give(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """See Limiter."""
-        account = self._accounts.setdefault(tenant.name, _Account())
-        account.leases.pop(lease, None)
+    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
+        """Return tokens and end a lease, as `Limiter.release` says."""
+        state = self._tenants.setdefault(tenant.name, _TenantState())
+        state.leases.pop(lease, None)
         limit = tenant.tokens_per_minute
-        bucket = self._level(account, "tokens", limit, self._clock())
+        bucket = self._level(state, "tokens", limit, self._clock())
         if bucket is not None and limit is not None:
             bucket.level = min(float(limit), bucket.level + tokens)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no connections."""
 
     @staticmethod
-    def _level(account: _Account, kind: str, limit: int | None, now: float) -> _Bucket | None:
-        """The bucket, filled up to now; a limit that was lowered meanwhile caps it."""
+    def _level(state: _TenantState, kind: str, limit: int | None, now: float) -> _Bucket | None:
+        """The bucket, refilled up to now and capped at `limit`, which may have been lowered."""
         if limit is None:
             return None
-        bucket = account.buckets.setdefault(kind, _Bucket(limit, now))
+        bucket = state.buckets.setdefault(kind, _Bucket(limit, now))
         filled = bucket.level + (now - bucket.at) * limit / MINUTE
         bucket.level, bucket.at = min(float(limit), filled), now
         return bucket
 
 
-def standing(limit: int | None, level: float | None) -> Standing | None:
-    """What the client is told about a bucket."""
+def bucket_status(limit: int | None, level: float | None) -> BucketStatus | None:
+    """The bucket as the rate limit headers show it; None without a limit."""
     if limit is None or level is None:
         return None
-    return Standing(limit, max(0, int(level)), (limit - level) * MINUTE / limit)
+    return BucketStatus(limit, max(0, int(level)), (limit - level) * MINUTE / limit)

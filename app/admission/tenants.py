@@ -41,7 +41,7 @@ MAX_KEY_LENGTH = 256
 
 
 class Tenant(BaseModel):
-    """Who pays: the owner of keys, and the limits they share."""
+    """A tenant: the owner of keys, with the limits that the keys share."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -76,7 +76,7 @@ class _Document(BaseModel):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who sent a request."""
+    """Sender of a request, as its key tells."""
 
     tenant: Tenant
     key: str = ""  # the key's id
@@ -107,12 +107,12 @@ class Keyring:
 
 
 def digest_of(secret: bytes) -> str:
-    """How a key is stored."""
+    """Hash under which a key is stored."""
     return hashlib.sha256(secret).hexdigest()
 
 
 def parse(text: str, source: str) -> Keyring:
-    """The keys file's content. Raises SettingsError naming the entry that is wrong."""
+    """Parse the keys file. Raises SettingsError naming the entry that is wrong."""
     checksum.verify(text, source)
     try:
         document = _Document.model_validate(tomllib.loads(text))
@@ -142,8 +142,11 @@ def parse(text: str, source: str) -> Keyring:
 
 
 def parse_in_force(text: str, source: str) -> Keyring:
-    """As `parse`, for keys that shall be in force: there must be one. Only a checksum shows that a
-    file without keys is meant like this, and not what a full disk or a shell left of it."""
+    """Parse a keys file that is to be in force. Raises SettingsError also if it holds no key.
+
+    A file without keys is accepted if it has a checksum: without one it may be what a full disk or
+    a shell left of a longer file.
+    """
     ring = parse(text, source)
     if not ring.keys and not checksum.has_checksum(text):
         raise SettingsError("keys", f"{source}: holds no key; make one with `aerie keys create`")

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.admission.tenants import Identity
 from app.api import deadline
 from app.api.errors import body
@@ -26,16 +26,16 @@ class Door:
     def __init__(
         self,
         app: ASGIApp,
-        desk: Desk,
+        admission: AdmissionController,
         engine: Engine,
         work: frozenset[str],
         public: frozenset[str] = frozenset(),
     ) -> None:
         self.app = app
-        self._desk = desk
+        self._admission = admission
         self._engine = engine
         self._work = work  # paths of requests that count
-        self._public = desk.public | public
+        self._public = admission.public | public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -50,7 +50,7 @@ class Door:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            visit = Visit(self._desk, self._identify(scope))
+            visit = Visit(self._admission, self._identify(scope))
         except ApiError as error:
             await _refuse(scope, receive, send, error, {})
             return
@@ -64,7 +64,7 @@ class Door:
         try:
             if scope["path"] in self._work and scope["method"] == "POST" and self._engine.ready:
                 try:
-                    await visit.begin(total_s(scope, self._desk))
+                    await visit.begin(total_s(scope, self._admission))
                 except ApiError as error:
                     await _refuse(scope, receive, send, error, visit.headers())
                     return
@@ -73,7 +73,9 @@ class Door:
             await visit.close()
 
     def _identify(self, scope: Scope) -> Identity:
-        identity = self._desk.identify(_secret(scope) if self._desk.keys.guarded else None)
+        identity = self._admission.identify(
+            _secret(scope) if self._admission.keys.guarded else None
+        )
         if identity is None:
             metrics.REFUSED.labels("key").inc()
             raise ApiError(
@@ -85,10 +87,10 @@ class Door:
         return identity
 
 
-def total_s(scope: Scope, desk: Desk) -> float:
+def total_s(scope: Scope, admission: AdmissionController) -> float:
     """Seconds that this request may take. Raises ApiError 400 for an unusable header."""
     header = Headers(scope=scope).get(deadline.HEADER)
-    return deadline.wanted(header, desk.settings.request_timeout_s)
+    return deadline.wanted(header, admission.settings.request_timeout_s)
 
 
 def _secret(scope: Scope) -> bytes | None:

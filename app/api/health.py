@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app import scrape
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.exposition import EXPOSITION
@@ -30,14 +30,14 @@ async def readyz(request: Request) -> JSONResponse:
     in the background: a task that has to be started again, or a keys file that is not in force, is
     no reason to take no requests."""
     engine: Engine = request.app.state.engine
-    desk: Desk = request.app.state.desk
+    admission: AdmissionController = request.app.state.admission
     state: dict[str, Any] = {"status": "ready" if engine.ready else "not ready"}
     state["phase"] = engine.phase
     state["background"] = {
-        task.name: task.detail for task in (*engine.background, *desk.background)
+        task.name: task.detail for task in (*engine.background, *admission.background)
     }
-    if desk.keys.watched:
-        state["keys_file"] = "stale" if desk.keys.stale else "current"
+    if admission.keys.watched:
+        state["keys_file"] = "stale" if admission.keys.stale else "current"
     if engine.ready:
         state["drafter"] = engine.drafter
         return JSONResponse(state)

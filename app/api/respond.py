@@ -55,7 +55,7 @@ async def answer(request: Request, name: str, body: Body) -> Response:
     settings: Settings = request.app.state.settings
     operation = engine.operation(name)
     visit = visit_of(request.scope)
-    await visit.begin(total_s(request.scope, request.app.state.desk))
+    await visit.begin(total_s(request.scope, request.app.state.admission))
     deadline = visit.deadline
     assert deadline is not None
 

@@ -11,10 +11,10 @@ from typing import Any
 from starlette.types import Scope
 
 from app import metrics
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.admission.estimate import estimate, estimate_tokenizing
-from app.admission.gate import GateFull, Place
-from app.admission.limiter import Ask, Standing, Verdict
+from app.admission.limiter import BucketStatus, QuotaRequest, RateLimitDecision
+from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
 from app.api.deadline import Deadline
 from app.engine.account import Account, open_account
@@ -30,18 +30,18 @@ class Visit:
     """Opened by the door, closed by it however the request ends. Everything taken is given
     back exactly once."""
 
-    def __init__(self, desk: Desk, identity: Identity) -> None:
+    def __init__(self, admission: AdmissionController, identity: Identity) -> None:
         self.identity = identity
         tenant = identity.tenant
-        self.account = Account(tenant.priority, tenant.max_k, desk.cache_tenant(tenant))
+        self.account = Account(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
         self.deadline: Deadline | None = None
         self.gate_s = 0.0
-        self._desk = desk
+        self._admission = admission
         self._lease = ""
         self._charged = 0
         self._body_bytes = 0
-        self._place: Place | None = None
-        self._verdict = Verdict()
+        self._slot: Slot | None = None
+        self._decision = RateLimitDecision()
         # What it came to, for the log; known once it is closed.
         self.figures: dict[str, Any] = {"tenant": identity.tenant.name}
 
@@ -50,15 +50,17 @@ class Visit:
         requests per minute, and the deadlines. Raises ApiError 429; `begin` again is nothing."""
         if self._lease:
             return
-        tenant, settings = self.identity.tenant, self._desk.settings
+        tenant, settings = self.identity.tenant, self._admission.settings
         try:
-            self._desk.gate.check(tenant)
-        except GateFull as full:
+            self._admission.queue.check(tenant)
+        except QueueFull as full:
             raise _overloaded(full) from None
         lease = uuid.uuid4().hex
-        ask = Ask(requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S)
+        quota = QuotaRequest(
+            requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
+        )
         self._lease = lease  # first: what a cancellation interrupts is given back, too
-        await self._take(ask)
+        await self._acquire_quota(quota)
         open_account(self.account)
         self.deadline = Deadline(total_s)
 
@@ -71,7 +73,7 @@ class Visit:
     ) -> None:
         """Before the engine or, without an `output_limit`, the tokenizer runs: may the tenant use
         this model, has it the tokens, and, after a wait, a place. Raises ApiError 403, 429."""
-        tenant, settings = self.identity.tenant, self._desk.settings
+        tenant, settings = self.identity.tenant, self._admission.settings
         model = payload.get("model") or served_model
         if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
             metrics.REFUSED.labels("model").inc()
@@ -82,7 +84,7 @@ class Visit:
             cost = estimate(payload, body_bytes, output_tokens)
         else:
             cost = estimate_tokenizing(body_bytes)
-        await self._take(Ask(tokens=cost.tokens))
+        await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
         self._charged = self.account.charged = cost.tokens
         started = time.monotonic()
         if self.deadline is not None:
@@ -90,8 +92,8 @@ class Visit:
                 settings.queue_timeout_s, self._waits, lambda: self.account.begun
             )
         try:
-            self._place = await self._desk.gate.enter(tenant, cost.sequences)
-        except GateFull as full:
+            self._slot = await self._admission.queue.acquire(tenant, cost.sequences)
+        except QueueFull as full:
             raise _overloaded(full) from None
         self.gate_s = time.monotonic() - started
         metrics.GATE_SECONDS.observe(self.gate_s)
@@ -99,23 +101,23 @@ class Visit:
     def hold(self, size: int) -> None:
         """So much more of the body has come; it stays in memory until the end. Raises ApiError
         429 when all bodies together are too large."""
-        self._desk.body_bytes += size
+        self._admission.body_bytes += size
         self._body_bytes += size
-        if self._desk.body_bytes > self._desk.most_body_bytes:
-            raise _overloaded(GateFull(self._desk.gate.retry_after_s))
+        if self._admission.body_bytes > self._admission.max_body_bytes:
+            raise _overloaded(QueueFull(self._admission.queue.retry_after_s))
 
     def leave(self) -> None:
         """The engine has no more work with this request."""
-        if self._place is not None:
-            place, self._place = self._place, None
-            self._desk.gate.leave(place)
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._admission.queue.release(slot)
 
     async def close(self) -> None:
         """The response is over: settle."""
         if self.deadline is not None:
             self.deadline.close()
         self.leave()
-        self._desk.body_bytes -= self._body_bytes
+        self._admission.body_bytes -= self._body_bytes
         self._body_bytes = 0
         if not self._lease:
             return
@@ -129,7 +131,7 @@ class Visit:
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
         self.account.sequences.clear()
-        await self._desk.limiter.give(
+        await self._admission.limiter.release(
             tenant, tokens=self._charged - sum(used.values()), lease=lease
         )
 
@@ -137,10 +139,10 @@ class Visit:
         """OpenAI's rate limit headers, for the limits that the tenant has."""
         found: dict[str, str] = {}
         for name, bucket in (
-            ("requests", self._verdict.requests),
-            ("tokens", self._verdict.tokens),
+            ("requests", self._decision.requests),
+            ("tokens", self._decision.tokens),
         ):
-            if isinstance(bucket, Standing):
+            if isinstance(bucket, BucketStatus):
                 found[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
                 found[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining)
                 found[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s)
@@ -166,16 +168,21 @@ class Visit:
             told += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
         return {"x-aerie-speculation": told}
 
-    async def _take(self, ask: Ask) -> None:
-        verdict = self._verdict = await self._desk.limiter.take(self.identity.tenant, ask)
-        if verdict.limited is not None:
-            metrics.REFUSED.labels(verdict.limited).inc()
-            raise _limited(verdict, self.identity.tenant.name, ask)
+    async def _acquire_quota(self, quota: QuotaRequest) -> None:
+        decision = self._decision = await self._admission.limiter.acquire(
+            self.identity.tenant, quota
+        )
+        if decision.limited is not None:
+            metrics.REFUSED.labels(decision.limited).inc()
+            raise _limited(decision, self.identity.tenant.name, quota)
 
     def _waits(self) -> bool:
-        """Whether the request still waits for the gate or for the engine. The engine tells who
-        waits only in numbers: while nobody waits there, this request is being worked on."""
-        return self._place is None or self._desk.load.waiting > 0
+        """Whether the request still waits for a slot or in the engine.
+
+        The engine reports how many requests wait and not which: while none waits there, this one
+        is being worked on.
+        """
+        return self._slot is None or self._admission.load.waiting > 0
 
     def _counted(self, used: Mapping[str, int]) -> dict[str, Any]:
         """Tokens, seconds, drafts. The engine's times are of the sequence that began first."""
@@ -209,18 +216,18 @@ def attach(scope: Scope, visit: Visit) -> None:
     scope[_KEY] = visit
 
 
-def _overloaded(full: GateFull) -> ApiError:
+def _overloaded(full: QueueFull) -> ApiError:
     metrics.REFUSED.labels("overload").inc()
     message = "The server is overloaded; try again later."
     headers = {"Retry-After": str(math.ceil(full.retry_after_s))}
     return ApiError(429, message, code="server_overloaded", headers=headers)
 
 
-def _limited(verdict: Verdict, tenant: str, ask: Ask) -> ApiError:
-    if verdict.never:
-        limit = verdict.tokens.limit if verdict.tokens else 0
+def _limited(decision: RateLimitDecision, tenant: str, quota: QuotaRequest) -> ApiError:
+    if decision.never:
+        limit = decision.tokens.limit if decision.tokens else 0
         message = (
-            f"Request too large for {tenant}: about {ask.tokens} tokens with its output, "
+            f"Request too large for {tenant}: about {quota.tokens} tokens with its output, "
             f"limit {limit} tokens per minute."
         )
         headers = {"Retry-After": "60", "x-should-retry": "false"}
@@ -229,8 +236,8 @@ def _limited(verdict: Verdict, tenant: str, ask: Ask) -> ApiError:
         "requests": "requests per minute",
         "tokens": "tokens per minute",
         "concurrent": "requests at once",
-    }[verdict.limited or "requests"]
-    seconds = max(1, math.ceil(verdict.retry_after_s))
+    }[decision.limited or "requests"]
+    seconds = max(1, math.ceil(decision.retry_after_s))
     message = f"Rate limit reached for {tenant}: {what}. Try again in {seconds} s."
     headers = {"Retry-After": str(seconds)}
     return ApiError(429, message, code="rate_limit_exceeded", headers=headers)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
 
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.api.visit import visit_of
 from app.engine.supervisor import Engine
 from app.settings import Settings
@@ -40,7 +40,7 @@ async def figures(request: Request) -> JSONResponse:
     """Phase, load, counters, and the policy's state; for whoever has a key."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
-    desk: Desk = request.app.state.desk
+    admission: AdmissionController = request.app.state.admission
     state = engine.steering.latest() if engine.ready and engine.steering is not None else None
     shown: dict[str, Any] = {
         "phase": engine.phase,
@@ -50,7 +50,7 @@ async def figures(request: Request) -> JSONResponse:
         "admin": visit_of(request.scope).identity.admin,
         "drafts": settings.speculates,
         "tells_tokens": not settings.speculates or settings.speculation.speculation_header,
-        "gate_waiting": desk.gate.waiting,
+        "gate_waiting": admission.queue.waiting,
         "kv_usage": engine.load.kv_usage,
         "counters": counters() if engine.ready else None,
         "speculation": None,

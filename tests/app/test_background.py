@@ -135,7 +135,7 @@ class FakeSteering:
 @pytest.mark.parametrize(
     ("task", "broken"),
     [
-        ("keys_file", "app.admission.store.KeyStore.refresh"),
+        ("keys_file", "app.admission.key_store.KeyStore.refresh"),
         ("speculation_metrics", f"{__name__}.FakeSteering.poll"),
         ("engine_watch", f"{__name__}.FakeEngine._end_of"),
     ],
@@ -168,17 +168,19 @@ def test_every_task_of_the_gateway_comes_back(
             shown = (await client.get("/readyz")).json()["background"]
             assert set(shown) == {"keys_file", "speculation_metrics", "engine_watch"}
             assert shown[task]["failures"] >= 1
-            every = {one.name: one for one in (*engine.background, *gateway.state.desk.background)}
+            every = {
+                one.name: one for one in (*engine.background, *gateway.state.admission.background)
+            }
             await until(lambda: {one.state for one in every.values()} == {"running"})
 
             assert (await client.get("/readyz")).json()["keys_file"] == "current"
             keys.write_text("")
-            await until(lambda: gateway.state.desk.keys.stale)
+            await until(lambda: gateway.state.admission.keys.stale)
             ready = await client.get("/readyz")
             assert (ready.status_code, ready.json()["keys_file"]) == (200, "stale")
             keys.write_text(keys_of("two"))
-            await until(lambda: gateway.state.desk.identify(b"two") is not None)
-            assert gateway.state.desk.identify(b"one") is None
+            await until(lambda: gateway.state.admission.identify(b"two") is not None)
+            assert gateway.state.admission.identify(b"one") is None
 
     asyncio.run(scenario())
 

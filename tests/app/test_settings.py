@@ -50,7 +50,7 @@ def test_command_line_beats_environment_beats_file_beats_preset(tmp_path: Path) 
 
 
 def test_one_key_is_kept_as_its_hash() -> None:
-    from app.admission.store import KeyStore
+    from app.admission.key_store import KeyStore
 
     settings = load({"api_key": "sk-one"}, {})
     assert settings.admission.guarded

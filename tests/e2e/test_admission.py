@@ -1,4 +1,4 @@
-"""Keys, quotas, the gate, the deadlines and spans in front of a real engine."""
+"""Keys, quotas, the admission queue, the deadlines and spans in front of a real engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def collector() -> Iterator[Collector]:
 def guarded(
     keys: Keys, operator: str, collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
-    """Room for two sequences in a batch, two more in the engine's queue, two at the gate."""
+    """Room for two sequences in a batch, two more in the engine's queue, two in the gateway's."""
     gateway = Gateway.launch(
         tmp_path_factory.mktemp("guarded") / "gateway.log",
         [

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from app.admission import issue
+from app.admission import key_file
 from app.admission.checksum import with_checksum
-from app.admission.store import KeyStore
+from app.admission.key_store import KeyStore
 from app.admission.tenants import digest_of, parse
 from app.cli import main
 from app.errors import SettingsError
@@ -256,7 +256,7 @@ def test_a_parser_that_fails_in_any_way_costs_nobody_the_keys(
 
         path.write_text(keys_file("a", b"two"))
         with monkeypatch.context() as patch:
-            patch.setattr("app.admission.store.parse_in_force", fail)
+            patch.setattr("app.admission.key_store.parse_in_force", fail)
             looks(store)
         assert store.stale and store.ring.find(b"one") is not None
 
@@ -276,10 +276,10 @@ def test_two_writes_that_leave_the_same_stamp_are_told_apart(tmp_path: Path) -> 
 def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
     """An empty file shuts nobody out; the command does."""
     path = tmp_path / "keys.toml"
-    key_id, secret = issue.create(path, "a", {}, admin=False, now=datetime.now(UTC))
+    key_id, secret = key_file.create(path, "a", {}, admin=False, now=datetime.now(UTC))
     with stored(path, path.read_text()) as store:
         assert store.ring.find(secret.encode()) is not None
-        issue.revoke(path, key_id)
+        key_file.revoke(path, key_id)
         looks(store)
         assert store.ring.find(secret.encode()) is None
         assert not store.stale

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.limiter import Ask, Limiter, MemoryLimiter
-from app.admission.shared import SharedLimiter
+from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest
+from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Tenant
 
 MANY = 200
@@ -61,7 +61,7 @@ def limiter(request: pytest.FixtureRequest) -> Callable[[], Limiter]:
     if request.param == "memory":
         return MemoryLimiter
     url = request.getfixturevalue("redis_url")
-    return lambda: SharedLimiter(url, timeout_s=5)
+    return lambda: RedisLimiter(url, timeout_s=5)
 
 
 def tenant(request: pytest.FixtureRequest, **limits: int) -> Tenant:
@@ -80,18 +80,18 @@ async def opened(make: Callable[[], Limiter]) -> AsyncIterator[Limiter]:
 
 @pytest.mark.parametrize("limit", [1, 7])
 @pytest.mark.parametrize(
-    ("field", "ask"),
+    ("field", "quota"),
     [
-        ("requests_per_minute", Ask(requests=1)),
-        ("tokens_per_minute", Ask(tokens=1)),
-        ("max_concurrent", Ask(lease="", lease_s=60)),
+        ("requests_per_minute", QuotaRequest(requests=1)),
+        ("tokens_per_minute", QuotaRequest(tokens=1)),
+        ("max_concurrent", QuotaRequest(lease="", lease_s=60)),
     ],
 )
 def test_exactly_as_many_as_the_limit_get_in(
     request: pytest.FixtureRequest,
     limiter: Callable[[], Limiter],
     field: str,
-    ask: Ask,
+    quota: QuotaRequest,
     limit: int,
 ) -> None:
     """Two hundred at once, from two gateways: a check apart from its taking lets more in.
@@ -100,12 +100,12 @@ def test_exactly_as_many_as_the_limit_get_in(
 
     async def scenario() -> list[bool]:
         async with opened(limiter) as one, opened(limiter) as two:
-            gateways = [one, two] if isinstance(one, SharedLimiter) else [one, one]
+            gateways = [one, two] if isinstance(one, RedisLimiter) else [one, one]
 
             async def attempt(i: int) -> bool:
                 lease = f"lease{i}" if field == "max_concurrent" else ""
-                mine = Ask(ask.requests, ask.tokens, lease, ask.lease_s)
-                return (await gateways[i % 2].take(payer, mine)).limited is None
+                mine = QuotaRequest(quota.requests, quota.tokens, lease, quota.lease_s)
+                return (await gateways[i % 2].acquire(payer, mine)).limited is None
 
             return await asyncio.gather(*(attempt(i) for i in range(MANY)))
 
@@ -121,17 +121,21 @@ def test_all_or_nothing(request: pytest.FixtureRequest, limiter: Callable[[], Li
 
     async def scenario() -> None:
         async with opened(limiter) as one:
-            first = await one.take(payer, Ask(requests=1, tokens=4, lease="a", lease_s=60))
+            first = await one.acquire(
+                payer, QuotaRequest(requests=1, tokens=4, lease="a", lease_s=60)
+            )
             assert first.limited is None
             assert first.requests is not None and first.requests.remaining == 1
             assert first.tokens is not None and first.tokens.remaining == 6
-            second = await one.take(payer, Ask(requests=1, tokens=1, lease="b", lease_s=60))
+            second = await one.acquire(
+                payer, QuotaRequest(requests=1, tokens=1, lease="b", lease_s=60)
+            )
             assert second.limited == "concurrent"
-            third = await one.take(payer, Ask(requests=1, tokens=9))
+            third = await one.acquire(payer, QuotaRequest(requests=1, tokens=9))
             assert third.limited == "tokens"
             assert third.requests is not None and third.requests.remaining == 1
-            await one.give(payer, lease="a")
-            last = await one.take(payer, Ask(requests=1, lease="c", lease_s=60))
+            await one.release(payer, lease="a")
+            last = await one.acquire(payer, QuotaRequest(requests=1, lease="c", lease_s=60))
             assert last.limited is None
 
     asyncio.run(scenario())
@@ -145,12 +149,12 @@ def test_settling(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
         seen = []
         async with opened(limiter) as one:
             for taken, given in ((60, 50), (0, 500), (90, -40), (0, 0)):
-                verdict = await one.take(payer, Ask(tokens=taken))
-                assert verdict.limited is None or taken == 0
-                assert verdict.tokens is not None
-                seen.append(verdict.tokens.remaining)
-                await one.give(payer, tokens=given)
-            owed = await one.take(payer, Ask(tokens=1))
+                decision = await one.acquire(payer, QuotaRequest(tokens=taken))
+                assert decision.limited is None or taken == 0
+                assert decision.tokens is not None
+                seen.append(decision.tokens.remaining)
+                await one.release(payer, tokens=given)
+            owed = await one.acquire(payer, QuotaRequest(tokens=1))
             assert owed.limited == "tokens"
             assert 15 < owed.retry_after_s < 20
         return seen
@@ -163,9 +167,9 @@ def test_never_is_told(request: pytest.FixtureRequest, limiter: Callable[[], Lim
 
     async def scenario() -> None:
         async with opened(limiter) as one:
-            verdict = await one.take(payer, Ask(tokens=101))
-            assert (verdict.limited, verdict.never) == ("tokens", True)
-            assert (await one.take(payer, Ask(tokens=100))).limited is None
+            decision = await one.acquire(payer, QuotaRequest(tokens=101))
+            assert (decision.limited, decision.never) == ("tokens", True)
+            assert (await one.acquire(payer, QuotaRequest(tokens=100))).limited is None
 
     asyncio.run(scenario())
 
@@ -177,10 +181,12 @@ def test_a_lease_that_nobody_gives_back_ends(
 
     async def scenario() -> None:
         async with opened(limiter) as one:
-            assert (await one.take(payer, Ask(lease="a", lease_s=0.05))).limited is None
+            assert (await one.acquire(payer, QuotaRequest(lease="a", lease_s=0.05))).limited is None
             await asyncio.sleep(0.1)
-            assert (await one.take(payer, Ask(lease="b", lease_s=60))).limited is None
-            assert (await one.take(payer, Ask(lease="c", lease_s=60))).limited == "concurrent"
+            assert (await one.acquire(payer, QuotaRequest(lease="b", lease_s=60))).limited is None
+            assert (
+                await one.acquire(payer, QuotaRequest(lease="c", lease_s=60))
+            ).limited == "concurrent"
 
     asyncio.run(scenario())
 
@@ -190,14 +196,14 @@ def test_buckets_fill_steadily() -> None:
     limiter = MemoryLimiter(clock)
     payer = Tenant(name="a", requests_per_minute=60)
 
-    async def take() -> bool:
-        return (await limiter.take(payer, Ask(requests=1))).limited is None
+    async def acquire() -> bool:
+        return (await limiter.acquire(payer, QuotaRequest(requests=1))).limited is None
 
     async def scenario() -> list[int]:
         admitted = []
         for wait_s in (0.0, 0.5, 0.5, 3.0, 600.0):
             clock.now += wait_s
-            admitted.append(sum([await take() for _ in range(100)]))
+            admitted.append(sum([await acquire() for _ in range(100)]))
         return admitted
 
     assert asyncio.run(scenario()) == [60, 0, 1, 3, 60]
@@ -208,10 +214,13 @@ def test_a_lowered_limit_holds_at_once() -> None:
     limiter = MemoryLimiter(clock)
 
     async def scenario() -> int:
-        await limiter.take(Tenant(name="a", requests_per_minute=60), Ask(requests=1))
+        await limiter.acquire(Tenant(name="a", requests_per_minute=60), QuotaRequest(requests=1))
         lowered = Tenant(name="a", requests_per_minute=2)
         return sum(
-            [(await limiter.take(lowered, Ask(requests=1))).limited is None for _ in range(9)]
+            [
+                (await limiter.acquire(lowered, QuotaRequest(requests=1))).limited is None
+                for _ in range(9)
+            ]
         )
 
     assert asyncio.run(scenario()) == 2
@@ -225,7 +234,10 @@ def test_without_redis_a_gateway_counts_by_itself(tmp_path: Path) -> None:
     payer = Tenant(name="a", requests_per_minute=3)
 
     async def scenario() -> list[bool]:
-        async with opened(lambda: SharedLimiter(f"redis://127.0.0.1:{port}/0", 0.2)) as one:
-            return [(await one.take(payer, Ask(requests=1))).limited is None for _ in range(5)]
+        async with opened(lambda: RedisLimiter(f"redis://127.0.0.1:{port}/0", 0.2)) as one:
+            return [
+                (await one.acquire(payer, QuotaRequest(requests=1))).limited is None
+                for _ in range(5)
+            ]
 
     assert asyncio.run(scenario()) == [True, True, True, False, False]

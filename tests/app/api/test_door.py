@@ -148,8 +148,8 @@ def run(check: Check, limits: str = "", keys: bool = True, **settings: str) -> N
             transport=transport, base_url="http://gateway", headers=headers, timeout=20
         ) as client:
             await asyncio.wait_for(check(client, engine), 30)
-        gate = app.state.desk.gate
-        assert (gate.inside, gate.waiting, engine.fake.running) == (0, 0, 0), "something is held"
+        queue = app.state.admission.queue
+        assert (queue.running, queue.waiting, engine.fake.running) == (0, 0, 0), "something is held"
 
     asyncio.run(scenario())
 
@@ -456,7 +456,7 @@ def test_work_of_the_tokenizer_that_nobody_waits_for_is_paid_as_charged() -> Non
 def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         app: Any = client._transport
-        desk = app.app.state.desk
+        admission = app.app.state.admission
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         body = {"prompt": "x", "max_tokens": 100, "used": 40, "wait": True, "stream": stream}
         inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
@@ -474,13 +474,13 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
         }  # fmt: skip
         visit = asyncio.create_task(app.app(scope, inbox.get, send))
         await until(lambda: engine.fake.running == 1)
-        level = desk.limiter._accounts["one"].buckets["tokens"]
+        level = admission.limiter._tenants["one"].buckets["tokens"]
         assert level.level < 900
         inbox.put_nowait({"type": "http.disconnect"})
         await visit
         assert engine.fake.aborted == 1
         assert 949 < level.level < 952
-        assert not desk.limiter._accounts["one"].leases
+        assert not admission.limiter._tenants["one"].leases
 
     run(check, "tokens_per_minute = 1000\nmax_concurrent = 1")
 
@@ -493,8 +493,8 @@ def test_who_cannot_start_in_time_is_told_and_pays_nothing() -> None:
         refused(late, 503, "queue_timeout")
         assert int(late.headers["retry-after"]) >= 1
         assert len(engine.fake.accounts) == 1, "it had reached the engine"
-        desk = client._transport.app.state.desk  # type: ignore[attr-defined]
-        assert desk.limiter._accounts["one"].buckets["tokens"].level > 700
+        admission = client._transport.app.state.admission  # type: ignore[attr-defined]
+        assert admission.limiter._tenants["one"].buckets["tokens"].level > 700
         engine.fake.go.set()
         assert (await first).status_code == 200
 
@@ -567,8 +567,8 @@ def test_a_timeout_must_be_a_number_of_seconds(given: str) -> None:
 def test_overload_is_a_429_at_once() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         tasks = [asyncio.create_task(post(client, wait=True)) for _ in range(4)]
-        gate = client._transport.app.state.desk.gate  # type: ignore[attr-defined]
-        await until(lambda: gate.waiting == 2)
+        queue = client._transport.app.state.admission.queue  # type: ignore[attr-defined]
+        await until(lambda: queue.waiting == 2)
         refused(await post(client), 429, "server_overloaded")
         assert engine.fake.most_running == 2
         engine.fake.go.set()
@@ -589,7 +589,7 @@ def test_bodies_share_a_bound() -> None:
         engine.fake.go.set()
         assert (await first).status_code == 200
         assert (await post(client, **large)).status_code == 200
-        assert client._transport.app.state.desk.body_bytes == 0  # type: ignore[attr-defined]
+        assert client._transport.app.state.admission.body_bytes == 0  # type: ignore[attr-defined]
 
     run(check, max_bodies_mib="1")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.admission.issue import create
+from app.admission.key_file import create
 from app.engine.first_output import FirstOutput
 from app.engine.operation import Reply
 from app.engine.output_limit import OutputLimit

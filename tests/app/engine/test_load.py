@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.admission.desk import Desk
+from app.admission.controller import AdmissionController
 from app.engine.load import STALE_S, Load
 from app.settings import load as load_settings
 
@@ -33,11 +33,11 @@ def test_an_engine_that_says_nothing_any_more_has_nothing_to_do() -> None:
     assert load.waiting == 9, "who waits for an engine that is stuck has not begun"
 
 
-def test_what_holds_the_gate_closed() -> None:
+def test_what_makes_the_engine_saturated() -> None:
     load = Load(capacity=8)
-    gate = Desk(load_settings({"max_kv_usage": "0.9"}, {}), load).gate
-    assert gate.places() == 9
-    for queued, deferred, kv_usage, pressed in (
+    queue = AdmissionController(load_settings({"max_kv_usage": "0.9"}, {}), load).queue
+    assert queue.slots() == 9
+    for queued, deferred, kv_usage, saturated in (
         (0, 0, 0.5, False),
         (1, 0, 0.5, False),
         (2, 0, 0.5, True),
@@ -45,10 +45,10 @@ def test_what_holds_the_gate_closed() -> None:
         (0, 0, 0.9, True),
     ):
         load.update(0, running=1, queued=queued, deferred=deferred, kv_usage=kv_usage)
-        assert gate.pressed() is pressed, (queued, deferred, kv_usage)
+        assert queue.saturated() is saturated, (queued, deferred, kv_usage)
 
 
-def test_every_step_lets_the_gate_look() -> None:
+def test_every_step_calls_on_step() -> None:
     seen: list[int] = []
     load = Load(on_step=lambda: seen.append(1))
     load.update(0, 1, 0, 0, 0.1)

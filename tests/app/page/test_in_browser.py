@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="Playwright is not installed")
 
-from app.admission.issue import create
+from app.admission.key_file import create
 
 from .browser import CHROMIUM, Page, axe_findings, browser
 from .stand_in import ANSWER, K_MAX, SAY, StandInGateway

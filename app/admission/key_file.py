@@ -1,6 +1,6 @@
-"""Changes to the keys file: make a key, revoke one, renew the checksum.
+"""Changes to the keys file: create a key, revoke one, renew the checksum.
 
-Comments and order survive.
+Comments and the order of entries survive.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ RANDOM_BYTES = 32
 def create(
     path: Path, tenant: str, limits: Mapping[str, object], *, admin: bool, now: datetime
 ) -> tuple[str, str]:
-    """Add a key, and its tenant if that is new. Returns the key's id and the key itself, which
-    is nowhere else. `limits` are the new tenant's; an existing one keeps its own."""
+    """Add a key, and its tenant if that is new.
+
+    Returns the key's id and the key itself, which is stored nowhere. `limits` are a new tenant's;
+    an existing one keeps its own.
+    """
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     key_id = secrets.token_hex(6)
 
@@ -52,7 +55,7 @@ def create(
 
 
 def revoke(path: Path, key_id: str) -> None:
-    """Take a key out. Raises SettingsError if there is none with this id."""
+    """Remove a key. Raises SettingsError if there is none with this id."""
 
     def change(document: tomlkit.TOMLDocument) -> None:
         keys = document.get("keys", [])
@@ -112,7 +115,7 @@ def _write(path: Path, content: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The lock has its own file: the keys file itself is replaced."""
+    """Hold the keys file's lock. The lock has its own file, since the keys file is replaced."""
     try:
         with path.with_name(f".{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

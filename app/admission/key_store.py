@@ -1,4 +1,4 @@
-"""The keys in force: read at the start, and again whenever the file's content changes."""
+"""The API keys in force: read at the start, and again whenever the file's content changes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ logger = logging.getLogger(__name__)
 
 
 class KeyStore:
-    """Holds the current Keyring. Reading happens in a thread, never in a request.
+    """The current Keyring. The file is read in a thread, never in a request.
 
-    A file is taken as a whole or not at all. One that is empty, torn, broken or gone leaves the
-    keys in force as they are: nobody with a good key is locked out, and no revoked key comes back,
-    since the keys in force are those of the newest good file.
+    A file is accepted as a whole or not at all. One that is empty, torn, broken or gone leaves the
+    keys in force as they are: no valid key is refused, and no revoked key comes back, since the
+    keys in force are those of the newest valid file.
     """
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._path = Path(settings.keys_file) if settings.keys_file else None
         self._poll_s = settings.keys_poll_s
-        self._text: str | None = None  # that the keys in force are from
-        self._rejected: str | None = None  # the last text that was not taken
+        self._text: str | None = None  # source of the keys in force
+        self._rejected: str | None = None  # the last text that was not accepted
         self._problem = ""
         self.guarded = settings.guarded
         self.ring = Keyring()
@@ -41,28 +41,31 @@ class KeyStore:
 
     @property
     def watched(self) -> bool:
-        """Whether there is a file to follow."""
+        """Whether the keys come from a file that may change."""
         return self._path is not None
 
     @property
     def stale(self) -> bool:
-        """Whether the file is not what is in force, because it could not be taken."""
+        """Whether older keys than the file's are in force, because the file was not accepted."""
         return bool(self._problem)
 
     async def watch(self) -> None:
-        """Follow the file until cancelled."""
+        """Poll the file until cancelled."""
         while True:
             await asyncio.sleep(self._poll_s)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Take the file if its content has changed. It is read each time: two writes within one
-        tick of the file system's clock, or a copy that keeps times, leave no other trace."""
+        """Accept the file if its content has changed.
+
+        It is read each time: two writes within one tick of the file system's clock, or a copy
+        that keeps times, leave no other trace.
+        """
         assert self._path is not None
         try:
             text = await asyncio.to_thread(_read, self._path)
         except SettingsError as error:
-            self._complain(error)
+            self._report(error)
             return
         if text == self._rejected:
             return
@@ -71,7 +74,7 @@ class KeyStore:
                 ring = await asyncio.to_thread(parse_in_force, text, str(self._path))
             except Exception as error:  # whatever a file makes a parser raise, the file is bad
                 self._rejected = text
-                self._complain(error)
+                self._report(error)
                 return
             self.ring, self._text = ring, text
             metrics.KEY_RELOADS.labels("done").inc()
@@ -79,19 +82,19 @@ class KeyStore:
         self._rejected, self._problem = None, ""
         metrics.KEYS_FILE_STALE.set(0)
 
-    def _complain(self, error: Exception) -> None:
-        """Once for each problem, not at every look."""
+    def _report(self, error: Exception) -> None:
+        """Log and count a problem with the file once, not at every poll."""
         problem = str(error) or type(error).__name__
         if problem == self._problem:
             return
         self._problem = problem
         metrics.KEY_RELOADS.labels("failed").inc()
         metrics.KEYS_FILE_STALE.set(1)
-        known = isinstance(error, SettingsError)
+        expected = isinstance(error, SettingsError)
         logger.error(
             "the keys in force stay as they were: %s",
             problem,
-            exc_info=None if known else error,
+            exc_info=None if expected else error,
         )
 
 

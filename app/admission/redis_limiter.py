@@ -1,8 +1,8 @@
-"""The limiter for several gateways: the same buckets, kept in one Redis.
+"""A limiter for several gateways, with the token buckets in one Redis.
 
 Each decision is one Lua script, which Redis runs as a whole: gateways cannot race each other.
-Time is Redis's own, so the gateways' clocks do not matter. Without Redis a gateway goes on
-with counts of its own: a limit is then per gateway, and nobody is turned away for it.
+Time is Redis's own, so the gateways' clocks do not matter. While Redis does not answer, a gateway
+counts by itself: a limit is then per gateway, and no request is rejected for it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from redis.exceptions import RedisError
 from app import metrics
 from app.admission.limiter import (
     CONCURRENT_RETRY_S,
-    Ask,
+    BucketStatus,
     Kind,
     Limiter,
     MemoryLimiter,
-    Standing,
-    Verdict,
-    standing,
+    QuotaRequest,
+    RateLimitDecision,
+    bucket_status,
 )
 from app.admission.tenants import Tenant
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECTIONS = 64
-# After a failure Redis is left alone for this long: requests must not queue up behind it.
-REST_S = 1.0
+# After a failure Redis is not called for this long: requests must not queue up behind it.
+CIRCUIT_OPEN_S = 1.0
 
 # Levels are kept as text: Lua numbers would lose their fractions on the way out.
-_FILL = """
+_BUCKET_FUNCTIONS = """
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1e6
 local function filled(name, limit)
@@ -59,8 +59,8 @@ local function keep(name, limit, level)
 end
 """
 
-_TAKE = (
-    _FILL
+_ACQUIRE_SCRIPT = (
+    _BUCKET_FUNCTIONS
     + """
 local limits = {requests = tonumber(ARGV[1]), tokens = tonumber(ARGV[3])}
 local amounts = {requests = tonumber(ARGV[2]), tokens = tonumber(ARGV[4])}
@@ -97,8 +97,8 @@ return {limited, tostring(wait), never, text(levels.requests), text(levels.token
 """
 )
 
-_GIVE = (
-    _FILL
+_RELEASE_SCRIPT = (
+    _BUCKET_FUNCTIONS
     + """
 local limit, amount, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 if lease ~= '' then redis.call('ZREM', KEYS[2], lease) end
@@ -109,8 +109,8 @@ return 0
 )
 
 
-class SharedLimiter:
-    """See Limiter."""
+class RedisLimiter:
+    """Limits counted in Redis, and by `fallback` while Redis does not answer."""
 
     def __init__(
         self,
@@ -130,66 +130,66 @@ class SharedLimiter:
             decode_responses=True,
         )
         self._redis = Redis.from_pool(pool)
-        self._take = self._redis.register_script(_TAKE)
-        self._give = self._redis.register_script(_GIVE)
+        self._acquire_script = self._redis.register_script(_ACQUIRE_SCRIPT)
+        self._release_script = self._redis.register_script(_RELEASE_SCRIPT)
         self._timeout_s = timeout_s
         self._fallback = fallback or MemoryLimiter()
         self._clock = clock
-        self._rests_until = 0.0
+        self._circuit_open_until = 0.0
 
-    async def take(self, tenant: Tenant, ask: Ask) -> Verdict:
-        """See Limiter."""
+    async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
+        """Check and take, as `Limiter.acquire` says."""
         arguments: list[str | int | float] = [
-            *(tenant.requests_per_minute or 0, ask.requests),
-            *(tenant.tokens_per_minute or 0, ask.tokens),
-            *(tenant.max_concurrent or 0, ask.lease, ask.lease_s, CONCURRENT_RETRY_S),
+            *(tenant.requests_per_minute or 0, quota.requests),
+            *(tenant.tokens_per_minute or 0, quota.tokens),
+            *(tenant.max_concurrent or 0, quota.lease, quota.lease_s, CONCURRENT_RETRY_S),
         ]
         if _unlimited(tenant):
-            return Verdict()
-        answer = await self._asked(lambda: self._take(keys=_keys(tenant), args=arguments))
+            return RateLimitDecision()
+        answer = await self._call(lambda: self._acquire_script(keys=_keys(tenant), args=arguments))
         if answer is None:
-            return await self._fallback.take(tenant, ask)
+            return await self._fallback.acquire(tenant, quota)
         limited, wait, never, requests, tokens = answer
-        return Verdict(
+        return RateLimitDecision(
             _kind(limited),
             float(wait),
             bool(int(never)),
-            _standing(tenant.requests_per_minute, requests),
-            _standing(tenant.tokens_per_minute, tokens),
+            _bucket_status(tenant.requests_per_minute, requests),
+            _bucket_status(tenant.tokens_per_minute, tokens),
         )
 
-    async def give(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """See Limiter."""
+    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
+        """Return tokens and end a lease, as `Limiter.release` says."""
         if _unlimited(tenant):
             return
         arguments: list[str | int | float] = [tenant.tokens_per_minute or 0, tokens, lease]
-        answer = await self._asked(lambda: self._give(keys=_keys(tenant), args=arguments))
+        answer = await self._call(lambda: self._release_script(keys=_keys(tenant), args=arguments))
         if answer is None:
-            await self._fallback.give(tenant, tokens=tokens, lease=lease)
+            await self._fallback.release(tenant, tokens=tokens, lease=lease)
         else:  # it may be from before Redis came back
-            await self._fallback.give(tenant, lease=lease)
+            await self._fallback.release(tenant, lease=lease)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.aclose()
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What Redis says, None if it does not say anything in time."""
-        if self._clock() < self._rests_until:
+    async def _call(self, script: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of a script, None if Redis fails or does not answer in time."""
+        if self._clock() < self._circuit_open_until:
             metrics.LIMITER_FALLBACKS.inc()
             return None
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await ask()
+                return await script()
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("Redis does not answer, limits are this gateway's own: %r", error)
             metrics.LIMITER_FALLBACKS.inc()
-            self._rests_until = self._clock() + REST_S
+            self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
             return None
 
 
 def _keys(tenant: Tenant) -> list[str]:
-    """The braces keep both on one node of a cluster."""
+    """The tenant's keys in Redis. The braces keep both on one node of a cluster."""
     return [f"aerie:{{{tenant.name}}}:buckets", f"aerie:{{{tenant.name}}}:leases"]
 
 
@@ -206,5 +206,5 @@ def _kind(name: str) -> Kind | None:
     return kinds.get(name)
 
 
-def _standing(limit: int | None, level: str) -> Standing | None:
-    return standing(limit, float(level)) if level else None
+def _bucket_status(limit: int | None, level: str) -> BucketStatus | None:
+    return bucket_status(limit, float(level)) if level else None

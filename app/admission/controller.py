@@ -1,4 +1,4 @@
-"""Keys, quotas and the gate of one gateway, put together from its settings."""
+"""The admission controller: keys, rate limits and the admission queue of one gateway."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from app.admission.gate import Gate
+from app.admission.key_store import KeyStore
 from app.admission.limiter import Limiter, MemoryLimiter
-from app.admission.store import KeyStore
+from app.admission.queue import AdmissionQueue
 from app.admission.tenants import Identity, Tenant
 from app.background import BackgroundTask
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Places beyond one batch: who comes next is in the engine before a sequence has ended.
-AHEAD = 1 / 8
-# Of the places' number, how many may wait in an overload that lasts: with those who are ahead,
+# Slots beyond one batch, as a share of it: the next sequence is in the engine before one ends.
+EXTRA_SLOTS_SHARE = 1 / 8
+# Requests that may wait in an overload that lasts, as a share of the slots: with the extra slots
 # enough to fill what gets free.
-OVERLOADED = 1 / 8
+OVERLOAD_QUEUE_SHARE = 1 / 8
 ANONYMOUS = "anonymous"
 
 
-class Load(Protocol):
-    """How full the engine is (app/engine/load.py)."""
+class EngineLoadView(Protocol):
+    """How full the engine is, as far as admission needs it (app/engine/load.py)."""
 
     capacity: int
 
@@ -37,17 +37,17 @@ class Load(Protocol):
 
     @property
     def queued(self) -> int:
-        """Those of them that wait because the engine is full."""
+        """Requests among `waiting` that wait because the engine is full."""
 
     @property
     def kv_usage(self) -> float:
-        """Share of its KV cache in use."""
+        """Share of the engine's KV cache in use."""
 
 
-class Desk:
-    """Everything that decides about a request before it reaches the engine."""
+class AdmissionController:
+    """Authenticates, limits and queues requests before they reach the engine."""
 
-    def __init__(self, settings: Settings, load: Load) -> None:
+    def __init__(self, settings: Settings, load: EngineLoadView) -> None:
         self.settings = settings.admission
         self.load = load
         self.keys = KeyStore(self.settings)
@@ -56,16 +56,16 @@ class Desk:
             self.background = (BackgroundTask("keys_file", self.keys.watch),)
         self.limiter: Limiter = MemoryLimiter()
         if self.settings.redis_url is not None:
-            from app.admission.shared import SharedLimiter
+            from app.admission.redis_limiter import RedisLimiter
 
-            self.limiter = SharedLimiter(self.settings.redis_url, self.settings.redis_timeout_s)
-        self.gate = Gate(self._places, self._most_waiting, self._pressed)
+            self.limiter = RedisLimiter(self.settings.redis_url, self.settings.redis_timeout_s)
+        self.queue = AdmissionQueue(self._slots, self._max_waiting, self._engine_saturated)
         self.public = frozenset(
             path.strip() for path in self.settings.public_paths.split(",") if path.strip()
         )
         local = is_loopback(settings.server.host)
-        self.body_bytes = 0  # of all requests that are here
-        self.most_body_bytes = int(settings.server.max_bodies_mib * 2**20)
+        self.body_bytes = 0  # of all requests in progress
+        self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
         if not self.keys.guarded and not local:
             logger.warning(
@@ -75,42 +75,45 @@ class Desk:
             )
 
     def identify(self, secret: bytes | None) -> Identity | None:
-        """The owner of a key; without configured keys, everybody is the anonymous tenant, who
-        may use admin routes only where the gateway listens to its own machine alone."""
+        """The owner of a key, None for an unknown one.
+
+        Without configured keys every request is the anonymous tenant's, which may use admin routes
+        only where the gateway listens to its own machine alone.
+        """
         if not self.keys.guarded:
             return self._anonymous
         return self.keys.ring.find(secret) if secret is not None else None
 
     def cache_tenant(self, tenant: Tenant) -> str | None:
-        """Whose entries of the prefix cache a tenant's requests may use; None where all share."""
+        """Name under which a tenant's prefix cache is kept apart; None where all tenants share."""
         if not self.keys.guarded or self.settings.share_prefix_cache:
             return None
         return tenant.name
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Follow the keys file while the gateway runs."""
+        """Run the background tasks (the keys file's watcher) while the gateway runs."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.limiter.close)
             for task in self.background:
                 await stack.enter_async_context(task)
             yield
 
-    def _places(self) -> int:
+    def _slots(self) -> int:
         if self.settings.max_running is not None:
             return self.settings.max_running
-        return max(1, math.ceil(self.load.capacity * (1 + AHEAD)))
+        return max(1, math.ceil(self.load.capacity * (1 + EXTRA_SLOTS_SHARE)))
 
-    def _most_waiting(self, overloaded: bool) -> int:
+    def _max_waiting(self, overloaded: bool) -> int:
         if self.settings.max_waiting is not None:
             return self.settings.max_waiting
-        return math.ceil(self._places() * OVERLOADED) if overloaded else self._places()
+        return math.ceil(self._slots() * OVERLOAD_QUEUE_SHARE) if overloaded else self._slots()
 
-    def _pressed(self) -> bool:
+    def _engine_saturated(self) -> bool:
         """Whether the engine itself has begun to queue, or its KV cache is nearly full."""
         if self.load.kv_usage >= self.settings.max_kv_usage:
             return True
-        return self.load.queued > self._places() * AHEAD
+        return self.load.queued > self._slots() * EXTRA_SLOTS_SHARE
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,21 @@
+"""How many sequences may run and how many requests may wait, by default and as set."""
+
+from __future__ import annotations
+
+from app.admission.controller import AdmissionController
+from app.engine.load import Load
+from app.settings import load as load_settings
+
+
+def controller(**given: str) -> AdmissionController:
+    return AdmissionController(load_settings(given, {}), Load(capacity=32))
+
+
+def test_the_queue_is_as_long_as_the_engine_is_wide_and_an_eighth_of_that_in_an_overload() -> None:
+    queue = controller().queue
+    assert (queue.slots(), queue.max_waiting(False), queue.max_waiting(True)) == (36, 36, 5)
+
+
+def test_a_queue_that_the_operator_has_set_stays_as_it_is() -> None:
+    queue = controller(max_running="4", max_waiting="7").queue
+    assert (queue.slots(), queue.max_waiting(False), queue.max_waiting(True)) == (4, 7, 7)

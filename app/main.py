@@ -1,4 +1,4 @@
-"""The composition root: settings and engine in, FastAPI application out."""
+"""The composition root: builds the FastAPI application from settings and an engine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastapi import FastAPI
 
 from app import metrics
 from app.admission.controller import AdmissionController
-from app.api import cors, document, errors, generate, health, models, responses, speculation
-from app.api.door import Door
+from app.api import cors, errors, health, models, openapi, responses, routes, speculation
+from app.api.access_log import AccessLogMiddleware
+from app.api.auth import AuthMiddleware
 from app.api.head import HeadMiddleware
-from app.api.request_id import RequestId
+from app.api.request_id import RequestIdMiddleware
 from app.api.response_store import ResponseStore
-from app.api.tally import Tally
 from app.engine.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.page import figures, files
@@ -57,36 +57,39 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.responses = ResponseStore(
         int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
     )
-    for module in (generate, responses, models, speculation, health):
+    for module in (routes, responses, models, speculation, health):
         app.include_router(module.router)
     if settings.server.page:
         app.include_router(files.router())
         app.include_router(figures.router)
     errors.install(app)
-    document.install(app, engine)
+    openapi.install(app, engine)
     app.add_middleware(
-        Door,
+        AuthMiddleware,
         admission=admission,
         engine=engine,
-        work=generate.PATHS,
+        metered=routes.PATHS,
         public=files.PATHS if settings.server.page else frozenset(),
     )
     app.add_middleware(
-        Tally,
-        paths=generate.PATHS,
+        AccessLogMiddleware,
+        paths=routes.PATHS,
         log=settings.server.access_log,
         model=settings.served_model_name,
     )
     if settings.server.otlp_traces_endpoint is not None:
-        from app.api import trace  # loads OpenTelemetry, which nobody else needs
+        from app.api import tracing  # loads OpenTelemetry, which nobody else needs
 
-        spans = trace.provider(trace.exporter(settings.server.otlp_traces_endpoint, os.environ))
+        spans = tracing.provider(tracing.exporter(settings.server.otlp_traces_endpoint, os.environ))
         closing.append(spans.shutdown)
         app.add_middleware(
-            trace.Trace, provider=spans, paths=generate.PATHS, model=settings.served_model_name
+            tracing.TracingMiddleware,
+            provider=spans,
+            paths=routes.PATHS,
+            model=settings.served_model_name,
         )
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(RequestId)
+    app.add_middleware(RequestIdMiddleware)
     cors.install(app, settings)
     return app
 

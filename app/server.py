@@ -66,7 +66,7 @@ def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None
     config = uvicorn.Config(
         create_app(settings, engine),
         log_config=None,
-        access_log=False,  # app/api/tally.py writes one that quotes no client
+        access_log=False,  # app/api/access_log.py writes one without clients' text
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
         http=cast("type[asyncio.Protocol]", connection.factory(settings.server)),
         ws="none",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from textwrap import fill
 
-from app.api.generate import OPERATIONS
+from app.api.routes import OPERATIONS
 from app.engine.fields import FIELDS, OnlyAt, Rule, SameAs
 from app.engine.schemas import MODELS
 from app.engine.speculation import FIELD, GENERATES

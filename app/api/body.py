@@ -21,17 +21,17 @@ _INTEGERS = range(-(2**63), 2**63)
 # Every digit as 0: where there are 19 in a row, an integer may not fit into 64 bits.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
-# A place in a document: its list or object's place, and its index or name there.
-_Place = tuple["_Place | None", int | str]
+# Path to a JSON value: the path of its list or object, and its index or name there.
+_JsonPath = tuple["_JsonPath | None", int | str]
 
 
 async def read_json(
-    request: Request, limits: BodyLimits, timeout_s: float, hold: Callable[[int], None]
+    request: Request, limits: BodyLimits, timeout_s: float, reserve: Callable[[int], None]
 ) -> tuple[dict[str, Any], int]:
     """The body as a JSON object within `limits`, and its size after decoding.
 
-    `hold` is told the size of each part that is kept. Raises ApiError 400, 408, 413 or 415, and
-    what `hold` raises.
+    `reserve` gets the size of each part that is kept. Raises ApiError 400, 408, 413 or 415, and
+    what `reserve` raises.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
@@ -39,7 +39,7 @@ async def read_json(
     decoder = decoder_for(request.headers.getlist("content-encoding"))
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(request, limits.size, hold, decoder)
+            data = await _read(request, limits.size, reserve, decoder)
     except TimeoutError:
         # What is still on its way is not waited for.
         message = f"The body did not arrive within {timeout_s:g} s."
@@ -104,10 +104,10 @@ def _holds_half_a_pair(data: bytes, payload: dict[str, Any]) -> bool:
 def _refuse_unusable(payload: dict[str, Any]) -> None:
     """Values that are legal JSON and that no part of an engine can hold. Level by level: the
     depth is the client's choice."""
-    level: list[tuple[_Place | None, Any]] = [(None, payload)]
+    level: list[tuple[_JsonPath | None, Any]] = [(None, payload)]
     while level:
-        deeper: list[tuple[_Place | None, Any]] = []
-        for place, value in level:
+        deeper: list[tuple[_JsonPath | None, Any]] = []
+        for path, value in level:
             problem = None
             if isinstance(value, str):
                 if _SURROGATE.search(value):
@@ -116,29 +116,29 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
                 if value not in _INTEGERS:
                     problem = "the integer does not fit into 64 bits"
             elif isinstance(value, list):
-                deeper.extend(((place, index), item) for index, item in enumerate(value))
+                deeper.extend(((path, index), item) for index, item in enumerate(value))
             elif isinstance(value, dict):
                 if any(_SURROGATE.search(key) for key in value):
                     problem = "a name in it holds half of a surrogate pair"
-                deeper.extend(((place, key), item) for key, item in value.items())
+                deeper.extend(((path, key), item) for key, item in value.items())
             if problem is not None:
-                param = _path(place)
+                param = _path(path)
                 message = f"Invalid value for '{param or 'body'}': {problem}."
                 raise ApiError(400, message, param=param)
         level = deeper
 
 
-def _path(place: _Place | None) -> str | None:
-    """The place as OpenAI writes it, `messages[0].role`; None for the whole body."""
+def _path(path: _JsonPath | None) -> str | None:
+    """The path as OpenAI writes it, `messages[0].role`; None for the whole body."""
     parts: list[str] = []
-    while place is not None:
-        place, key = place
+    while path is not None:
+        path, key = path
         parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
     return "".join(reversed(parts)).removeprefix(".") or None
 
 
 async def _read(
-    request: Request, limit: int, hold: Callable[[int], None], decoder: Decoder | None
+    request: Request, limit: int, reserve: Callable[[int], None], decoder: Decoder | None
 ) -> bytes:
     """The decoded body. `limit` holds for what is sent and for what becomes of it."""
     too_large = ApiError(413, f"The body is larger than {limit} bytes.")
@@ -151,7 +151,7 @@ async def _read(
         if sent > limit:
             raise too_large
         for part in (chunk,) if decoder is None else decoder.decode(chunk):
-            hold(len(part))
+            reserve(len(part))
             data += part
             if len(data) > limit:
                 raise too_large

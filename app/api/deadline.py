@@ -1,4 +1,4 @@
-"""When a request is given up: not begun in time, or not ended in time."""
+"""Deadlines of a request: for its start in the engine, and for its end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Callable
 from app import metrics
 from app.errors import ApiError
 
-# How often a request that is late, but may be at work already, is looked at again.
-LOOK_AGAIN_S = 0.25
+# Seconds between checks of a request that is late but may already be running.
+RECHECK_S = 0.25
 HEADER = "x-request-timeout"
 
 
 class Deadline:
-    """Timers over one request. `expired` ends with the error that the client gets, and `kind`
-    tells which timer that was."""
+    """Timers of one request. `expired` gets the client's error, and `kind` the timer's name."""
 
     def __init__(self, total_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -28,24 +27,26 @@ class Deadline:
     def start_within(
         self, queue_s: float, waits: Callable[[], bool], begun: Callable[[], bool]
     ) -> None:
-        """From now on the request waits. At the end of `queue_s` it is given up if it still
-        `waits`; if it does not, it may be at work on a long prompt, and has all the time
-        until it waits again, or has `begun` to answer."""
+        """Start the queue timer: after `queue_s` a request that still `waits` expires.
 
-        def look() -> None:
+        One that does not wait may be running a long prompt. It is checked again until it waits or
+        has `begun` to answer.
+        """
+
+        def check() -> None:
             if begun():
                 return
             if not waits():
-                self._queue = self._loop.call_later(LOOK_AGAIN_S, look)
+                self._queue = self._loop.call_later(RECHECK_S, check)
                 return
             message = f"The request could not be started within {queue_s:g} s; try again later."
             headers = {"Retry-After": str(max(1, math.ceil(queue_s / 4)))}
             self._expire("queue", ApiError(503, message, code="queue_timeout", headers=headers))
 
-        self._queue = self._loop.call_later(queue_s, look)
+        self._queue = self._loop.call_later(queue_s, check)
 
     def close(self) -> None:
-        """The request has ended."""
+        """Stop the timers: the request has ended."""
         self._total.cancel()
         if self._queue is not None:
             self._queue.cancel()
@@ -62,8 +63,8 @@ class Deadline:
             self.expired.set_result(error)
 
 
-def wanted(header: str | None, most_s: float) -> float:
-    """Seconds that a request may take: what the client asks for, within the server's own."""
+def parse_timeout(header: str | None, most_s: float) -> float:
+    """Seconds that a request may take: the client's header, at most `most_s`."""
     if header is None:
         return most_s
     try:

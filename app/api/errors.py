@@ -1,4 +1,4 @@
-"""Exceptions -> responses: one envelope on every path, Anthropic's own on theirs."""
+"""Exception handlers: one error envelope on every path, Anthropic's own on its paths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.api.request_id import ANTHROPIC_PATH, HEADER, given_to
+from app.api.request_id import ANTHROPIC_PATH, HEADER, id_headers
 from app.errors import ApiError, shorten
 
 _ANTHROPIC_TYPES = {
@@ -48,10 +48,10 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """A defect of ours. The traceback goes to the log, not to the client.
 
-    The only handler that answers from outside of the RequestId middleware.
+    The only handler that answers from outside of the RequestIdMiddleware middleware.
     """
     message = "The server had an error while processing your request."
-    return await _api_error(request, ApiError(500, message, headers=given_to(request.scope)))
+    return await _api_error(request, ApiError(500, message, headers=id_headers(request.scope)))
 
 
 def body(request: Request, error: ApiError) -> dict[str, Any]:
@@ -61,6 +61,6 @@ def body(request: Request, error: ApiError) -> dict[str, Any]:
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, default)
     found: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
-    if (request_id := given_to(request.scope).get(HEADER)) is not None:
+    if (request_id := id_headers(request.scope).get(HEADER)) is not None:
         found["request_id"] = request_id
     return found

@@ -19,8 +19,8 @@ _KEY = "aerie.request_id"
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class RequestId:
-    """Pure ASGI middleware."""
+class RequestIdMiddleware:
+    """Pure ASGI middleware that adds the request's id to its response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -36,14 +36,14 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(given_to(scope))
+                MutableHeaders(scope=message).update(id_headers(scope))
             await send(message)
 
         await self.app(scope, receive, send_with_id)
 
 
-def given_to(scope: Scope) -> dict[str, str]:
-    """The headers of a request that has been through RequestId, for whoever answers outside it."""
+def id_headers(scope: Scope) -> dict[str, str]:
+    """The id headers of a request; none before RequestIdMiddleware has seen it."""
     if _KEY not in scope:
         return {}
     names = (HEADER, ANTHROPIC_HEADER) if scope["path"].startswith(ANTHROPIC_PATH) else (HEADER,)

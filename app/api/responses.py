@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from app.api.request_context import context_of
 from app.api.response_store import Item, ResponseStore, StoredResponse
-from app.api.visit import visit_of
 from app.errors import ApiError, shorten
 
 router = APIRouter()
@@ -144,7 +144,7 @@ def _stored(request: Request, response_id: str) -> StoredResponse:
 
 
 def _tenant(request: Request) -> str:
-    return visit_of(request.scope).identity.tenant.name
+    return context_of(request.scope).identity.tenant.name
 
 
 def _unknown(response_id: str) -> ApiError:

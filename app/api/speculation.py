@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
 from app.api.admin import admin_only
-from app.api.respond import read_body
+from app.api.request_handler import read_body
 from app.engine import strict
 from app.engine.supervisor import Engine
 from app.errors import ApiError

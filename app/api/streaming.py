@@ -16,8 +16,8 @@ KEEP_ALIVE = ": keep-alive\n\n"
 BUFFERED_EVENTS = 64
 
 
-class First(Protocol):
-    """app.engine.first_output.FirstOutput, as far as it matters here."""
+class FirstTokenState(Protocol):
+    """Whether a stream has its first token or an error (app.engine.first_output)."""
 
     settled: bool
     error: BaseException | None
@@ -70,7 +70,7 @@ class EventStream:
             raise item
         return item
 
-    async def begin(self, first: First) -> BaseException | None:
+    async def begin(self, first: FirstTokenState) -> BaseException | None:
         """Hold events back until the first token exists; returns the error that came instead.
 
         Gives up waiting after the keep-alive time: a long queue must not look like a dead

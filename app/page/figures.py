@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
 
 from app.admission.controller import AdmissionController
-from app.api.visit import visit_of
+from app.api.request_context import context_of
 from app.engine.supervisor import Engine
 from app.settings import Settings
 
@@ -47,7 +47,7 @@ async def figures(request: Request) -> JSONResponse:
         "retry_after_s": None if engine.ready else engine.retry_after_s,
         "model": settings.served_model_name,
         "context": engine.max_model_len,
-        "admin": visit_of(request.scope).identity.admin,
+        "admin": context_of(request.scope).identity.admin,
         "drafts": settings.speculates,
         "tells_tokens": not settings.speculates or settings.speculation.speculation_header,
         "gate_waiting": admission.queue.waiting,

@@ -200,7 +200,7 @@ def keys_of(secret: str) -> str:
 
 # Tasks that their own function awaits, in every case.
 AWAITED = {
-    "app/api/respond.py",  # a request's work and its client's leaving
+    "app/api/request_handler.py",  # a request's work and its client's leaving
     "app/api/streaming.py",  # a stream's events
     "app/engine/llm.py",  # a call into the engine
     "app/engine/supervisor.py",  # a start and what may end it

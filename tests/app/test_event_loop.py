@@ -24,7 +24,7 @@ from vllm.renderers import renderer_from_config
 from vllm.v1.engine.input_processor import InputProcessor
 
 from app.api.body_limits import BodyLimits, body_limits
-from app.api.generate import OPERATIONS
+from app.api.routes import OPERATIONS
 from app.engine import heap
 from app.engine.adapter import Adapter
 from app.engine.first_output import watched

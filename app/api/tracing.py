@@ -1,6 +1,7 @@
-"""A span for each request for work, in the client's trace if it has one; the engine's is its child.
+"""OpenTelemetry tracing: a span for each request that runs the model or its tokenizer.
 
-Only loaded when spans are asked for. OpenTelemetry's own environment variables hold: sampler,
+The span is in the client's trace if there is one, and the engine's spans are its children. The
+module is only loaded when tracing is on. OpenTelemetry's own environment variables apply: sampler,
 service name, headers of the exporter.
 """
 
@@ -19,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api import request_id, visit
+from app.api import request_context, request_id
 from app.engine.account import open_trace
 from app.errors import SettingsError
 
@@ -33,7 +34,7 @@ OPERATIONS = {
 PROVIDER = "aerie"
 _W3C = TraceContextTextMapPropagator()
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-# Of a visit's figures, those that OpenTelemetry has names for.
+# Access log fields that OpenTelemetry has names for.
 _NAMES = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
@@ -41,16 +42,18 @@ _NAMES = {
 
 
 def provider(exporter: SpanExporter) -> TracerProvider:
-    """Where spans are made; its `shutdown` sends what is left, and may block for seconds."""
+    """The provider of spans. Its `shutdown` exports the rest and may block for seconds."""
     os.environ.setdefault(OTEL_SERVICE_NAME, "aerie")  # vLLM, in three processes, reads it as well
-    made = TracerProvider(resource=Resource.create())
-    made.add_span_processor(BatchSpanProcessor(exporter))
-    return made
+    provider = TracerProvider(resource=Resource.create())
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
 
 
 def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
-    """As vLLM makes its own for the same endpoint: gRPC, or HTTP if the environment says so.
-    Raises SettingsError for another protocol."""
+    """An exporter like vLLM's own for the same endpoint: gRPC, or HTTP by the environment.
+
+    Raises SettingsError for another protocol.
+    """
     protocol = environ.get(_PROTOCOL, "grpc")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
@@ -63,7 +66,7 @@ def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
     raise SettingsError(_PROTOCOL, f"{protocol} is not one of grpc, http/protobuf")
 
 
-class Trace:
+class TracingMiddleware:
     """Pure ASGI middleware. Spans have ids, counts and times, and no text of a request."""
 
     def __init__(
@@ -88,7 +91,7 @@ class Trace:
             _W3C.inject(carried)
             open_trace(carried)
 
-            async def send_and_note(message: Message) -> None:
+            async def send_and_record_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
                     if message["status"] >= 500:
@@ -96,7 +99,7 @@ class Trace:
                 await send(message)
 
             try:
-                await self.app(scope, receive, send_and_note)
+                await self.app(scope, receive, send_and_record_status)
             finally:
                 self._describe(span, scope)
 
@@ -117,14 +120,14 @@ class Trace:
         }
         if operation := OPERATIONS.get(scope["path"]):
             attributes["gen_ai.operation.name"] = operation
-        if (number := request_id.given_to(scope).get(request_id.HEADER)) is not None:
+        if (number := request_id.id_headers(scope).get(request_id.HEADER)) is not None:
             attributes["aerie.request_id"] = number
-        for name, value in visit.figures_of(scope).items():
+        for name, value in request_context.log_fields_of(scope).items():
             attributes[_NAMES.get(name, f"aerie.{name}")] = value
         span.set_attributes(attributes)
 
 
 def _method(scope: Scope) -> str:
-    """A method that is not one of HTTP's own is text of the client's."""
+    """The HTTP method, `_OTHER` for one that a client made up."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     return scope["method"] if scope["method"] in known else "_OTHER"

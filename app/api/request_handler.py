@@ -1,4 +1,4 @@
-"""One request from JSON body to response, the same way for every operation."""
+"""Handles a request of any operation: JSON body, admission, engine, response."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from app.api.auth import timeout_of
 from app.api.body import read_json
 from app.api.body_limits import body_limits
-from app.api.door import total_s
+from app.api.request_context import context_of
 from app.api.responses import Turn, resume
 from app.api.streaming import EventResponse, EventStream
-from app.api.visit import visit_of
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 from app.settings import Settings
@@ -23,7 +23,7 @@ from app.settings import Settings
 CLIENT_CLOSED_REQUEST = 499
 
 
-# Operations that ask the tokenizer only: their request pays for its own tokens and for no output.
+# Operations of the tokenizer alone: they are charged for the tokens of the request, not for output.
 NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
 
 
@@ -35,9 +35,9 @@ class Body:
     size: int
 
 
-async def respond(request: Request, operation: str) -> Response:
+async def handle(request: Request, operation: str) -> Response:
     """Read the body and answer it with the named operation."""
-    return await answer(request, operation, await read_body(request))
+    return await handle_body(request, operation, await read_body(request))
 
 
 async def read_body(request: Request) -> Body:
@@ -45,38 +45,38 @@ async def read_body(request: Request) -> Body:
     settings: Settings = request.app.state.settings
     engine: Engine = request.app.state.engine
     limits = body_limits(settings, engine.max_model_len, engine.takes_media)
-    hold = visit_of(request.scope).hold
-    return Body(*await read_json(request, limits, settings.server.body_timeout_s, hold))
+    reserve = context_of(request.scope).reserve_body_bytes
+    return Body(*await read_json(request, limits, settings.server.body_timeout_s, reserve))
 
 
-async def answer(request: Request, name: str, body: Body) -> Response:
-    """The response to a decoded body. A client that leaves, or a deadline, ends the generation."""
+async def handle_body(request: Request, name: str, body: Body) -> Response:
+    """The response to a decoded body. It ends if the client leaves or at a deadline."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     operation = engine.operation(name)
-    visit = visit_of(request.scope)
-    await visit.begin(total_s(request.scope, request.app.state.admission))
-    deadline = visit.deadline
+    context = context_of(request.scope)
+    await context.begin(timeout_of(request.scope, request.app.state.admission))
+    deadline = context.deadline
     assert deadline is not None
 
     async def work() -> Response:
         payload, size = body.payload, body.size
         turn: Turn | None = None
         if name == "responses":
-            turn = resume(request.app.state.responses, visit.identity.tenant.name, payload)
+            turn = resume(request.app.state.responses, context.identity.tenant.name, payload)
             payload, size = turn.payload, size + turn.earlier_bytes
-            visit.hold(turn.earlier_bytes)
+            context.reserve_body_bytes(turn.earlier_bytes)
         output_limit = operation.output_limit if name not in NO_GENERATION else None
-        await visit.admit(payload, size, settings.served_model_name, output_limit)
+        await context.admit(payload, size, settings.served_model_name, output_limit)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)
         if isinstance(reply.answer, dict):
-            visit.leave()
-            told = {"server-timing": visit.timing(), **visit.speculation()}
+            context.release_slot()
+            headers = {"server-timing": context.server_timing(), **context.speculation_headers()}
             whole = reply.answer if turn is None else turn.finish(reply.answer)
-            return JSONResponse(whole, headers=told)
+            return JSONResponse(whole, headers=headers)
         events = reply.answer if turn is None else turn.stream(reply.answer)
-        stream = EventStream(events, settings.server.sse_keep_alive_s, visit.leave)
+        stream = EventStream(events, settings.server.sse_keep_alive_s, context.release_slot)
         try:
             error = await stream.begin(reply.first)
         except asyncio.CancelledError:
@@ -88,7 +88,7 @@ async def answer(request: Request, name: str, body: Body) -> Response:
             await stream.close()
             raise operation.failure(error, payload, reply.first) from error
         stream.cut_at(deadline.expired, operation.event)
-        return EventResponse(stream, {"server-timing": visit.timing()})
+        return EventResponse(stream, {"server-timing": context.server_timing()})
 
     return await _in_time(request, work(), deadline.expired)
 
@@ -96,8 +96,9 @@ async def answer(request: Request, name: str, body: Body) -> Response:
 async def _in_time(
     request: Request, work: Coroutine[Any, Any, Response], expired: asyncio.Future[ApiError]
 ) -> Response:
-    """The work's response, the error of a deadline that came first, or 499 (which nobody
-    reads) once the client has gone.
+    """The response of `work`, or the error of a deadline that expires first.
+
+    Once the client has gone it is a 499, which nobody reads.
 
     The body has been read, so the next message that can arrive is the disconnect.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.respond import answer, read_body, respond
+from app.api.request_handler import handle, handle_body, read_body
 from app.errors import ApiError
 
 router = APIRouter()
@@ -31,7 +31,7 @@ ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 def _add(path: str, operation: str) -> None:
     async def route(request: Request) -> Response:
-        return await respond(request, operation)
+        return await handle(request, operation)
 
     router.add_api_route(path, route, methods=["POST"], name=operation, response_model=None)
 
@@ -42,17 +42,16 @@ for _path, _operation in OPERATIONS.items():
 
 @router.post("/invocations", response_model=None)
 async def invocations(request: Request) -> Response:
-    """SageMaker's one route: its header's `route=PATH`, or the body's shape, says which operation
-    is meant."""
+    """SageMaker's only route. The operation is that of its header's `route=PATH`, or the body's."""
     if request.headers.get(ADAPTER):
         raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
     operation = _routed(request.headers.get(ATTRIBUTES, ""))
     body = await read_body(request)
-    return await answer(request, operation or _operation_of(body.payload), body)
+    return await handle_body(request, operation or _operation_of(body.payload), body)
 
 
 def _routed(attributes: str) -> str | None:
-    """The operation that SageMaker's custom attributes name. Only ours can be reached."""
+    """The operation that SageMaker's custom attributes name, None without a `route`."""
     for attribute in attributes.replace(";", ",").split(","):
         name, _, path = attribute.strip().partition("=")
         if name.strip() != "route":

@@ -1,4 +1,4 @@
-"""The door: every request shows its key here, and most refusals cost no more than this."""
+"""Authentication: each request's API key is checked before its body is read."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from app.admission.controller import AdmissionController
 from app.admission.tenants import Identity
 from app.api import deadline
 from app.api.errors import body
-from app.api.visit import Visit, attach
+from app.api.request_context import RequestContext, attach
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 
 _CLOSE_UNSUPPORTED = 1003
 
 
-class Door:
-    """Pure ASGI middleware. Paths are public by exact comparison with what the router will
-    compare with; any other spelling of a path needs a key."""
+class AuthMiddleware:
+    """Pure ASGI middleware that authenticates a request and opens its RequestContext.
+
+    Paths are public by exact comparison with what the router will compare with; any other spelling
+    of a path needs a key.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         admission: AdmissionController,
         engine: Engine,
-        work: frozenset[str],
+        metered: frozenset[str],
         public: frozenset[str] = frozenset(),
     ) -> None:
         self.app = app
         self._admission = admission
         self._engine = engine
-        self._work = work  # paths of requests that count
+        self._metered = metered  # paths whose requests count towards limits
         self._public = admission.public | public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,31 +49,31 @@ class Door:
         elif scope["path"] in self._public:
             await self.app(scope, receive, send)
         else:
-            await self._guarded(scope, receive, send)
+            await self._authenticated(scope, receive, send)
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            visit = Visit(self._admission, self._identify(scope))
+            context = RequestContext(self._admission, self._identify(scope))
         except ApiError as error:
             await _refuse(scope, receive, send, error, {})
             return
-        attach(scope, visit)
+        attach(scope, context)
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(visit.headers())
+                MutableHeaders(scope=message).update(context.rate_limit_headers())
             await send(message)
 
         try:
-            if scope["path"] in self._work and scope["method"] == "POST" and self._engine.ready:
+            if scope["path"] in self._metered and scope["method"] == "POST" and self._engine.ready:
                 try:
-                    await visit.begin(total_s(scope, self._admission))
+                    await context.begin(timeout_of(scope, self._admission))
                 except ApiError as error:
-                    await _refuse(scope, receive, send, error, visit.headers())
+                    await _refuse(scope, receive, send, error, context.rate_limit_headers())
                     return
             await self.app(scope, receive, send_with_limits)
         finally:
-            await visit.close()
+            await context.close()
 
     def _identify(self, scope: Scope) -> Identity:
         identity = self._admission.identify(
@@ -87,23 +90,25 @@ class Door:
         return identity
 
 
-def total_s(scope: Scope, admission: AdmissionController) -> float:
-    """Seconds that this request may take. Raises ApiError 400 for an unusable header."""
+def timeout_of(scope: Scope, admission: AdmissionController) -> float:
+    """Seconds that a request may take. Raises ApiError 400 for an unusable header."""
     header = Headers(scope=scope).get(deadline.HEADER)
-    return deadline.wanted(header, admission.settings.request_timeout_s)
+    return deadline.parse_timeout(header, admission.settings.request_timeout_s)
 
 
 def _secret(scope: Scope) -> bytes | None:
-    """The key, from OpenAI's header or Anthropic's. None if it is missing, or if there are two
-    different ones: whoever stands between client and gateway may have read the other."""
-    found: list[bytes] = []
+    """The key, from OpenAI's header or Anthropic's; None if there is none or there are two.
+
+    Two different keys are refused: a proxy before the gateway may have checked the other one.
+    """
+    secrets: list[bytes] = []
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, secret = value.partition(b" ")
-            found.append(secret.strip() if scheme.lower() == b"bearer" else b"")
+            secrets.append(secret.strip() if scheme.lower() == b"bearer" else b"")
         elif name == b"x-api-key":
-            found.append(value)
-    return found[0] if found and len(set(found)) == 1 else None
+            secrets.append(value)
+    return secrets[0] if secrets and len(set(secrets)) == 1 else None
 
 
 async def _refuse(

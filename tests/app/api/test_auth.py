@@ -1,4 +1,4 @@
-"""The door, the limits and the deadlines, over HTTP and without an engine."""
+"""Authentication, limits and deadlines, over HTTP and without an engine."""
 
 from __future__ import annotations
 
@@ -472,12 +472,12 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
                 (b"authorization", f"Bearer {KEY}".encode()),
             ],
         }  # fmt: skip
-        visit = asyncio.create_task(app.app(scope, inbox.get, send))
+        request = asyncio.create_task(app.app(scope, inbox.get, send))
         await until(lambda: engine.fake.running == 1)
         level = admission.limiter._tenants["one"].buckets["tokens"]
         assert level.level < 900
         inbox.put_nowait({"type": "http.disconnect"})
-        await visit
+        await request
         assert engine.fake.aborted == 1
         assert 949 < level.level < 952
         assert not admission.limiter._tenants["one"].leases
@@ -669,9 +669,9 @@ def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -
         ) as response:
             await response.aread()
 
-    with caplog.at_level("INFO", "app.api.tally"):
+    with caplog.at_level("INFO", "app.api.access_log"):
         run(check, access_log="true")
-    first, second, third = (r.fields for r in caplog.records if r.name == "app.api.tally")  # type: ignore[attr-defined]
+    first, second, third = (r.fields for r in caplog.records if r.name == "app.api.access_log")  # type: ignore[attr-defined]
     measured = ("request_id", "seconds", "gate_s")
     assert {k: v for k, v in first.items() if k not in measured} == {
         "path": PATH, "status": "200", "model": "aerie-embedded", "tenant": "one",

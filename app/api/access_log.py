@@ -1,4 +1,4 @@
-"""Counts the answers to requests for work, by path and status, and writes a line for each."""
+"""Access log and response counter of the paths that run the model or its tokenizer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
-from app.api import request_id, visit
+from app.api import request_context, request_id
 from app.log import with_fields
 
 logger = logging.getLogger(__name__)
 
-NO_ANSWER = "none"  # the client left before there was one
+NO_RESPONSE = "none"  # the client left before there was a response
 
 
-class Tally:
-    """Pure ASGI middleware. A label is one of `paths` and a status, never a client's text. A
-    stream counts as what its headers said: what ends it later is counted where it happens. The
-    log line has ids, counts and times, and nothing else that a client sent."""
+class AccessLogMiddleware:
+    """Pure ASGI middleware that counts each response and, with `log`, writes a line for it.
+
+    A label is one of `paths` or a status, never a client's text. A stream counts with the status
+    of its headers: an error that ends it later is counted where it happens. The log line has ids,
+    counts and times, and nothing else that a client sent.
+    """
 
     def __init__(
         self, app: ASGIApp, paths: frozenset[str], log: bool = False, model: str = ""
@@ -34,18 +37,18 @@ class Tally:
         if scope["type"] != "http" or scope["path"] not in self._paths:
             await self.app(scope, receive, send)
             return
-        status, began = NO_ANSWER, time.monotonic()
+        status, began = NO_RESPONSE, time.monotonic()
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
             await send(message)
 
         try:
-            await self.app(scope, receive, send_and_note)
+            await self.app(scope, receive, send_and_record_status)
         except Exception:
-            if status == NO_ANSWER:
+            if status == NO_RESPONSE:
                 status = "500"  # which Starlette's outermost layer answers from this exception
             raise
         finally:
@@ -55,11 +58,11 @@ class Tally:
 
     def _write(self, scope: Scope, status: str, seconds: float) -> None:
         fields = {
-            "request_id": request_id.given_to(scope).get(request_id.HEADER),
+            "request_id": request_id.id_headers(scope).get(request_id.HEADER),
             "path": scope["path"],
             "status": status,
             "model": self._model,
             "seconds": round(seconds, 4),
-            **visit.figures_of(scope),
+            **request_context.log_fields_of(scope),
         }
         logger.info("request", extra=with_fields(fields))

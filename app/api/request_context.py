@@ -1,4 +1,4 @@
-"""One request between door and end: what it was charged, which places it holds."""
+"""State of one request, from authentication to the end of its response."""
 
 from __future__ import annotations
 
@@ -21,33 +21,38 @@ from app.engine.account import Account, open_account
 from app.engine.output_limit import OutputLimit
 from app.errors import ApiError, shorten
 
-_KEY = "aerie.visit"
+_KEY = "aerie.request_context"
 # Longer than any request lives: a lease outlives its request only if the gateway died.
 LEASE_MARGIN_S = 60.0
 
 
-class Visit:
-    """Opened by the door, closed by it however the request ends. Everything taken is given
-    back exactly once."""
+class RequestContext:
+    """What a request holds: quota, memory for its body, a slot in the engine, its deadlines.
+
+    AuthMiddleware creates it and closes it however the request ends. Everything acquired is
+    released exactly once.
+    """
 
     def __init__(self, admission: AdmissionController, identity: Identity) -> None:
         self.identity = identity
         tenant = identity.tenant
         self.account = Account(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
         self.deadline: Deadline | None = None
-        self.gate_s = 0.0
+        self.queue_wait_s = 0.0
         self._admission = admission
         self._lease = ""
         self._charged = 0
         self._body_bytes = 0
         self._slot: Slot | None = None
         self._decision = RateLimitDecision()
-        # What it came to, for the log; known once it is closed.
-        self.figures: dict[str, Any] = {"tenant": identity.tenant.name}
+        # Fields of the access log; complete once the context is closed.
+        self.log_fields: dict[str, Any] = {"tenant": identity.tenant.name}
 
     async def begin(self, total_s: float) -> None:
-        """Before the body is read: a place among the tenant's concurrent requests, one of its
-        requests per minute, and the deadlines. Raises ApiError 429; `begin` again is nothing."""
+        """Acquire a lease and a request of the tenant's quota, and start the deadlines.
+
+        Called before the body is read. Further calls do nothing. Raises ApiError 429.
+        """
         if self._lease:
             return
         tenant, settings = self.identity.tenant, self._admission.settings
@@ -59,7 +64,7 @@ class Visit:
         quota = QuotaRequest(
             requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
         )
-        self._lease = lease  # first: what a cancellation interrupts is given back, too
+        self._lease = lease  # first: `close` releases also what a cancellation interrupts
         await self._acquire_quota(quota)
         open_account(self.account)
         self.deadline = Deadline(total_s)
@@ -71,8 +76,11 @@ class Visit:
         served_model: str,
         output_limit: OutputLimit | None,
     ) -> None:
-        """Before the engine or, without an `output_limit`, the tokenizer runs: may the tenant use
-        this model, has it the tokens, and, after a wait, a place. Raises ApiError 403, 429."""
+        """Check the model, acquire the estimated tokens, and wait for a slot in the engine.
+
+        Called before the engine runs or, without an `output_limit`, the tokenizer. Raises ApiError
+        403 or 429.
+        """
         tenant, settings = self.identity.tenant, self._admission.settings
         model = payload.get("model") or served_model
         if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
@@ -89,34 +97,36 @@ class Visit:
         started = time.monotonic()
         if self.deadline is not None:
             self.deadline.start_within(
-                settings.queue_timeout_s, self._waits, lambda: self.account.begun
+                settings.queue_timeout_s, self._is_waiting, lambda: self.account.begun
             )
         try:
             self._slot = await self._admission.queue.acquire(tenant, cost.sequences)
         except QueueFull as full:
             raise _overloaded(full) from None
-        self.gate_s = time.monotonic() - started
-        metrics.GATE_SECONDS.observe(self.gate_s)
+        self.queue_wait_s = time.monotonic() - started
+        metrics.GATE_SECONDS.observe(self.queue_wait_s)
 
-    def hold(self, size: int) -> None:
-        """So much more of the body has come; it stays in memory until the end. Raises ApiError
-        429 when all bodies together are too large."""
+    def reserve_body_bytes(self, size: int) -> None:
+        """Count `size` bytes of the body, which stay in memory until the request ends.
+
+        Raises ApiError 429 when the bodies of all requests together are too large.
+        """
         self._admission.body_bytes += size
         self._body_bytes += size
         if self._admission.body_bytes > self._admission.max_body_bytes:
             raise _overloaded(QueueFull(self._admission.queue.retry_after_s))
 
-    def leave(self) -> None:
-        """The engine has no more work with this request."""
+    def release_slot(self) -> None:
+        """Release the slot: the engine has no more work with this request."""
         if self._slot is not None:
             slot, self._slot = self._slot, None
             self._admission.queue.release(slot)
 
     async def close(self) -> None:
-        """The response is over: settle."""
+        """Release everything and settle the charged tokens with what was used."""
         if self.deadline is not None:
             self.deadline.close()
-        self.leave()
+        self.release_slot()
         self._admission.body_bytes -= self._body_bytes
         self._body_bytes = 0
         if not self._lease:
@@ -124,10 +134,10 @@ class Visit:
         tenant, lease, self._lease = self.identity.tenant, self._lease, ""
         used = {"prompt": self.account.prompt_tokens, "output": self.account.output_tokens}
         if self.deadline is not None and self.deadline.kind == "queue":
-            used = {"prompt": 0, "output": 0}  # it was this server that did not begin
+            used = {"prompt": 0, "output": 0}  # this server did not start the request
         elif self.account.tokenized is not None:
             used["tokenized"] = self.account.tokenized
-        self.figures |= self._counted(used)
+        self.log_fields |= self._usage_fields(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
         self.account.sequences.clear()
@@ -135,38 +145,38 @@ class Visit:
             tenant, tokens=self._charged - sum(used.values()), lease=lease
         )
 
-    def headers(self) -> dict[str, str]:
+    def rate_limit_headers(self) -> dict[str, str]:
         """OpenAI's rate limit headers, for the limits that the tenant has."""
-        found: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for name, bucket in (
             ("requests", self._decision.requests),
             ("tokens", self._decision.tokens),
         ):
             if isinstance(bucket, BucketStatus):
-                found[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
-                found[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining)
-                found[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s)
-        return found
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining)
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s)
+        return headers
 
-    def timing(self) -> str:
-        """The `server-timing` of what is known by now, in milliseconds."""
+    def server_timing(self) -> str:
+        """The `server-timing` header: milliseconds queued, in prefill and in decode so far."""
         timing = self.account.timing
-        parts = {"queue": self.gate_s + (timing.queued_s if timing else 0.0)}
+        parts = {"queue": self.queue_wait_s + (timing.queued_s if timing else 0.0)}
         if timing is not None:
             parts["prefill"] = timing.prefill_s
             if timing.decode_s > 0:
                 parts["decode"] = timing.decode_s
         return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
 
-    def speculation(self) -> dict[str, str]:
-        """The header that tells what was drafted, for an answer that is complete."""
+    def speculation_headers(self) -> dict[str, str]:
+        """The `x-aerie-speculation` header of a complete response: drafted and accepted tokens."""
         drafts = self.account.drafts
         if drafts is None:
             return {}
-        told = f"drafted={drafts.drafted}, accepted={drafts.accepted}"
+        value = f"drafted={drafts.drafted}, accepted={drafts.accepted}"
         if drafts.steps:
-            told += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
-        return {"x-aerie-speculation": told}
+            value += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
+        return {"x-aerie-speculation": value}
 
     async def _acquire_quota(self, quota: QuotaRequest) -> None:
         decision = self._decision = await self._admission.limiter.acquire(
@@ -176,7 +186,7 @@ class Visit:
             metrics.REFUSED.labels(decision.limited).inc()
             raise _limited(decision, self.identity.tenant.name, quota)
 
-    def _waits(self) -> bool:
+    def _is_waiting(self) -> bool:
         """Whether the request still waits for a slot or in the engine.
 
         The engine reports how many requests wait and not which: while none waits there, this one
@@ -184,36 +194,36 @@ class Visit:
         """
         return self._slot is None or self._admission.load.waiting > 0
 
-    def _counted(self, used: Mapping[str, int]) -> dict[str, Any]:
-        """Tokens, seconds, drafts. The engine's times are of the sequence that began first."""
-        found: dict[str, Any] = {f"{kind}_tokens": tokens for kind, tokens in used.items()}
-        found["gate_s"] = round(self.gate_s, 4)
+    def _usage_fields(self, used: Mapping[str, int]) -> dict[str, Any]:
+        """Log fields of tokens, seconds and drafts; times are of the sequence that began first."""
+        fields: dict[str, Any] = {f"{kind}_tokens": tokens for kind, tokens in used.items()}
+        fields["gate_s"] = round(self.queue_wait_s, 4)
         if (timing := self.account.timing) is not None:
-            found["queued_s"] = round(timing.queued_s, 4)
-            found["prefill_s"] = round(timing.prefill_s, 4)
-            found["decode_s"] = round(timing.decode_s, 4)
+            fields["queued_s"] = round(timing.queued_s, 4)
+            fields["prefill_s"] = round(timing.prefill_s, 4)
+            fields["decode_s"] = round(timing.decode_s, 4)
         if (drafts := self.account.drafts) is not None:
-            found |= {"drafted": drafts.drafted, "accepted": drafts.accepted}
+            fields |= {"drafted": drafts.drafted, "accepted": drafts.accepted}
             if drafts.steps:
-                found |= {"k": round(drafts.k, 2), "acceptance_length": round(drafts.length, 2)}
-        return found
+                fields |= {"k": round(drafts.k, 2), "acceptance_length": round(drafts.length, 2)}
+        return fields
 
 
-def visit_of(scope: Scope) -> Visit:
-    """The visit that the door opened for this request."""
-    visit: Visit = scope[_KEY]
-    return visit
+def context_of(scope: Scope) -> RequestContext:
+    """The context that AuthMiddleware attached to this request."""
+    context: RequestContext = scope[_KEY]
+    return context
 
 
-def figures_of(scope: Scope) -> dict[str, Any]:
-    """What a request came to that is over; nothing of one that was turned away at the door."""
-    visit: Visit | None = scope.get(_KEY)
-    return {} if visit is None else visit.figures
+def log_fields_of(scope: Scope) -> dict[str, Any]:
+    """Access log fields of a request that has ended; none of one that AuthMiddleware refused."""
+    context: RequestContext | None = scope.get(_KEY)
+    return {} if context is None else context.log_fields
 
 
-def attach(scope: Scope, visit: Visit) -> None:
-    """For visit_of."""
-    scope[_KEY] = visit
+def attach(scope: Scope, context: RequestContext) -> None:
+    """Attach a context to its request, for `context_of`."""
+    scope[_KEY] = context
 
 
 def _overloaded(full: QueueFull) -> ApiError:
@@ -244,7 +254,7 @@ def _limited(decision: RateLimitDecision, tenant: str, quota: QuotaRequest) -> A
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: 120ms, 1.5s, 6m0s."""
+    """A duration as OpenAI's headers write it: 120ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)

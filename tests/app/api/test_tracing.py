@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api import trace
-from app.api.request_id import RequestId
+from app.api import tracing
+from app.api.request_id import RequestIdMiddleware
 from app.engine import account
 from app.errors import SettingsError
 
@@ -19,7 +19,7 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 
 
-def visit(
+def request(
     headers: dict[str, str], status: int = 200, path: str = PATH, method: str = "POST"
 ) -> tuple[list[ReadableSpan], list[object]]:
     """The spans of one request, and what the engine would be told."""
@@ -40,19 +40,21 @@ def visit(
         return {"type": "http.disconnect"}
 
     kept = InMemorySpanExporter()
-    provider = trace.provider(kept)
+    provider = tracing.provider(kept)
     scope = {
         "type": "http", "path": path, "method": method,
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }  # fmt: skip
-    layers = RequestId(trace.Trace(app, provider, frozenset({PATH}), "the-model"))
+    layers = RequestIdMiddleware(
+        tracing.TracingMiddleware(app, provider, frozenset({PATH}), "the-model")
+    )
     asyncio.run(layers(scope, receive, send))
     provider.shutdown()
     return list(kept.get_finished_spans()), told
 
 
 def test_a_span_continues_the_clients_trace_and_the_engine_continues_the_span() -> None:
-    [span], [told] = visit({"traceparent": PARENT, "x-request-id": "abc", "user-agent": "marker"})
+    [span], [told] = request({"traceparent": PARENT, "x-request-id": "abc", "user-agent": "marker"})
     assert span.context is not None
     assert span.parent is not None
     assert f"{span.context.trace_id:032x}" == TRACE_ID
@@ -70,7 +72,7 @@ def test_a_span_continues_the_clients_trace_and_the_engine_continues_the_span() 
 
 @pytest.mark.parametrize("parent", ["", "marker", f"00-{'0' * 32}-{PARENT_ID}-01"])
 def test_a_bad_parent_begins_a_trace_of_its_own(parent: str) -> None:
-    [span], [told] = visit({"traceparent": parent})
+    [span], [told] = request({"traceparent": parent})
     assert span.parent is None
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" in str(told)
@@ -78,13 +80,13 @@ def test_a_bad_parent_begins_a_trace_of_its_own(parent: str) -> None:
 
 
 def test_what_the_client_does_not_want_sampled_is_not() -> None:
-    spans, [told] = visit({"traceparent": PARENT[:-2] + "00"})
+    spans, [told] = request({"traceparent": PARENT[:-2] + "00"})
     assert not spans
     assert str(told).endswith("-00'}")
 
 
 def test_a_failure_is_marked_and_a_strange_method_is_not_quoted() -> None:
-    [span], _ = visit({}, status=503, method="MARKER")
+    [span], _ = request({}, status=503, method="MARKER")
     assert not span.status.is_ok
     assert (span.attributes or {})["http.request.method"] == "_OTHER"
 
@@ -93,9 +95,9 @@ def test_names_are_those_of_the_conventions() -> None:
     from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as names
     from opentelemetry.semconv.attributes import http_attributes, url_attributes
 
-    from app.api.generate import PATHS
+    from app.api.routes import PATHS
 
-    [span], _ = visit({})
+    [span], _ = request({})
     known = {
         names.GEN_AI_OPERATION_NAME, names.GEN_AI_PROVIDER_NAME, names.GEN_AI_REQUEST_MODEL,
         names.GEN_AI_RESPONSE_MODEL, http_attributes.HTTP_REQUEST_METHOD,
@@ -104,18 +106,18 @@ def test_names_are_those_of_the_conventions() -> None:
     }  # fmt: skip
     assert {name for name in span.attributes or {} if not name.startswith("aerie.")} == known
     operations = {value.value for value in names.GenAiOperationNameValues}
-    assert set(trace.OPERATIONS.values()) <= operations
-    assert set(trace.OPERATIONS) <= PATHS
+    assert set(tracing.OPERATIONS.values()) <= operations
+    assert set(tracing.OPERATIONS) <= PATHS
 
 
 def test_other_paths_have_none() -> None:
-    spans, [told] = visit({"traceparent": PARENT}, path="/metrics")
+    spans, [told] = request({"traceparent": PARENT}, path="/metrics")
     assert not spans
     assert told is None
 
 
 def test_the_protocol_is_one_that_the_engine_knows() -> None:
     with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"):
-        trace.exporter("http://127.0.0.1:4317", {trace._PROTOCOL: "http/json"})
-    for protocol in ({}, {trace._PROTOCOL: "http/protobuf"}):
-        trace.exporter("http://127.0.0.1:4317", protocol).shutdown()
+        tracing.exporter("http://127.0.0.1:4317", {tracing._PROTOCOL: "http/json"})
+    for protocol in ({}, {tracing._PROTOCOL: "http/protobuf"}):
+        tracing.exporter("http://127.0.0.1:4317", protocol).shutdown()

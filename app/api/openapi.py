@@ -1,7 +1,7 @@
-"""GET /openapi.json: what the routes take and how they refuse.
+"""The OpenAPI document at GET /openapi.json: request bodies and error envelopes.
 
 Bodies are checked by hand (app/api/body.py, app/engine/checks.py): FastAPI knows nothing of them.
-Their schemas come from the engine and are missing until it was up once.
+Their schemas come from the engine and are missing until it has been up once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.api import generate, speculation
+from app.api import routes, speculation
 from app.engine.supervisor import Engine
 
 _ERROR = {
@@ -46,32 +46,32 @@ _ANTHROPIC_ERROR = {
 
 
 def install(app: FastAPI, engine: Engine) -> None:
-    """Let the application describe itself."""
+    """Make the application serve this document."""
 
-    def document() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
-        found = describe(app, *engine.schemas)
+        document = build(app, *engine.schemas)
         if engine.schemas[0]:
-            app.openapi_schema = found
-        return found
+            app.openapi_schema = document
+        return document
 
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
-def describe(
+def build(
     app: FastAPI, schemas: dict[str, dict[str, Any]], definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """The document; `schemas` by operation, and the `definitions` that they refer to."""
-    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    components = found.setdefault("components", {}).setdefault("schemas", {})
+    """The OpenAPI document, with `schemas` by operation and the `definitions` they refer to."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):  # every refusal has our envelope
         components.pop(unused, None)
     components |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, **definitions}
-    bodies = {path: schemas.get(name) for path, name in generate.OPERATIONS.items()}
+    bodies = {path: schemas.get(name) for path, name in routes.OPERATIONS.items()}
     shapes = [schemas[name] for name in ("chat", "completions", "responses") if name in schemas]
     bodies["/invocations"] = {"anyOf": shapes} if shapes else None
-    for path, methods in found["paths"].items():
+    for path, methods in document["paths"].items():
         for method, route in methods.items():
             route["responses"].pop("422", None)
             error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
@@ -81,13 +81,13 @@ def describe(
             }
             if method == "post" and bodies.get(path):
                 route["requestBody"] = {"required": True, "content": _json(bodies[path])}
-    found["paths"][speculation.PATH]["patch"]["requestBody"] = {
+    document["paths"][speculation.PATH]["patch"]["requestBody"] = {
         "required": True,
         "content": _json(
             {**speculation.Changes.model_json_schema(), "additionalProperties": False}
         ),
     }
-    return found
+    return document
 
 
 def _json(schema: Any) -> dict[str, Any]:

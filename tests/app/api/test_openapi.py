@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api import generate
+from app.api import routes
 from app.engine.supervisor import Engine
 from app.main import create_app
 from app.settings import load
@@ -42,7 +42,7 @@ def whole() -> dict[str, Any]:
 
 
 def test_every_route_that_takes_a_body_describes_it(whole: dict[str, Any]) -> None:
-    for path in generate.PATHS:
+    for path in routes.PATHS:
         content = whole["paths"][path]["post"]["requestBody"]["content"]
         schema = content["application/json"]["schema"]
         assert schema.get("properties") or schema.get("anyOf"), path

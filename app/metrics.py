@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from drafters.control.objective import OBJECTIVES
-from drafters.control.totals import PHASES
+from drafters.control.report import PHASES
 
 
 def _with(counter: Counter, *values: str) -> Counter:

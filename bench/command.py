@@ -12,7 +12,6 @@ COMMANDS = {
     "sweep": ("bench.sweep.command", "methods against concurrency, engines started here"),
     "trace": ("bench.trace.command", "a moving load, adaptive K against every fixed K"),
     "speedup": ("bench.speedup", "the gateway's speed-up gauge against measured speed-ups"),
-    "ablation": ("bench.ablation.command", "policies for K in turns on one engine"),
     "disturbance": ("bench.disturbance", "drafting beside a busy process, and after it"),
     "quality": ("bench.quality.command", "HumanEval with drafts and without: the same, and right?"),
     "interop": ("bench.interop", "the same server under `vllm bench serve` and under ours"),

@@ -7,14 +7,11 @@
     off        this gateway, objective off: a head is loaded, nothing is drafted
     k:K        this gateway, objective fixed
     adaptive   this gateway, objective throughput
-    policy:NAME
-               this gateway, a policy for K of drafters/control/variants.py; it must have been
-               started with DRAFTERS_POLICY=turns, as `aerie bench ablation` does
     ours-eagle3:K, ours-eagle3:off, ours-eagle3:adaptive
                this gateway with the EAGLE-3 head
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
 
-`off`, `k:K`, `adaptive` and `policy:NAME` share one gateway, started with the largest K; a PATCH of
+`off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
 /v1/speculation goes from one to the next. `ours-eagle3` has one of its own, of the same K.
 """
 
@@ -25,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "policy", "other"]
+Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "other"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
 OURS_EAGLE3 = "ours-eagle3"  # prefix of methods, and name of their gateway
@@ -38,15 +35,15 @@ class Method:
 
     kind: Kind
     k: int = 0
-    title: str = ""  # of kinds "other" and "policy" only
+    title: str = ""  # of kind "other" only
     # What a gateway drafts with, where it is not its own `drafter`.
     head: Literal["", "eagle3"] = ""
 
     @property
     def name(self) -> str:
         """As on the command line, and in results."""
-        if self.title:
-            return f"{self.kind}:{self.title}"
+        if self.kind == "other":
+            return f"other:{self.title}"
         if self.head:
             return f"{OURS_EAGLE3}:{self.k or self.kind}"
         return f"{self.kind}:{self.k}" if self.kind in _WITH_K else self.kind
@@ -62,7 +59,6 @@ class Method:
             "off": "K=0",
             "k": f"K={self.k}",
             "adaptive": "adaptive",
-            "policy": self.title,
             "other": self.title,
         }[self.kind]
         return f"our EAGLE-3 {label}" if self.head else label
@@ -74,7 +70,7 @@ class Method:
             return self.title
         if self.head:
             return OURS_EAGLE3
-        return GATEWAY if self.kind in ("off", "k", "adaptive", "policy") else self.name
+        return GATEWAY if self.kind in ("off", "k", "adaptive") else self.name
 
     @property
     def ours(self) -> bool:
@@ -89,7 +85,6 @@ class Method:
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
             "adaptive": {"objective": "throughput"},
-            "policy": {"objective": f"policy:{self.title}"},
         }
         return changes.get(self.kind)
 
@@ -116,15 +111,12 @@ def _one(text: str) -> Method:
         if not re.fullmatch(r"[1-9][0-9]?", k):
             raise ValueError(f"{text!r}: give K, like {kind}:3")
         return Method(kind, int(k))  # type: ignore[arg-type]
-    if kind in ("other", "policy"):
+    if kind == "other":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", k):
-            raise ValueError(f"{text!r}: give a name, like other:llama.cpp or policy:small")
-        return Method(kind, title=k)  # type: ignore[arg-type]
+            raise ValueError(f"{text!r}: name the attached server, like other:llama.cpp")
+        return Method("other", title=k)
     if colon or kind not in ("none", "plain", "off", "adaptive"):
-        known = (
-            "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, policy:NAME, "
-            "other:NAME"
-        )
+        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, other:NAME"
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 

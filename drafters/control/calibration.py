@@ -10,14 +10,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from drafters.control.cost import Cell
-
 BUDGET_S = 10.0
 FORMAT = 1
 _MOST = 16  # steps that a calibrated cell counts for: real load soon knows better
 
 # (requests, K) -> seconds of steady steps at that batch and K, at least one.
 Measure = Callable[[int, int], Sequence[float]]
+
+
+@dataclass(slots=True)
+class Cell:
+    """Measured steps of one batch at one K."""
+
+    requests: float
+    k: int
+    context: float  # tokens in the KV cache, over all requests
+    seconds: float  # of a step
+    weight: float = 1.0  # steps that it stands for
 
 
 class CalibrationError(ValueError):

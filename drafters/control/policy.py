@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from drafters.control.cost import Cell
+from drafters.control.calibration import Cell
 
 
 class Load(NamedTuple):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import replace
-from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -18,10 +16,10 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
 from drafters.config import DEFERRED, DrafterConfig
-from drafters.control.cost import Cell
-from drafters.control.objective import FIXED, ObjectiveError
+from drafters.control.calibration import Cell
+from drafters.control.controller import Controller
+from drafters.control.objective import FIXED, Objective, ObjectiveError
 from drafters.control.policy import Load, SteerablePolicy, Step, reach
-from drafters.control.variants import FULL, VARIABLE, policy
 from drafters.vllm.account import Account, Ran, Verified
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
@@ -63,15 +61,12 @@ class DraftingScheduler(Scheduler):
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
         ragged = self.brings_drafts and current_platform.is_cpu()
-        self.policy = policy(
-            os.environ.get(VARIABLE, FULL),
+        self.policy = Controller(
             k_max,
-            rng=Random(0),
-            grows=ragged,
             catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
+            # The largest K, until the gateway has seen it draft and steers.
+            objective=Objective(FIXED, k=k_max),
         )
-        # The largest K, until the gateway has seen it draft and steers.
-        self.policy.steer(objective=FIXED, k=k_max)
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._unobserved: deque[Ran] = deque()
         self._account = Account(k_max)

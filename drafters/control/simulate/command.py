@@ -22,7 +22,6 @@ from drafters.control.simulate.compare import (
 from drafters.control.simulate.fit import Ratio, published, replay
 from drafters.control.simulate.measured import measured
 from drafters.control.simulate.plot import draw
-from drafters.control.variants import FULL, NAMES
 from drafters.markdown import columns
 
 SEED = 1
@@ -40,14 +39,10 @@ def main(argv: Sequence[str]) -> int:
             return 1
     places = [*played.places, *(machine.places if machine is not None else ())]
     steadies = [
-        steady(place, arguments.seed + i, arguments.steps, arguments.policy)
-        for i, place in enumerate(places)
+        steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(places)
     ]
     last = machine.places[-1] if machine is not None else None
-    loads = [
-        moving(name, arguments.seed, arguments.replicas, arguments.policy, last)
-        for name in traces()
-    ]
+    loads = [moving(name, arguments.seed, arguments.replicas, last) for name in traces()]
     device = published()["cpu"]["hardware"] if machine is None else str(arguments.costs)
     print(_report(played.ratios, steadies, loads, device))
     if machine is not None:
@@ -142,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         "--acceptance", type=_shares, default=(), metavar="S,S",
         help="share of drafts accepted up to each position, for --costs [HumanEval's, published]",
     )  # fmt: skip
-    parser.add_argument("--policy", choices=NAMES, default=FULL, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument(
         "--replicas", type=_positive, default=1, metavar="N",

@@ -7,15 +7,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafters.config import DrafterConfig
 from drafters.control.calibration import Calibration
-from drafters.control.fixed import Fixed
-from drafters.control.policy import Load, Policy, SteerablePolicy, Step
+from drafters.control.controller import Controller
+from drafters.control.policy import Load, Policy, Step
 from drafters.control.simulate.engine import NOISE, Engine, Request, Totals
 from drafters.control.simulate.fit import Place, cpu
+from drafters.control.simulate.fixed import Fixed
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
-from drafters.control.variants import FULL, policy
 
 STEPS = 3000  # at each published place, the controller's first ones included
 CALIBRATED_STEPS = 16  # a cell
@@ -110,19 +109,17 @@ def calibrate(hardware: Hardware, k_max: int, max_requests: int, rng: random.Ran
     )
 
 
-def adaptive(
-    name: str, hardware: Hardware, k_max: int, max_requests: int, rng: random.Random
-) -> SteerablePolicy:
-    """A policy by name (variants.py), calibrated."""
-    made = policy(name, k_max, rng=rng, catch_up_tokens=DrafterConfig.catch_up_tokens)
+def adaptive(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Controller:
+    """The controller, calibrated."""
+    made = Controller(k_max)
     made.begin_with(calibrate(hardware, k_max, max_requests, rng).cells)
     return made
 
 
-def steady(place: Place, seed: int, steps: int = STEPS, name: str = FULL) -> Steady:
-    """A closed loop of as many endless requests as the place's concurrency, under a policy."""
+def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
+    """A closed loop of as many endless requests as the place's concurrency."""
     rng = random.Random(seed)
-    policy = adaptive(name, place.hardware, place.k_max, 128, rng)
+    policy = adaptive(place.hardware, place.k_max, 128, rng)
     trace = Clients(
         [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=10**9)
     )
@@ -164,9 +161,7 @@ def traces() -> dict[str, tuple[MakeTrace, bool]]:
     }  # fmt: skip
 
 
-def moving(
-    name: str, seed: int, replicas: int = 1, policy_name: str = FULL, place: Place | None = None
-) -> Moving:
+def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) -> Moving:
     """A moving load on independent replicas, each with its own controller: of the CPU engine, or of
     the machine and the acceptance of a place."""
     hardware, survival = cpu() if place is None else (place.hardware, place.survival)
@@ -190,10 +185,10 @@ def moving(
         return lambda rng: Fixed(k, k_max)
 
     fixed = {k: value(pinned(k))[0] for k in range(k_max + 1)}
-    made: list[SteerablePolicy] = []
+    made: list[Controller] = []
 
     def adapting(rng: random.Random) -> Policy:
-        made.append(adaptive(policy_name, hardware, k_max, 48, rng))
+        made.append(adaptive(hardware, k_max, 48, rng))
         return made[-1]
 
     speed, totals = value(adapting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +15,7 @@ from app.engine.steering import Steering
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import Settings, load
-from drafters.control import variants
-from drafters.control.policy import SteerablePolicy
+from drafters.control.controller import Controller
 
 SETTINGS = load({"calibration_s": 0}, {}, preset="embedded")
 PATH = "/v1/speculation"
@@ -27,9 +25,7 @@ class Core:
     """An engine that answers unless it is stopped."""
 
     def __init__(self) -> None:
-        self.policy: SteerablePolicy = variants.policy(
-            variants.FULL, 5, rng=random.Random(0), catch_up_tokens=256
-        )
+        self.policy = Controller(5)
         self.stopped = False
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -93,13 +89,3 @@ def test_an_engine_that_stands_still_is_told_in_time(
     engine.core.stopped = False
     time.sleep(0.1)
     assert client.request(method, PATH, **body).status_code == 200
-
-
-def test_policies_that_are_compared_take_turns_by_patch(
-    client: TestClient, engine: SteeredEngine
-) -> None:
-    engine.core.policy = variants.policy("turns", 5, rng=random.Random(0), catch_up_tokens=256)
-    for name in ("small", "without-runs", "full"):
-        told = client.patch(PATH, json={"objective": f"policy:{name}"})
-        assert told.status_code == 200, told.text
-    assert client.patch(PATH, json={"objective": "fixed", "k": 3}).json()["why"].startswith("3 dr")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from app.engine.steering import Steering
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
-from drafters.control.objective import ObjectiveError
+from drafters.control.objective import FIXED, Objective, ObjectiveError
 from drafters.control.policy import Load, Run, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
@@ -24,7 +23,7 @@ class Core:
     """A scheduler without an engine: its steps take what `seconds` says."""
 
     def __init__(self, k_max: int = 5) -> None:
-        self.policy = Controller(k_max, rng=Random(0), objective="fixed", k=k_max)
+        self.policy = Controller(k_max, objective=Objective(FIXED, k=k_max))
         self.recent: list[dict[str, Any]] = []
         self.loaded: list[list[float]] = []
         self.commands: list[tuple[str, dict[str, Any]]] = []

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-from drafters.control.calibration import Calibration, CalibrationError, plan
-from drafters.control.cost import Cell
 from drafters.control.table import CostTable
+
+from drafters.control.calibration import Calibration, CalibrationError, Cell, plan
 
 HERE = {"hardware": "NVIDIA B200", "model": "target", "head": "head-1", "vllm": "0.32.0"}
 

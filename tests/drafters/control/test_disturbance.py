@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 import pytest
 
 from drafters.control.calibration import Calibration
+from drafters.control.controller import Controller
 from drafters.control.policy import Load
 from drafters.control.simulate.hardware import Hardware
-from drafters.control.small.controller import Controller
 from tests.drafters.control.engines import HUMANEVAL, SMOLLM2, best, engine
 
 K_MAX = 5

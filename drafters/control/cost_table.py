@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import mul
 
-from drafters.control.cost import Cell
-from drafters.control.small.tuning import Tuning
+from drafters.control.calibration import Cell
+from drafters.control.tuning import Tuning
 
 _OUTLIER = 3.0  # standard deviations, by definition of the word
 _SWEEPS = 50  # of the fit of four terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -19,14 +18,12 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.calibration import Cell
 from drafters.control.controller import Controller
 from drafters.control.objective import FIXED, Objective, ObjectiveError
-from drafters.control.policy import Load, SteerablePolicy, Step, reach
-from drafters.vllm.account import Account, Ran, Verified
+from drafters.control.policy import SteerablePolicy
 from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit, follows_counts
 from drafters.vllm.runner import has_own_drafter
-
-RECENT = 64  # steps that are remembered for calibration
+from drafters.vllm.step_recorder import StepRecorder, load_of
 
 
 class _AnyK:
@@ -67,20 +64,13 @@ class DraftingScheduler(Scheduler):
             # The largest K, until the gateway has seen it draft and steers.
             objective=Objective(FIXED, k=k_max),
         )
-        self.recent: deque[Step] = deque(maxlen=RECENT)
-        self._unobserved: deque[Ran] = deque()
-        self._account = Account(k_max)
-        # By SchedulerOutput, until it has run: when it began, its load, what had been asked before
-        # and the limits of then.
-        self._begun: dict[int, tuple[float, Load, Ask, dict[str, int]]] = {}
-        self._ended = self._control = 0.0
+        self.recorder = StepRecorder(k_max)
         # The model runs in this thread: nothing else does while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
         )
         self._least_confidence = config.least_confidence if ragged else 0.0
         self._asked = self._asking = Ask()  # for the drafts that this step verifies; at its end
-        self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
 
     def add_request(self, request: Request) -> None:
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
@@ -94,23 +84,28 @@ class DraftingScheduler(Scheduler):
             self.num_lookahead_tokens = self.policy.most
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
-            self._begun[id(scheduled)] = begun, self._load, self._asked, self._limits.copy()
+            self.recorder.begin(scheduled, begun, self._load, self._asked, self._limits)
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
         if scheduler_output.total_num_scheduled_tokens:
-            begun = perf_counter()
-            self._asked = self._asking
-            self._load = self._measure(scheduler_output)
-            k = self.policy.choose(self._load)
-            least = self._least_confidence if self.policy.doubts else 0.0
-            scheduler_output.num_spec_tokens_to_schedule = k
-            self._asking = Ask(k, least, self.policy.grows)
-            self._asking.attach(scheduler_output)
-            self._control += perf_counter() - begun
+            with self.recorder.controlling():
+                self._choose(scheduler_output)
         super()._update_after_schedule(scheduler_output)
         self._trim()
+
+    def _choose(self, scheduled: SchedulerOutput) -> None:
+        for name in self._limits.keys() - self.requests.keys():
+            del self._limits[name]
+        waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
+        self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max)
+        self._asked = self._asking
+        k = self.policy.choose(self._load)
+        scheduled.num_spec_tokens_to_schedule = k
+        least = self._least_confidence if self.policy.doubts else 0.0
+        self._asking = Ask(k, least, self.policy.grows)
+        self._asking.attach(scheduled)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Where scheduling is synchronous, drafts are asked for after a step."""
@@ -124,70 +119,20 @@ class DraftingScheduler(Scheduler):
                 if request is not None and request.spec_token_ids:
                     request.spec_token_ids = request.spec_token_ids[:limit]
 
-    def _reach(self, decoding: list[str]) -> tuple[int, ...]:
-        """Of a Load."""
-        for name in self._limits.keys() - self.requests.keys():
-            del self._limits[name]
-        if self._limits.keys().isdisjoint(decoding):
-            return ()
-        k_max: int = self.num_spec_tokens
-        return reach([self._limits.get(name, k_max) for name in decoding], k_max)
-
-    def _measure(self, scheduled: SchedulerOutput) -> Load:
-        """What the step is made of, before vLLM counts its tokens as computed."""
-        decoding, context = [], 0
-        for name, tokens in scheduled.num_scheduled_tokens.items():
-            request = self.requests[name]
-            end = request.num_computed_tokens + tokens
-            context += end
-            if end >= request.num_tokens:
-                decoding.append(name)
-        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        return Load(
-            requests=len(decoding),
-            waiting=self.get_request_counts()[1],
-            prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
-            context_tokens=context,
-            draft_tokens=drafts,
-            reach=self._reach(decoding) if self._limits else (),
-        )
-
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output)."""
-        self._verified.append(
-            (counts["request_id"], counts["num_draft_tokens"], counts["num_accepted_tokens"])
+        self.recorder.verified(
+            counts["request_id"], counts["num_draft_tokens"], counts["num_accepted_tokens"]
         )
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
-        extras = Extras.of(model_runner_output)
-        if extras.drafts is not None:
-            self.update_draft_token_ids(extras.drafts)
-        begun = self._begun.pop(id(scheduler_output), None)
-        if begun is not None:
-            ended = perf_counter()
-            start, load, asked, limits = begun
-            made, rows = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-            step = Step(
-                load=load,
-                k=scheduler_output.num_spec_tokens_to_schedule,
-                # Asynchronous steps begin while the one before runs.
-                seconds=ended - max(start, self._ended),
-                tokens=sum(map(len, made)),
-                drafted=(),
-                accepted=(),
-                target_seconds=extras.target_seconds,
-                draft_seconds=extras.draft_seconds,
-                control_seconds=self._control,
-            )
-            self._ended = ended
-            # vLLM has left of the output what a request may have.
-            verified = [Verified(*known, len(made[rows[known[0]]])) for known in self._verified]
-            self._verified.clear()
-            self._unobserved.append(Ran(step, asked, verified, limits))
-            self._control = perf_counter() - ended  # is part of the next step
+        drafts = Extras.of(model_runner_output).drafts
+        if drafts is not None:
+            self.update_draft_token_ids(drafts)
+        self.recorder.end(scheduler_output, model_runner_output)
         return outputs
 
     def _attach_counts(self, outputs: Any) -> None:
@@ -213,32 +158,27 @@ class DraftingScheduler(Scheduler):
         learns from the step before costs no time then. Where it does, it learns from several steps
         at a time, from the second one on with warm caches."""
         if not self._alone:
-            self._observe()
-        elif len(self._unobserved) >= self.policy.patience:
-            begun = perf_counter()
-            self._observe()
-            self._control += perf_counter() - begun
+            self.recorder.tell(self.policy)
+        elif self.recorder.untold >= self.policy.patience:
+            with self.recorder.controlling():
+                self.recorder.tell(self.policy)
         return super().get_grammar_bitmask(scheduler_output)
-
-    def _observe(self) -> None:
-        while self._unobserved:
-            step = self._account.count(self._unobserved.popleft())
-            self.recent.append(step)
-            self.policy.observe(step)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The gateway's way in, over the engine core's utility calls: `state`, `steer` with
         SteerablePolicy.steer's arguments, `begin_with` measured `cells`, or the `recent` steps.
         What is wrong with the arguments comes back as {"error": text, "field": name}."""
         policy = self.policy
-        self._observe()
+        self.recorder.tell(self.policy)
         try:
             if command == "steer":
                 policy.steer(**arguments)
             elif command == "begin_with":
                 policy.begin_with(Cell(*cell) for cell in arguments["cells"])
             elif command == "recent":
-                steps = [step._asdict() | {"load": step.load._asdict()} for step in self.recent]
+                steps = [
+                    step._asdict() | {"load": step.load._asdict()} for step in self.recorder.recent
+                ]
                 return {"steps": steps}
             elif command != "state":
                 raise ObjectiveError("command", f"is unknown: {command!r}")

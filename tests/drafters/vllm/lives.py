@@ -327,8 +327,8 @@ class Lives:
         self._check_counts_sent(outputs, offered, lengths)
         kept = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
         if observed:
-            self.scheduler._observe()
-            ran = self.scheduler.recent[-1]
+            self.scheduler.recorder.tell(self.scheduler.policy)
+            ran = self.scheduler.recorder.recent[-1]
             self._check_load(ran.load, offered, left_out)
             self._check_verified(ran, offered, left_out, lengths, kept)
         self.asked = copy(self.told)

@@ -50,8 +50,8 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     for _ in learned:
         lives.step(2, observed=False)
     # All of them but the last was learned from, sooner or later.
-    assert len(lives.scheduler._unobserved) == 1
-    lives.scheduler._observe()
-    found = [step.control_seconds for step in lives.scheduler.recent]
+    assert lives.scheduler.recorder.untold == 1
+    lives.scheduler.recorder.tell(lives.scheduler.policy)
+    found = [step.control_seconds for step in lives.scheduler.recorder.recent]
     for seconds, steps in zip(found, learned, strict=True):
         assert steps * LEARNING_S <= seconds < (steps + 1) * LEARNING_S

@@ -114,6 +114,6 @@ def test_places_are_reserved_for_what_may_be_asked_for(config: VllmConfig, k: in
     for _ in range(12):
         before = lives.requests[name].num_computed_tokens
         lives.step(k)
-        read = (1 if before else 4) + lives.scheduler.recent[-1].load.draft_tokens
+        read = (1 if before else 4) + lives.scheduler.recorder.recent[-1].load.draft_tokens
         (blocks,) = manager.get_block_ids(name)
         assert len(blocks) == -(-(before + read + k) // size)

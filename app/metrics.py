@@ -60,10 +60,6 @@ DRAFTED = Counter(
 ACCEPTED = Counter(
     "aerie_drafts_accepted_total", "Draft tokens that were accepted, by position.", ["position"]
 )
-LEFT_OUT = Counter(
-    "aerie_drafts_left_out_total",
-    "Draft tokens that were not verified because the drafter doubted them.",
-)
 ACCEPTANCE = Gauge(
     "aerie_acceptance_estimate",
     "The policy's belief in a position, if those before it are accepted.",
@@ -167,7 +163,6 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     for position in range(state["k_max"]):
         grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
         grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)
-    grow(LEFT_OUT, "totals.left_out")
     for entry in state["acceptance"]:
         ACCEPTANCE.labels(str(entry["position"])).set(entry["conditional"])
     for entry in state["costs"]:

@@ -31,14 +31,11 @@ class DrafterConfig:
     `speculative_config.num_speculative_tokens` is the largest K. `catch_up_tokens` is how many
     tokens a request can go without drafting before the drafter forgets what came earlier
     (docs/decisions/0006). `context_tokens` is how many tokens it looks back at most, 0 for all
-    (docs/decisions/0012). While K adapts on a CPU, a draft is left out if the drafter itself gives
-    it and all before it together less than `least_confidence`, 0 for none; the first never is
-    (docs/decisions/0016).
+    (docs/decisions/0012).
     """
 
     catch_up_tokens: int = 256
     context_tokens: int = 0
-    least_confidence: float = 0.05
     bfloat16_on_cpu: bool = True  # a float32 head multiplies in bfloat16 where that is faster
 
     def __post_init__(self) -> None:
@@ -46,8 +43,6 @@ class DrafterConfig:
             raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
         if self.context_tokens < 0:
             raise ValueError(f"context_tokens is {self.context_tokens}, it must not be negative")
-        if not 0.0 <= self.least_confidence < 1.0:
-            raise ValueError(f"least_confidence is {self.least_confidence}, it must be in [0, 1)")
 
     def window(self, max_num_tokens: int) -> int:
         """Tokens of a request that are kept, where a pass has at most `max_num_tokens`: half of

@@ -112,7 +112,6 @@ def drafter_config(settings: Settings) -> DrafterConfig:
     return DrafterConfig(
         catch_up_tokens=speculation.catch_up_tokens,
         context_tokens=speculation.draft_context,
-        least_confidence=speculation.least_confidence,
     )
 
 

@@ -333,13 +333,6 @@ class SpeculationSettings(Section):
         description="How many tokens the drafter looks back at most; 0 for all. A head drafts "
         "worse in contexts that are longer than those it was trained on.",
     )
-    least_confidence: float = Field(
-        DrafterConfig.least_confidence,
-        ge=0,
-        lt=1,
-        description="While K adapts on a CPU, a draft is left out if the drafter itself gives it "
-        "and all before it together a smaller chance than this; 0 leaves none out.",
-    )
 
 
 class EngineSettings(Section):

@@ -69,8 +69,6 @@ class PerTokenCost:
 class Controller:
     """A policy. Its clock is the sum of the steps' seconds; `clock` only dates what it tells."""
 
-    doubts = grows = False
-
     def __init__(
         self, k_max: int, *, catch_up_tokens: int = DrafterConfig.catch_up_tokens,
         objective: Objective | None = None, tuning: Tuning | None = None,

@@ -17,10 +17,6 @@ class Load(NamedTuple):
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
-    # Counted only for `observe`: those that its drafter was asked for and left out, and of both
-    # those beyond K, whose requests had all accepted before.
-    doubted_tokens: int = 0
-    grown_tokens: int = 0
     # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
     reach: tuple[int, ...] = ()
 
@@ -42,25 +38,6 @@ def reach(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
     return at_least(counts)
 
 
-class Run(NamedTuple):
-    """Where a request's step lies in its run: from the step after its last rejection on. A draft
-    that was left out counts as one."""
-
-    before: int = 0  # tokens of the run before this step's
-    made: int = 0  # this step's, none behind the request's end
-    # Where a draft that was left out began the run: tokens up to its place since the last
-    # rejection, and its position in the pass that made it, from 1.
-    left_out_after: int = 0
-    position: int = 0
-
-    def next(self, *, left_out: bool) -> Run:
-        """Of the step after this one, whose drafts were all accepted; whether others of the same
-        pass were left out."""
-        if left_out:
-            return Run(0, 0, self.left_out_after + self.before + self.made, self.made)
-        return self._replace(before=self.before + self.made, made=0)
-
-
 class Step(NamedTuple):
     """What a step did."""
 
@@ -70,10 +47,6 @@ class Step(NamedTuple):
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
     accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
-    runs: tuple[Run, ...] = ()  # of each request that had drafts
-    # [i]: requests for which the drafter was asked for a draft at position i and left it out, but
-    # not the one before; empty: it had to offer all.
-    doubted: tuple[int, ...] = ()
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
     # Of `seconds`: choosing K, counting what came of it, and learning from that where nothing else
@@ -98,17 +71,6 @@ class Policy(Protocol):
     def most(self) -> int:
         """The most that may be asked for at the end of the next step: places in the KV cache are
         reserved for so many."""
-        ...
-
-    @property
-    def doubts(self) -> bool:
-        """Whether the drafter may leave out drafts that it doubts itself."""
-        ...
-
-    @property
-    def grows(self) -> bool:
-        """Whether a request whose drafts were all accepted is asked for more than K
-        (docs/decisions/0017)."""
         ...
 
     @property

@@ -21,7 +21,6 @@ class Totals:
         self.steps = [0] * (k_max + 1)  # by K asked of the drafter
         self.drafted = [0] * k_max  # by position, drafts that were verified
         self.accepted = [0] * k_max
-        self.left_out = 0  # drafts that the drafter doubted
         self.tokens = 0
         self.decode_seconds = 0.0
         self.plain_seconds = 0.0  # that the same tokens would have taken without drafts
@@ -35,7 +34,6 @@ class Totals:
                 break
             self.drafted[i] += drafted
             self.accepted[i] += accepted
-        self.left_out += step.load.doubted_tokens
         self.tokens += step.tokens
         target, draft, control = step.target_seconds, step.draft_seconds, step.control_seconds
         other = max(0.0, step.seconds - target - draft - control)
@@ -51,7 +49,6 @@ class Totals:
             "steps": list(self.steps),
             "drafted": list(self.drafted),
             "accepted": list(self.accepted),
-            "left_out": self.left_out,
             "tokens": self.tokens,
             "decode_seconds": self.decode_seconds,
             "plain_seconds": self.plain_seconds,

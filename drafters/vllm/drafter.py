@@ -24,12 +24,10 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm import half
-from drafters.vllm.ask import Ask
 from drafters.vllm.contexts import Contexts
 from drafters.vllm.greedy import likeliest
 from drafters.vllm.layout import Layout, Rows, lay_out, stored
 from drafters.vllm.limits import draft_limit
-from drafters.vllm.runs import Runs
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,7 +67,6 @@ class Drafter(EagleProposer, ABC):
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
         self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
-        self._runs = Runs(self.max_batch_size)
         self._contexts: Contexts | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
@@ -143,10 +140,8 @@ class Drafter(EagleProposer, ABC):
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
         states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
         common: CommonAttentionMetadata,
-        ask: Ask,
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch; None at `k` = 0. More where they
-        grow with runs, and fewer where the head doubts them more than is allowed."""
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -164,7 +159,6 @@ class Drafter(EagleProposer, ABC):
         counts = (tokens_made >= 0).sum(1)
         verified = self._verified(drafted)
         ends -= np.where(verified > 0, verified + 1 - counts, 0)  # rejected
-        runs = self._runs.verified(slots, verified, counts)
         limits = contexts.limit[slots]
         followed = limits > 0
         if k == 0:
@@ -172,9 +166,8 @@ class Drafter(EagleProposer, ABC):
             return None
 
         unread = self.runner.discard_request_mask.np[:count]
-        wanted = np.where(unread, 0, np.minimum(limits, k + runs if ask.grows else k))
+        wanted = np.where(unread, 0, np.minimum(limits, k))
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
-        self._runs.ask(slots, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
         masked = self.slots_per_draft * np.maximum(wanted - 1, 0)
@@ -204,11 +197,9 @@ class Drafter(EagleProposer, ABC):
             ),
         )
         tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
-        # A single draft is never left out, so that its probability is not needed.
-        least = ask.least_confidence if rows.k.max() > 1 else 0.0
-        found = self._propose(rows, tables, starts, states, common, least)
+        proposed = self._propose(rows, tables, starts, states, common)
         contexts.enter(chosen, rows.end, tables[index])
-        for row, tokens in zip(index.tolist(), found, strict=True):
+        for row, tokens in zip(index.tolist(), proposed, strict=True):
             drafts[row] = tokens
         return drafts
 
@@ -220,11 +211,8 @@ class Drafter(EagleProposer, ABC):
         starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
         states: Sequence[torch.Tensor],
         common: CommonAttentionMetadata,
-        least: float,
     ) -> list[list[int]]:
-        """Enter what is to be entered and draft `rows.k` tokens for each request. Drafts that the
-        head gives less than `least`, together with those before them, are left out, but for the
-        first of a request; 0 leaves out none."""
+        """Enter what is to be entered and draft `rows.k` tokens for each request."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
         """How many drafts of each request the step verified."""
@@ -342,12 +330,10 @@ class Drafter(EagleProposer, ABC):
             slot_mapping=self._device(layout.slots),
         )
 
-    def _likeliest(
-        self, hidden: torch.Tensor, confidence: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         few = self.half or len(hidden) <= self._half_rows
         head = self.lm_head if few else self.model.lm_head
-        return likeliest(self.model, head, hidden, confidence=confidence)
+        return likeliest(self.model, head, hidden)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

@@ -61,17 +61,9 @@ def _asked(processor: Any) -> bool:
     return name is None or bool(getattr(processor, name))
 
 
-def likeliest(
-    head: Any, lm_head: Any, hidden: torch.Tensor, *, confidence: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Drafts: `[drafts, hidden]` -> token ids `[drafts]` and, if asked for, the natural logarithm
-    of the head's probability of each. Without the full-vocabulary tensor that vLLM scatters a draft
-    vocabulary's logits into (llama_eagle3.py, compute_logits)."""
-    logits: torch.Tensor = head.logits_processor(lm_head, hidden)
-    if confidence:
-        logits = logits.float()
-    ids, sure = argmax(logits), None
-    if confidence:  # on a CPU twice as fast as the logits at `ids` less their logsumexp
-        sure = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+def likeliest(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
+    vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
+    ids = argmax(head.logits_processor(lm_head, hidden))
     offsets = head.draft_id_to_target_id
-    return (ids if offsets is None else ids + offsets[ids]), sure
+    return ids if offsets is None else ids + offsets[ids]

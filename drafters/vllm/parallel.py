@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafters.vllm.confidence import confident
 from drafters.vllm.drafter import Drafter
 from drafters.vllm.layout import Rows
 
@@ -28,7 +27,6 @@ class ParallelDrafter(Drafter):
         starts: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
         common: Any,
-        least: float,
     ) -> list[list[int]]:
         layout = self._lay_out(rows, tables, starts)
         self._enter(layout, states)
@@ -39,11 +37,9 @@ class ParallelDrafter(Drafter):
         hidden, _ = self._pass(layout, rows, common)
         if not len(hidden):
             return [[] for _ in rows.k]
-        ids, sure = self._likeliest(hidden, confidence=least > 0.0)
-        tokens = ids.tolist()
-        offered = rows.k if sure is None else confident(sure.cpu().numpy(), rows.k, least)
+        tokens = self._likeliest(hidden).tolist()
         begins = np.cumsum(rows.k) - rows.k
         return [
             tokens[first : first + count]
-            for first, count in zip(begins.tolist(), offered.tolist(), strict=True)
+            for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)
         ]

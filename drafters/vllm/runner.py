@@ -13,7 +13,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm import greedy
-from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import Drafter
 from drafters.vllm.extras import Extras
 from drafters.vllm.finite import by_request, count_broken
@@ -183,7 +182,6 @@ class DraftingRunner(Base):
             sampled_token_ids,
             aux_hidden_states or [hidden_states],
             common_attn_metadata,
-            Ask.of(scheduler_output),
         )
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours

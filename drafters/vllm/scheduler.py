@@ -19,7 +19,6 @@ from drafters.control.calibration import Cell
 from drafters.control.controller import Controller
 from drafters.control.objective import FIXED, Objective, ObjectiveError
 from drafters.control.policy import SteerablePolicy
-from drafters.vllm.ask import Ask
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit, follows_counts
 from drafters.vllm.runner import has_own_drafter
@@ -56,8 +55,6 @@ class DraftingScheduler(Scheduler):
         self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)
-        # A GPU verifies a few more at no cost until it is busy; on V2 they stay on the device.
-        ragged = self.brings_drafts and current_platform.is_cpu()
         self.policy = Controller(
             k_max,
             catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
@@ -69,8 +66,6 @@ class DraftingScheduler(Scheduler):
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
         )
-        self._least_confidence = config.least_confidence if ragged else 0.0
-        self._asked = self._asking = Ask()  # for the drafts that this step verifies; at its end
 
     def add_request(self, request: Request) -> None:
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
@@ -84,7 +79,7 @@ class DraftingScheduler(Scheduler):
             self.num_lookahead_tokens = self.policy.most
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
-            self.recorder.begin(scheduled, begun, self._load, self._asked, self._limits)
+            self.recorder.begin(scheduled, begun, self._load)
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -100,12 +95,7 @@ class DraftingScheduler(Scheduler):
             del self._limits[name]
         waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
         self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max)
-        self._asked = self._asking
-        k = self.policy.choose(self._load)
-        scheduled.num_spec_tokens_to_schedule = k
-        least = self._least_confidence if self.policy.doubts else 0.0
-        self._asking = Ask(k, least, self.policy.grows)
-        self._asking.attach(scheduled)
+        scheduled.num_spec_tokens_to_schedule = self.policy.choose(self._load)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Where scheduling is synchronous, drafts are asked for after a step."""
@@ -121,9 +111,7 @@ class DraftingScheduler(Scheduler):
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Called for each request that had drafts (update_from_output)."""
-        self.recorder.verified(
-            counts["request_id"], counts["num_draft_tokens"], counts["num_accepted_tokens"]
-        )
+        self.recorder.verified(counts["num_draft_tokens"], counts["num_accepted_tokens"])
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

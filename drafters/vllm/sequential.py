@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from drafters.vllm.layout import Rows, following
 class SequentialDrafter(Drafter):
     """The first pass enters what the target has read, and drafts a token for each request. Each
     pass behind it reads one token a request, its newest draft, beside the hidden state that this
-    draft came from. A request that has its drafts, or doubts them, is in no further pass.
+    draft came from. A request that has its drafts is in no further pass.
     """
 
     slots_per_draft = 0
@@ -31,7 +30,6 @@ class SequentialDrafter(Drafter):
         starts: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
         common: Any,
-        least: float,
     ) -> list[list[int]]:
         now = replace(rows, k=np.minimum(rows.k, 1))
         layout = self._lay_out(now, tables, starts)
@@ -39,18 +37,12 @@ class SequentialDrafter(Drafter):
         hidden, carried = self._pass(layout, now, common)
 
         which = np.flatnonzero(rows.k)  # the requests of this pass, as entries of `rows`
-        total = np.zeros(len(rows.k))  # logarithm of the probability of all drafts so far
-        owners, found, offered = [], [], []
+        owners, found = [], []
         for depth in range(1, int(rows.k.max()) + 1):
-            ids, sure = self._likeliest(hidden, confidence=least > 0.0)
-            trusted = np.ones(len(which), bool)
-            if sure is not None:
-                total[which] += sure.cpu().numpy()
-                trusted = total[which] >= math.log(least)
+            ids = self._likeliest(hidden)
             owners.append(which)
             found.append(ids)
-            offered.append(trusted | (depth == 1))
-            goes_on = np.flatnonzero(trusted & (rows.k[which] > depth))
+            goes_on = np.flatnonzero(rows.k[which] > depth)
             if not goes_on.size:
                 break
             if goes_on.size < which.size:
@@ -66,11 +58,7 @@ class SequentialDrafter(Drafter):
 
         drafts: list[list[int]] = [[] for _ in rows.k]
         if found:
-            tokens = torch.cat(found).tolist()  # the device is waited for once, unless it is asked
-            kept = np.concatenate(offered).tolist()
-            for row, token, offer in zip(
-                np.concatenate(owners).tolist(), tokens, kept, strict=True
-            ):
-                if offer:
-                    drafts[row].append(token)
+            tokens = torch.cat(found).tolist()  # the device is waited for once
+            for row, token in zip(np.concatenate(owners).tolist(), tokens, strict=True):
+                drafts[row].append(token)
         return drafts

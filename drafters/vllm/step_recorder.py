@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from drafters.control.policy import Load, Policy, Step, reach
-from drafters.vllm.account import Account, Ran, Verified
-from drafters.vllm.ask import Ask
+from drafters.control.policy import Load, Policy, Step, at_least, reach
 from drafters.vllm.extras import Extras
 
 RECENT = 64  # steps that are remembered for calibration
@@ -21,12 +19,10 @@ class _Begun(NamedTuple):
 
     at: float
     load: Load
-    asked: Ask  # for the drafts that it verifies
-    limits: Mapping[str, int]  # of requests that may have fewer than k_max drafts
 
 
 class StepRecorder:
-    """Steps by SchedulerOutput from `begin` to `end`, and what became of each request's drafts.
+    """Steps by SchedulerOutput from `begin` to `end`, and what became of their drafts.
 
     What a step says of drafts is counted when the policy is told of it: between two steps of a
     model in this thread nothing else runs.
@@ -34,10 +30,10 @@ class StepRecorder:
 
     def __init__(self, k_max: int) -> None:
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self._account = Account(k_max)
+        self._k_max = k_max
         self._begun: dict[int, _Begun] = {}
-        self._untold: deque[Ran] = deque()
-        self._verified: list[tuple[str, int, int]] = []  # requests, their drafts, those accepted
+        self._untold: deque[tuple[Step, list[tuple[int, int]]]] = deque()
+        self._verified: list[tuple[int, int]] = []  # drafts of a request, those accepted
         self._ended = self._control = 0.0
 
     @property
@@ -52,15 +48,13 @@ class StepRecorder:
         yield
         self._control += perf_counter() - began
 
-    def begin(
-        self, scheduled: Any, at: float, load: Load, asked: Ask, limits: Mapping[str, int]
-    ) -> None:
+    def begin(self, scheduled: Any, at: float, load: Load) -> None:
         """A step was laid out, since `at`."""
-        self._begun[id(scheduled)] = _Begun(at, load, asked, dict(limits))
+        self._begun[id(scheduled)] = _Begun(at, load)
 
-    def verified(self, request: str, drafts: int, accepted: int) -> None:
+    def verified(self, drafts: int, accepted: int) -> None:
         """Of the step that ends next: a request that had drafts."""
-        self._verified.append((request, drafts, accepted))
+        self._verified.append((drafts, accepted))
 
     def end(self, scheduled: Any, output: Any) -> None:
         """A step has run; of the output vLLM has left what its requests may have."""
@@ -68,13 +62,12 @@ class StepRecorder:
         if begun is None:
             return
         ended, extras = perf_counter(), Extras.of(output)
-        made, rows = output.sampled_token_ids, output.req_id_to_index
         step = Step(
             load=begun.load,
             k=scheduled.num_spec_tokens_to_schedule,
             # Asynchronous steps begin while the one before runs.
             seconds=ended - max(begun.at, self._ended),
-            tokens=sum(map(len, made)),
+            tokens=sum(map(len, output.sampled_token_ids)),
             drafted=(),
             accepted=(),
             target_seconds=extras.target_seconds,
@@ -82,15 +75,19 @@ class StepRecorder:
             control_seconds=self._control,
         )
         self._ended = ended
-        verified = [Verified(*known, len(made[rows[known[0]]])) for known in self._verified]
-        self._verified.clear()
-        self._untold.append(Ran(step, begun.asked, verified, begun.limits))
+        self._untold.append((step, self._verified))
+        self._verified = []
         self._control = perf_counter() - ended  # is part of the next step
 
     def tell(self, policy: Policy) -> None:
         """The policy learns from every step that it has not been told of."""
         while self._untold:
-            step = self._account.count(self._untold.popleft())
+            step, verified = self._untold.popleft()
+            drafted, accepted = [0] * (self._k_max + 1), [0] * (self._k_max + 1)
+            for drafts, right in verified:
+                drafted[drafts] += 1
+                accepted[right] += 1
+            step = step._replace(drafted=at_least(drafted), accepted=at_least(accepted))
             self.recent.append(step)
             policy.observe(step)
 

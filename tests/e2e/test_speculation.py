@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from drafters.control.totals import PHASES
+from drafters.control.report import PHASES
 
 from .gateway import MODEL
 from .prompts import PROMPTS

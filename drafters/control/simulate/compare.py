@@ -67,7 +67,7 @@ class Moving:
 class Oracle:
     """Knows the true rates."""
 
-    doubts, grows, patience = False, False, 1
+    patience = 1
 
     def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
         self._hardware, self._survival, self._k_max = hardware, list(survival), k_max

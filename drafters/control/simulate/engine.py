@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from drafters.config import DrafterConfig
-from drafters.control.policy import Load, Policy, Run, Step, at_least, reach
+from drafters.control.policy import Load, Policy, Step, at_least, reach
 from drafters.control.simulate.hardware import Hardware
 from drafters.control.simulate.traces import Trace
 
@@ -30,7 +30,6 @@ class Request:
     context: int = 0
     drafted: int = 0  # waiting to be verified
     limit: int | None = None  # most drafts in a step
-    run: int = 0  # tokens since the step after its last rejection
     unseen: int = 0  # tokens that the drafter has skipped
     arrived: float = 0.0
 
@@ -113,7 +112,7 @@ class Engine:
         )
         k = self.policy.choose(load)
         before = [request.context for request in decoding]
-        drafted, accepted, runs, made = self._verify(decoding)
+        drafted, accepted, made = self._verify(decoding)
         for request, context in zip(decoding, before, strict=True):
             if k == 0:
                 request.unseen += request.context - context
@@ -144,7 +143,7 @@ class Engine:
                 totals.waited_s += totals.elapsed_s - request.arrived
         self._running = [request for request in self._running if request.output > 0]
         share = drafting / exact
-        step = Step(load, k, seconds, made, drafted, accepted, runs, draft_seconds=share * seconds)
+        step = Step(load, k, seconds, made, drafted, accepted, draft_seconds=share * seconds)
         self._unobserved.append(step)
         if len(self._unobserved) - self._lag >= (self.policy.patience if self._together else 1):
             while len(self._unobserved) > self._lag:
@@ -176,12 +175,9 @@ class Engine:
         request.unseen += tokens
         return tokens
 
-    def _verify(
-        self, decoding: list[Request]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Run, ...], int]:
-        """Drafts verified and accepted at each position, runs, and tokens made."""
+    def _verify(self, decoding: list[Request]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Drafts verified and accepted at each position, and tokens made."""
         draw, made = self._rng.random, 0
-        runs: list[Run] = []
         offers = [0] * (self.policy.k_max + 1)
         ends = [0] * (self.policy.k_max + 1)
         for request in decoding:
@@ -194,11 +190,8 @@ class Engine:
                 ends[hits] += 1
                 self.totals.expected_tokens += sum(request.survival[:drafted])
             tokens = min(hits + 1, request.output)
-            if drafted:
-                runs.append(Run(request.run, tokens))
-            request.run = request.run + tokens if 0 < hits == drafted else 0
             made += tokens
             request.output -= tokens
             request.context += tokens
         self.totals.expected_tokens += len(decoding)
-        return at_least(offers), at_least(ends), tuple(runs), made
+        return at_least(offers), at_least(ends), made

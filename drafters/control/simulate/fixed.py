@@ -8,7 +8,7 @@ from drafters.control.policy import Load, Step
 class Fixed:
     """`k` draft tokens in every step."""
 
-    doubts, grows, patience = False, False, 1
+    patience = 1
 
     def __init__(self, k: int, k_max: int) -> None:
         self._k_max = k_max

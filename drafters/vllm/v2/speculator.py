@@ -327,7 +327,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             )
         if k:
             drafting = last[self._drafts[: count * k]]
-            chosen, _ = likeliest(self.model, self.model.lm_head, drafting)
+            chosen = likeliest(self.model, self.model.lm_head, drafting)
             self.draft_tokens[:count, :k] = chosen.view(count, k)
 
     def _device(self, values: Ints) -> torch.Tensor:

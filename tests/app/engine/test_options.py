@@ -22,11 +22,10 @@ def test_eagle_3_is_asked_for_by_its_method() -> None:
 
 
 def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
-    given = {"catch_up_tokens": "99", "draft_context": "500", "least_confidence": "0.2"}
+    given = {"catch_up_tokens": "99", "draft_context": "500"}
     options = engine_options(load(given, {}))
     ours = options["additional_config"]["aerie"]
     assert (ours["catch_up_tokens"], ours["context_tokens"]) == (99, 500)
-    assert ours["least_confidence"] == 0.2
     assert options["scheduler_cls"].endswith(".DraftingScheduler")
     assert options["async_scheduling"] is False
 

@@ -14,7 +14,7 @@ from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
 from drafters.control.objective import FIXED, Objective, ObjectiveError
-from drafters.control.policy import Load, Run, Step
+from drafters.control.policy import Load, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
 
@@ -38,15 +38,13 @@ class Core:
         k: int,
         accepted: int = 1,
         seconds: float | None = None,
-        left_out: int = 0,
     ) -> None:
-        load = Load(requests, draft_tokens=requests * k, doubted_tokens=left_out)
+        load = Load(requests, draft_tokens=requests * k)
         took = self.seconds(requests, k) if seconds is None else seconds
         counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
         right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
         made = requests * (1 + min(k, accepted))
-        runs = (Run(0, 1 + min(k, accepted)),) * requests if k else ()
-        self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right), runs))
+        self.policy.observe(Step(load, k, took, made, tuple(counts), tuple(right)))
         self.recent.append(
             {
                 "k": k, "seconds": took,
@@ -160,18 +158,17 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
         ("aerie_steps_total", {"k": "5"}),
         ("aerie_steps_k_total", {}),
         ("aerie_drafts_accepted_total", {"position": "1"}),
-        ("aerie_drafts_left_out_total", {}),
     )
     before = [value(name, **labels) for name, labels in names]
-    core.step(3, 5, accepted=2, left_out=4)
+    core.step(3, 5, accepted=2)
     asyncio.run(hand.state())
     asyncio.run(hand.state())  # nothing new
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3, 4]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3]
     core = Core()
     asyncio.run(hand.resume(core))
     core.step(2, 5, accepted=1)
     asyncio.run(hand.steer({"k": 5}))
-    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5, 4]
+    assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0
 

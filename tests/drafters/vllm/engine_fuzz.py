@@ -49,17 +49,8 @@ class RandomK:
         self.patience = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
-        self.accepted = self.left_out = self.grown = 0
-        self.run_on = {0}
+        self.accepted = 0
         self.idle = 0
-
-    @property
-    def doubts(self) -> bool:
-        return self.random.random() < 0.5
-
-    @property
-    def grows(self) -> bool:
-        return self.random.random() < 0.5
 
     def choose(self, load: Load) -> int:
         if self.idle:
@@ -72,18 +63,7 @@ class RandomK:
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
-        # Each goes on from an earlier step.
-        assert all(run.before in self.run_on for run in step.runs)
-        assert len(step.runs) == step.drafted[0]
-        made = [run.made for run in step.runs]
-        # Fewer where a request has come to its end (which ones: lives.py).
-        assert min(made, default=1) >= 1
-        assert sum(made) <= sum(step.accepted) + len(made)
-        assert step.tokens == sum(made) + step.load.requests - len(made)  # one each, undrafted
-        self.run_on |= {run.before + run.made for run in step.runs}
         self.accepted += sum(step.accepted)
-        self.left_out += step.load.doubted_tokens
-        self.grown += step.load.grown_tokens
 
 
 class FuzzScheduler(DraftingScheduler):
@@ -191,8 +171,6 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     assert core.scheduler.recorder.untold <= 1
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
-        "left_out": policy.left_out,
-        "grown": policy.grown,
         "passes": drafter.passes,
     }  # fmt: skip
 

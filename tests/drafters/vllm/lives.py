@@ -29,12 +29,10 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from drafters.control.policy import Load, Step
-from drafters.vllm.ask import Ask
 from drafters.vllm.drafter import Drafter
 from drafters.vllm.layout import Layout, Rows
 from drafters.vllm.limits import MAX_K
 from drafters.vllm.parallel import ParallelDrafter
-from drafters.vllm.runs import Runs
 from drafters.vllm.scheduler import DraftingScheduler
 from drafters.vllm.sequential import SequentialDrafter
 
@@ -125,7 +123,7 @@ class Watched(Drafter):
         self.supports_mm_inputs = self.uses_mrope = self.uses_xdrope_dim = False
         self.draft_uses_xdrope_dim = 0
         self.pass_hidden_states_to_model = True
-        self._contexts, self._runs = None, Runs(SEQUENCES)
+        self._contexts = None
         # What no one stored must not look right.
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
@@ -154,15 +152,12 @@ class Watched(Drafter):
         self.rows, self.metadata = rows, super()._metadata(layout, rows, common)
         return self.metadata
 
-    def _likeliest(
-        self, hidden: torch.Tensor, confidence: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         ids = torch.tensor([self.lives.token() for _ in hidden], dtype=torch.int64)
         owners = np.repeat(self.rows.index, self.rows.k).tolist()
         for row, token in zip(owners, ids.tolist(), strict=True):
             self.drafted[row].append(token)
-        sure = torch.tensor([self.lives.random.random() for _ in hidden]).log()
-        return ids, sure if confidence else None
+        return ids
 
 
 class WatchedParallel(Watched, ParallelDrafter):
@@ -176,11 +171,11 @@ class WatchedSequential(Watched, SequentialDrafter):
 class Told:
     """A policy that does as it is told."""
 
-    k_max, k, doubts, grows, patience = K_MAX, 0, False, False, 1
+    k_max, k, patience = K_MAX, 0, 1
 
     @property
     def most(self) -> int:
-        return K_MAX if self.grows else self.k
+        return self.k
 
     def choose(self, load: Load) -> int:
         return self.k
@@ -210,9 +205,6 @@ class Lives:
         )
         self.scheduler.policy = self.told = Told()
         self.asked = Told()  # as it was told in the step before
-        # What a Step is to say of each request: its run, and the draft left out before that.
-        self.runs: dict[str, int] = {}
-        self.left_out: dict[str, tuple[int, int]] = {}
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -280,13 +272,10 @@ class Lives:
             )
             self.seen["aborted"] += 1
 
-    def step(
-        self, k: int, *, doubts: bool = False, grows: bool = False, observed: bool = True
-    ) -> None:
-        """One engine step with `k` draft tokens to be made for the next one; some of them may be
-        left out if `doubts`, and runs have more if it `grows`. Unless `observed`, the scheduler
-        tells the policy of it when it likes to, and that is not looked at."""
-        self.told.k, self.told.doubts, self.told.grows = k, doubts, grows
+    def step(self, k: int, *, observed: bool = True) -> None:
+        """One engine step with `k` draft tokens to be made for the next one. Unless `observed`, the
+        scheduler tells the policy of it when it likes to, and that is not looked at."""
+        self.told.k = k
         scheduled = self.scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
             self.blocks[new.req_id] = list(new.block_ids[0])
@@ -311,10 +300,8 @@ class Lives:
         self.scheduler.get_grammar_bitmask(scheduled)
         sampled, states, common = self._run(scheduled)
         offered = scheduled.scheduled_spec_decode_tokens
-        left_out = self._left_out(offered)
-        ask = Ask.of(scheduled)
-        assert (ask.k, ask.doubts, ask.grows) == (k, doubts, grows)
-        drafts = self.drafter.draft(k, offered, sampled, [states], common, ask)
+        assert scheduled.num_spec_tokens_to_schedule == k
+        drafts = self.drafter.draft(k, offered, sampled, [states], common)
         assert (drafts is None) == (k == 0)
         made = [
             [] if unread else [token for token in row if token >= 0]
@@ -329,8 +316,8 @@ class Lives:
         if observed:
             self.scheduler.recorder.tell(self.scheduler.policy)
             ran = self.scheduler.recorder.recent[-1]
-            self._check_load(ran.load, offered, left_out)
-            self._check_verified(ran, offered, left_out, lengths, kept)
+            self._check_load(ran.load)
+            self._check_verified(ran, offered, lengths, kept)
         self.asked = copy(self.told)
         if drafts is not None:
             self._check_counts(drafts)
@@ -360,60 +347,23 @@ class Lives:
                 assert counts is not self.requests[name].spec_decode_metrics or output.finish_reason
                 self.seen["counts followed"] += followed
 
-    def _left_out(self, offered: dict[str, list[int]]) -> dict[str, int]:
-        return {
-            name: max(0, self._most(name) - len(drafts)) if self.asked.doubts else 0
-            for name, drafts in offered.items()
-        }
-
-    def _most(self, name: str) -> int:
-        """Drafts of a request that the step before asked for, or that this one does."""
-        k = self.asked.k
-        return min(self._limit(name), k + self.runs.get(name, 0) if self.asked.grows and k else k)
-
     def _check_verified(
-        self,
-        step: Step,
-        offered: dict[str, list[int]],
-        left_out: dict[str, int],
-        made: dict[str, int],
-        kept: dict[str, int],
+        self, step: Step, offered: dict[str, list[int]], made: dict[str, int], kept: dict[str, int]
     ) -> None:
-        """What the policy is told of drafts, those that the drafter left out, and runs."""
-        runs, goes_on, begun = [], {}, {}
-        for name, drafts in offered.items():
-            run, tokens = self.runs.get(name, 0), made[name]
-            place, position = self.left_out.get(name, (0, 0))
-            runs.append((run, kept[name], place, position))
-            self.seen["cut"] += kept[name] < tokens
-            if tokens == len(drafts) + 1:
-                if left_out[name]:
-                    begun[name] = (place + run + tokens, tokens)
-                    self.seen["twice"] += place > 0
-                else:
-                    goes_on[name] = run + tokens
-                    begun[name] = (place, position)
-        self.runs, self.left_out = (goes_on, begun) if step.k else ({}, {})
-        assert sorted(step.runs) == sorted(runs)
-        lengths = [len(drafts) for drafts in offered.values()]
-        assert step.drafted == tuple(sum(n > i for n in lengths) for i in range(K_MAX))
-        ends = [len(offered[name]) for name, count in left_out.items() if count]
-        doubted = tuple(ends.count(i) for i in range(K_MAX)) if self.asked.doubts else ()
-        assert step.doubted == doubted
-        self.seen["doubted"] += len(ends)
+        """What the policy is told of drafts."""
+        self.seen["cut"] += sum(kept[name] < made[name] for name in offered)
+        drafts = [len(offered[name]) for name in offered]
+        right = [made[name] - 1 for name in offered]
+        for told, counts in ((step.drafted, drafts), (step.accepted, right)):
+            assert told == tuple(sum(n > i for n in counts) for i in range(K_MAX))
 
     def _limit(self, name: str) -> int:
         parameters = self.requests[name].sampling_params
         assert parameters is not None
         return int((parameters.extra_args or {}).get(MAX_K, K_MAX))
 
-    def _check_load(
-        self, load: Load, offered: dict[str, list[int]], left_out: dict[str, int]
-    ) -> None:
+    def _check_load(self, load: Load) -> None:
         """What the policy is told of who may be drafted for, and how far."""
-        assert load.doubted_tokens == sum(left_out.values())
-        beyond = [self._most(name) - min(self._limit(name), self.asked.k) for name in offered]
-        assert load.grown_tokens == sum(beyond)
         rows = zip(self.batch.req_ids, self.discard_request_mask.np, strict=True)
         limits = [self._limit(name) for name, unread in rows if not unread]
         assert load.requests == len(limits)
@@ -423,8 +373,7 @@ class Lives:
 
     def _check_counts(self, drafts: list[list[int]]) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
-            assert len(row) <= self._most(name)
-            self.seen["grown"] += len(row) > self.asked.k
+            assert len(row) <= min(self._limit(name), self.asked.k)
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's

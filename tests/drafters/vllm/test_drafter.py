@@ -35,7 +35,7 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
         letters=random.choice([1, 2, 50]),  # few: texts agree by chance, and fork
         context=random.choice([0, 0, 9, 24]),
     )
-    k, left, doubts, grows = 0, 0, False, False
+    k, left = 0, 0
     for step in range(steps):
         if step < 3 or (random.random() < 0.25 and lives.alive() < 7):
             lives.arrive()
@@ -44,9 +44,8 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
         if left == 0:
             left = random.choice([1, 1, 1, 4, 10])
             k = random.choice([0, random.randint(0, K_MAX)])
-            doubts, grows = random.random() < 0.5, random.random() < 0.5
         left -= 1
-        lives.step(k, doubts=doubts, grows=grows)
+        lives.step(k)
     return lives.seen
 
 
@@ -59,10 +58,10 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
     for seed in range(24):
         seen += live(config, seed)
     # Every danger was met, or the test says nothing.
-    dangers = "hits preempted resumed anew held aborted rejected limited doubted grown cut"
+    dangers = "hits preempted resumed anew held aborted rejected limited cut"
     for danger in dangers.split():
         assert seen[danger] > 50, f"{danger}: {seen[danger]}"
-    assert seen["passes"] > 1000 and seen["twice"] > 20
+    assert seen["passes"] > 1000
     assert (seen["followed"] > 1000) == (not config.speculative_config.parallel_drafting)
     # Keys that differ by the next token at a block's end come from vLLM's cache alone, seldom.
     assert seen["forked"] < 0.02 * seen["passes"]

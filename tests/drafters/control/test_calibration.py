@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from drafters.control.table import CostTable
 
 from drafters.control.calibration import Calibration, CalibrationError, Cell, plan
+from drafters.control.cost_table import CostTable
+from drafters.control.tuning import Tuning
 
 HERE = {"hardware": "NVIDIA B200", "model": "target", "head": "head-1", "vllm": "0.32.0"}
 
@@ -135,7 +136,7 @@ def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
 def test_cells_are_cut_off_from_their_source() -> None:
     """A controller learns in its cells; two of them must not learn in the same ones."""
     found = Calibration(HERE, (Cell(1, 0, 0.0, 0.1),))
-    table = CostTable(1)
+    table = CostTable(1, Tuning(), lambda: 0.0)
     table.load(found.cells)
-    table.observe(1, 0, 0, 0.2)
+    table.observe(1, 0, 0.2)
     assert found.cells[0].seconds == 0.1

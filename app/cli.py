@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["models"]:
         return _models(arguments[1:])
     if arguments[:1] == ["simulate"]:
-        from drafters.control.simulate.command import main as simulate
+        from bench.simulate.command import main as simulate
 
         return simulate(arguments[1:])
     parser, commands = _parser()

@@ -78,7 +78,7 @@ MAP: dict[str, set[str]] = {
     "bench.provenance": set(),
     "bench.load": set(),
     "bench.workloads": {"bench.load", "drafters.train"},
-    "bench.systems": {"bench.load", "bench.provenance", *HEAD_CONFIG}
+    "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
     | GROUND
     | ENGINE
     | POLICY
@@ -111,11 +111,13 @@ MAP: dict[str, set[str]] = {
     "bench.overload": set(),
     "bench.openmp": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS | {"bench.offline"},
+    "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"} | POLICY,
+    "bench.simulate.curve": set(),
     "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.offline", "bench.sweep"},
     "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
-    "drafters.control": {"drafters.config", "drafters.markdown"},
+    "drafters.control": {"drafters.config"},
     "drafters.gguf_conversion": set(),
     "drafters.log_records": set(),
     "drafters.markdown": set(),
@@ -145,7 +147,7 @@ MAP: dict[str, set[str]] = {
 LAZY_HOOKS = {
     "app.cli": {
         "bench.command",
-        "drafters.control.simulate.command",
+        "bench.simulate.command",
         "drafters.train.command",
         "drafters.train.evaluate",
         "drafters.train.prompts.command",

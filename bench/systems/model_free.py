@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import REPOSITORY
-from drafters.control.simulate.curve import from_length, from_lengths
+from bench.simulate.curve import from_length, from_lengths
 
 _TOKENIZER = REPOSITORY / "models" / "embedded" / "target"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

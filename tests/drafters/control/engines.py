@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
+from bench.simulate.curve import geometric
+from bench.simulate.engine import Engine, Request
+from bench.simulate.hardware import Hardware
+from bench.simulate.traces import Clients, Shape
 from drafters.control.calibration import Calibration
 from drafters.control.policy import Policy
-from drafters.control.simulate.curve import geometric
-from drafters.control.simulate.engine import Engine, Request
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.traces import Clients, Shape
 
 # Small batches gain from drafts, large ones lose. Of 0..7 drafts 5, 2, 0, 0 are best for prose at
 # 1, 6, 20 and 48 requests, and 7, 5, 2, 0 for code.

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from bench.simulate.engine import Totals
+from bench.simulate.fixed import Fixed
+from bench.simulate.hardware import Hardware
 from drafters.control.controller import Controller
 from drafters.control.objective import FIXED, LATENCY, OBJECTIVES, OFF, THROUGHPUT, Objective
 from drafters.control.policy import Load, Step
-from drafters.control.simulate.engine import Totals
-from drafters.control.simulate.fixed import Fixed
-from drafters.control.simulate.hardware import Hardware
 from drafters.control.tuning import Tuning
 from tests.drafters.control.engines import (
     CODE,

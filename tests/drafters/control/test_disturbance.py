@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from bench.simulate.hardware import Hardware
 from drafters.control.calibration import Calibration
 from drafters.control.controller import Controller
 from drafters.control.policy import Load
-from drafters.control.simulate.hardware import Hardware
 from tests.drafters.control.engines import HUMANEVAL, SMOLLM2, best, engine
 
 K_MAX = 5

@@ -26,7 +26,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it
 
 from vllm import LLM, SamplingParams
 
-from drafters.control.simulate.fixed import Fixed
+from bench.simulate.fixed import Fixed
 
 LONGEST = 2048
 FEW = 4

@@ -26,8 +26,8 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load
-from drafters.control.simulate.fixed import Fixed
 from drafters.vllm.runner import DraftingRunner
 from drafters.vllm.scheduler import DraftingScheduler
 

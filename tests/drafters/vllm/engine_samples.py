@@ -23,8 +23,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it
 
 from vllm import LLM, SamplingParams
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
-from drafters.control.simulate.fixed import Fixed
 
 
 class Counting(Fixed):

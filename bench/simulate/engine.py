@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bench.simulate.hardware import Hardware
+from bench.simulate.traces import Trace
 from drafters.config import DrafterConfig
 from drafters.control.policy import Load, Policy, Step, at_least, reach
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.traces import Trace
 
 NOISE = 0.03  # standard deviation of a step's time, as a logarithm
 PAUSES, PAUSE = 0.0005, 20.0  # share of steps that take so many times as long

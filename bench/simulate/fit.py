@@ -14,9 +14,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from drafters.control.simulate.curve import from_length, from_lengths
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.minimise import minimise
+from bench.simulate.curve import from_length, from_lengths
+from bench.simulate.hardware import Hardware
+from bench.simulate.minimise import minimise
 
 FITTED_WORKLOAD = "HumanEval"
 NONE, P_EAGLE, EAGLE_3 = "none", "p-eagle", "eagle-3"
@@ -63,7 +63,7 @@ class Replay:
 @cache
 def published() -> dict[str, Any]:
     """The published figures with their sources."""
-    text = (files("drafters.control.simulate") / "published.json").read_text("utf-8")
+    text = (files("bench.simulate") / "published.json").read_text("utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 

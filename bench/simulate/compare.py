@@ -7,19 +7,22 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.simulate.engine import NOISE, Engine, Request, Totals
+from bench.simulate.fit import Place, cpu
+from bench.simulate.fixed import Fixed
+from bench.simulate.hardware import Hardware
+from bench.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
 from drafters.control.calibration import Calibration
 from drafters.control.controller import Controller
 from drafters.control.policy import Load, Policy, Step
-from drafters.control.simulate.engine import NOISE, Engine, Request, Totals
-from drafters.control.simulate.fit import Place, cpu
-from drafters.control.simulate.fixed import Fixed
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
 
 STEPS = 3000  # at each published place, the controller's first ones included
 CALIBRATED_STEPS = 16  # a cell
 CPU_K_MAX = 7
-PROMPT, OUTPUT = 24, 96  # tokens
+PROMPT = 24  # tokens
+# Tokens, drawn evenly. Were all as long, 48 users who start together would end together, and how
+# many such waves a burst of 4 s has would be luck worth a tenth of the trace's tokens.
+OUTPUT = (48, 144)
 STAGES = (1, 4, 16, 48, 16, 4, 1)  # requests at once
 
 MakeTrace = Callable[[Callable[[], Request], random.Random], Trace]
@@ -174,7 +177,12 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
             rng = random.Random(seed + replica)
             arrivals = random.Random(f"{seed + replica} arrivals")
             policy = policies(rng)
-            trace = make(lambda: Request(survival, PROMPT, OUTPUT), arrivals)
+            lengths = random.Random(f"{seed + replica} lengths")  # the same for every policy
+
+            def new(lengths: random.Random = lengths) -> Request:
+                return Request(survival, PROMPT, lengths.randint(*OUTPUT))
+
+            trace = make(new, arrivals)
             totals = Engine(hardware, policy, trace, rng, asynchronous=True).run()
             tokens += totals.tokens
             # The open loop makes the same tokens whatever K is; what differs is the wait.

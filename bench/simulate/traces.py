@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from drafters.control.simulate.engine import Request
+    from bench.simulate.engine import Request
 
 New = Callable[[], "Request"]
 Shape = Sequence[tuple[float, int]]  # (until this time, so many clients)

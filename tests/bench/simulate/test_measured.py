@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.measured import measured
+from bench.simulate.hardware import Hardware
+from bench.simulate.measured import measured
 
 TRUE = Hardware(4e-3, 2e-5, 0.0, 0.0, 1e-5, 1e-3, 4e-6)
 

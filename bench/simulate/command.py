@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from drafters.control.simulate.compare import (
+from bench.simulate.compare import (
     STEPS,
     Moving,
     Steady,
@@ -19,9 +19,8 @@ from drafters.control.simulate.compare import (
     steady,
     traces,
 )
-from drafters.control.simulate.fit import Ratio, published, replay
-from drafters.control.simulate.measured import measured
-from drafters.control.simulate.plot import draw
+from bench.simulate.fit import Ratio, published, replay
+from bench.simulate.measured import measured
 from drafters.markdown import columns
 
 SEED = 1
@@ -51,12 +50,25 @@ def main(argv: Sequence[str]) -> int:
             f"measured: {arguments.costs}, {len(errors)} steps, the fit to them is off by "
             f"{100 * median(errors):.1f}% in the median, {100 * max(errors):.1f}% at worst"
         )
-    if arguments.plot is not None:
-        arguments.plot.write_text(draw(played.ratios, loads), "utf-8")
-        print(f"plot: {arguments.plot}")
+    if arguments.plot is not None and not _drawn(arguments.plot, played.ratios, loads):
+        return 1
     if arguments.json:
         print(json.dumps(_document(played.ratios, steadies, loads), allow_nan=False))
     return 0
+
+
+def _drawn(file: Path, ratios: Sequence[Ratio], loads: Sequence[Moving]) -> bool:
+    """Whether the drawing was written. Only this needs more than the standard library."""
+    from bench.simulate.plot import figure_of
+    from bench.sweep.plots import NoPlots, svg
+
+    try:
+        file.write_text(svg(figure_of(ratios, loads)), "utf-8")
+    except NoPlots as error:
+        print(f"aerie simulate: {error}", file=sys.stderr)
+        return False
+    print(f"plot: {file}")
+    return True
 
 
 def _report(
@@ -127,7 +139,9 @@ def _errors(ratios: Sequence[Ratio], fitted: bool = True) -> list[float]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie simulate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a drawing")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="write a drawing (needs matplotlib)"
+    )
     parser.add_argument(
         "--costs", type=Path, metavar="FILE.jsonl",
         help="hardware as measured by `aerie bench device` or `sweep`, beside the published, and "

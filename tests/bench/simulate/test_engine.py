@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulate.engine import CATCH_UP, Engine, Request
+from bench.simulate.fixed import Fixed
+from bench.simulate.traces import Clients, Poisson, Rounds, Trace, day
 from drafters.control.policy import Step
-from drafters.control.simulate.engine import CATCH_UP, Engine, Request
-from drafters.control.simulate.fixed import Fixed
-from drafters.control.simulate.traces import Clients, Poisson, Rounds, Trace, day
 from tests.drafters.control.engines import CODE, CPU, PROSE, engine
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load
-from drafters.control.simulate.fixed import Fixed
 
 
 def test_the_load_changes_nothing_and_setting_k_does() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drafters.control.simulate.fit import FITTED_WORKLOAD, P_EAGLE, Place, curves
-from drafters.control.simulate.hardware import Hardware
-from drafters.control.simulate.minimise import minimise
+from bench.simulate.fit import FITTED_WORKLOAD, P_EAGLE, Place, curves
+from bench.simulate.hardware import Hardware
+from bench.simulate.minimise import minimise
 
 
 class Cell(NamedTuple):

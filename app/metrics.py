@@ -81,9 +81,6 @@ STEP_SECONDS = Counter(
 SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
-BACK_OFF = Gauge(
-    "aerie_probe_interval_seconds", "Seconds of steps between probes of a kind.", ["kind"]
-)
 
 # Labels are ours or the operator's: nothing that a client sends becomes one.
 REFUSED = _with(
@@ -174,8 +171,6 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     grow(SWITCHES, "switches")
     for kind in state["probes"]:
         grow(PROBES.labels(kind), "probes", kind)
-    for kind, interval in state["probe_back_off_s"].items():
-        BACK_OFF.labels(kind).set(interval)
     grow(PROBE_SECONDS, "probe_seconds")
 
 

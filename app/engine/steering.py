@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app import metrics
+from app.engine import calibration_file
+from app.engine.calibration_file import CalibrationError
 from app.errors import ApiError
 from app.settings import Settings
-from drafters.control.calibration import Calibration, CalibrationError
+from drafters.control.calibration import Cell, calibrate
+from drafters.control.objective import FIXED, Objective, ObjectiveError
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +31,6 @@ POLL_S = 1.0
 TELL_EVERY_S = 60.0  # at most: whether drafts are made, and why
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 LARGEST_BATCH = 64  # that start-up measures; the fitted cost goes on from there
-# What an objective is set together with.
-_NEEDS = {"fixed": "k", "latency": "tpot_s"}
 STEPS = 4  # measured at each batch and K
 
 
@@ -70,39 +71,37 @@ class Steering:
         self._samples: deque[_Sample] = deque()
         self._told: tuple[bool, float] | None = None  # whether drafts were made, and when
         self._last: dict[str, Any] | None = None
-        self._calibration: Calibration | None = None
-        self._wanted: dict[str, Any] = {}
+        self._cells: tuple[Cell, ...] = ()  # measured costs
+        self._objective = self._settings.aim()
         self._asking = asyncio.Lock()  # states are counted in the order that they were made in
 
     async def begin(self, max_requests: int) -> None:
         """Measured or remembered costs first, then the objective of the settings."""
-        self._calibration = await self._calibrate(min(max_requests, LARGEST_BATCH))
-        await self._begin_with_costs()
-        wanted: dict[str, Any] = {"objective": self._settings.objective}
-        if self._settings.objective == "fixed":
-            wanted["k"] = self._settings.k
-        if self._settings.objective == "latency":
-            wanted["tpot_s"] = self._settings.tpot_s
-        await self.steer(wanted)
+        self._cells = await self._calibrate(min(max_requests, LARGEST_BATCH))
+        await self._load_calibration()
+        await self._pursue(self._objective)
 
     async def resume(self, core: Core) -> None:
         """Another engine has come up: what the last one knew and was told."""
         self._core, self._last = core, None
         self._asking = asyncio.Lock()  # a question to the one that is gone may hold the old one
         self._samples.clear()
-        await self._begin_with_costs()
-        await self.steer(self._wanted)
+        await self._load_calibration()
+        await self._pursue(self._objective)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
-        answer = await self._asked("steer", changes)
-        if "error" in answer:
-            raise ApiError(
-                400, f"'{answer['field']}': {answer['error']}.", param=str(answer["field"])
-            )
-        asked = {**self._wanted, **changes}
-        kept = ("objective", _NEEDS.get(asked["objective"]))
-        self._wanted = {name: asked[name] for name in kept if name in asked}
+        try:
+            objective = self._objective.changed(changes).within(self._settings.k)
+        except ObjectiveError as error:
+            message = f"'{error.field}': {error.problem}."
+            raise ApiError(400, message, param=error.field) from None
+        return await self._pursue(objective)
+
+    async def _pursue(self, objective: Objective) -> dict[str, Any]:
+        """The state after the engine has been told an objective, which the next engine is, too."""
+        answer = await self._asked("steer", objective.entries())
+        self._objective = objective
         return self._with_speedup(answer)
 
     async def state(self) -> dict[str, Any]:
@@ -149,61 +148,58 @@ class Steering:
         return (last.plain_s - first.plain_s) / decode if decode > 0 else None
 
     async def _asked(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The policy's state after a command, counted in the metrics; or its error."""
+        """The policy's state after a command, counted in the metrics."""
         async with self._asking:
             state = await self._core.speculation(command, arguments)
-            if "error" not in state:
-                metrics.count_speculation(state, self._last)
-                self._last = state
+            metrics.count_speculation(state, self._last)
+            self._last = state
         return state
 
     def _with_speedup(self, state: dict[str, Any]) -> dict[str, Any]:
         speedup = {name: self.speedup(seconds) for name, seconds in WINDOWS_S.items()}
         return {**state, "speedup": speedup}
 
-    async def _begin_with_costs(self) -> None:
-        if self._calibration is not None:
-            cells = [
-                [c.requests, c.k, c.context, c.seconds, c.weight] for c in self._calibration.cells
-            ]
-            await self._core.speculation("begin_with", {"cells": cells})
+    async def _load_calibration(self) -> None:
+        if self._cells:
+            await self._core.speculation(
+                "load_calibration", {"cells": list(map(list, self._cells))}
+            )
 
-    async def _calibrate(self, max_requests: int) -> Calibration | None:
+    async def _calibrate(self, max_requests: int) -> tuple[Cell, ...]:
         file = Path(self._settings.calibration_file) if self._settings.calibration_file else None
-        calibration: Calibration | None = None
+        cells: tuple[Cell, ...] = ()
         if file is not None and file.exists():
             try:
-                calibration = Calibration.read(file, self._fingerprint)
+                cells = calibration_file.read(file, self._fingerprint)
             except CalibrationError as error:
                 logger.warning("measuring step costs again: %s", error)
-        if calibration is None and self._settings.calibration_s > 0:
+        if not cells and self._settings.calibration_s > 0:
             loop = asyncio.get_running_loop()
 
             def measure(requests: int, k: int) -> Sequence[float]:
                 return asyncio.run_coroutine_threadsafe(self._cell(requests, k), loop).result()
 
             began = self._clock()
-            calibration = await asyncio.to_thread(
-                Calibration.run,
+            cells = await asyncio.to_thread(
+                calibrate,
                 measure,
                 self._clock,
                 k_max=self._settings.k,
                 max_requests=max_requests,
-                fingerprint=self._fingerprint,
                 budget_s=self._settings.calibration_s,
             )
             took = self._clock() - began
-            logger.info("measured %d step costs in %.1f s", len(calibration.cells), took)
+            logger.info("measured %d step costs in %.1f s", len(cells), took)
             if file is not None:
                 try:
-                    calibration.save(file)
+                    calibration_file.save(file, cells, self._fingerprint)
                 except OSError as error:  # the next start measures again
                     logger.warning("the measured step costs are not kept: %s", error)
-        return calibration
+        return cells
 
     async def _cell(self, requests: int, k: int) -> Sequence[float]:
         """Seconds of steps with so many requests that verify and draft K tokens each."""
-        await self._core.speculation("steer", {"objective": "fixed", "k": k})
+        await self._core.speculation("steer", Objective(FIXED, k=k).entries())
         await self._core.occupy(requests, STEPS + 2 + k)  # a few steps, however much is accepted
         steps = (await self._core.speculation("recent", {}))["steps"]
         wanted = (requests, requests * k, 0, k)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from app.errors import SettingsError
 from app.settings.tree import Settings, section_of, sections
+from drafters.control.objective import ObjectiveError
 
 ENV_PREFIX = "AERIE_"
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
@@ -121,11 +122,10 @@ def _check(settings: Settings) -> Settings:
             f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
             "or --k 0 to serve without speculation",
         )
-    if settings.speculates and settings.speculation.objective == "latency":
-        if settings.speculation.tpot_s is None:
-            raise SettingsError("tpot_s", "the objective latency needs --tpot-s SECONDS")
-    elif settings.speculation.tpot_s is not None:
-        raise SettingsError("tpot_s", "only the objective latency has one")
+    try:
+        settings.speculation.aim()
+    except ObjectiveError as error:
+        raise SettingsError(error.field, error.problem) from None
     return settings
 
 

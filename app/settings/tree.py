@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from drafters.config import TPOT_BOUNDS_S, DrafterConfig
+from drafters.control.objective import FIXED, Name, Objective
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
@@ -293,7 +294,7 @@ class SpeculationSettings(Section):
     k: int = Field(
         5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
     )
-    objective: Literal["throughput", "latency", "fixed", "off"] = Field(
+    objective: Name = Field(
         "throughput",
         description="What K is chosen for at every step: most tokens per second, most tokens per "
         "second while `tpot_s` holds, always `k`, or no drafts at all.",
@@ -333,6 +334,10 @@ class SpeculationSettings(Section):
         description="How many tokens the drafter looks back at most; 0 for all. A head drafts "
         "worse in contexts that are longer than those it was trained on.",
     )
+
+    def aim(self) -> Objective:
+        """What K is chosen for. Raises ObjectiveError."""
+        return Objective(self.objective, self.k if self.objective == FIXED else None, self.tpot_s)
 
 
 class EngineSettings(Section):

@@ -12,12 +12,13 @@ from bench.simulate.fit import Place, cpu
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
-from drafters.control.calibration import Calibration
+from drafters.control.calibration import Cell
+from drafters.control.calibration import calibrate as measure_cells
 from drafters.control.controller import Controller
 from drafters.control.policy import Load, Policy, Step
 
 STEPS = 3000  # at each published place, the controller's first ones included
-CALIBRATED_STEPS = 16  # a cell
+CALIBRATION_S, CALIBRATED_STEPS = 10.0, 16  # in all, a cell
 CPU_K_MAX = 7
 PROMPT = 24  # tokens
 # Tokens, drawn evenly. Were all as long, 48 users who start together would end together, and how
@@ -70,7 +71,7 @@ class Moving:
 class Oracle:
     """Knows the true rates."""
 
-    patience = 1
+    max_deferred_steps = 1
 
     def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
         self._hardware, self._survival, self._k_max = hardware, list(survival), k_max
@@ -81,7 +82,7 @@ class Oracle:
         return self._k_max
 
     @property
-    def most(self) -> int:
+    def k_limit(self) -> int:
         """Any may be next."""
         return self._k_max
 
@@ -96,7 +97,9 @@ class Oracle:
         """Nothing is left to learn."""
 
 
-def calibrate(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Calibration:
+def calibrate(
+    hardware: Hardware, k_max: int, max_requests: int, rng: random.Random
+) -> tuple[Cell, ...]:
     """As at start-up, on noisy steps."""
     spent = 0.0
 
@@ -107,15 +110,15 @@ def calibrate(hardware: Hardware, k_max: int, max_requests: int, rng: random.Ran
         spent += sum(steps)
         return steps
 
-    return Calibration.run(
-        measure, lambda: spent, k_max=k_max, max_requests=max_requests, fingerprint={}
+    return measure_cells(
+        measure, lambda: spent, k_max=k_max, max_requests=max_requests, budget_s=CALIBRATION_S
     )
 
 
 def adaptive(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Controller:
     """The controller, calibrated."""
     made = Controller(k_max)
-    made.begin_with(calibrate(hardware, k_max, max_requests, rng).cells)
+    made.load_calibration(calibrate(hardware, k_max, max_requests, rng))
     return made
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Trace
 from drafters.config import DrafterConfig
-from drafters.control.policy import Load, Policy, Step, at_least, reach
+from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
 
 NOISE = 0.03  # standard deviation of a step's time, as a logarithm
 PAUSES, PAUSE = 0.0005, 20.0  # share of steps that take so many times as long
@@ -51,7 +51,7 @@ class Totals:
 
 class Engine:
     """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late, and
-    `together` as in one process on a CPU: not before as many steps as the policy has patience for.
+    `together` as in one process on a CPU: not before it may be told of several steps at once.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
             prefill_tokens=prompts,
             context_tokens=sum(request.context for request in decoding),
             draft_tokens=sum(request.drafted for request in decoding),
-            reach=self._reach(decoding),
+            requests_by_draft_limit=self._by_limit(decoding),
         )
         k = self.policy.choose(load)
         before = [request.context for request in decoding]
@@ -145,17 +145,18 @@ class Engine:
         share = drafting / exact
         step = Step(load, k, seconds, made, drafted, accepted, draft_seconds=share * seconds)
         self._unobserved.append(step)
-        if len(self._unobserved) - self._lag >= (self.policy.patience if self._together else 1):
+        wanted = self.policy.max_deferred_steps if self._together else 1
+        if len(self._unobserved) - self._lag >= wanted:
             while len(self._unobserved) > self._lag:
                 self.policy.observe(self._unobserved.popleft())
         return step
 
-    def _reach(self, decoding: list[Request]) -> tuple[int, ...]:
+    def _by_limit(self, decoding: list[Request]) -> tuple[int, ...]:
         if all(request.limit is None for request in decoding):
             return ()
         k_max = self.policy.k_max
         limits = (k_max if request.limit is None else request.limit for request in decoding)
-        return reach([min(k_max, limit) for limit in limits], k_max)
+        return requests_by_draft_limit([min(k_max, limit) for limit in limits], k_max)
 
     def _read_prompts(self) -> int:
         budget = PROMPT_BUDGET

@@ -8,7 +8,7 @@ from drafters.control.policy import Load, Step
 class Fixed:
     """`k` draft tokens in every step."""
 
-    patience = 1
+    max_deferred_steps = 1
 
     def __init__(self, k: int, k_max: int) -> None:
         self._k_max = k_max
@@ -20,7 +20,7 @@ class Fixed:
         return self._k_max
 
     @property
-    def most(self) -> int:
+    def k_limit(self) -> int:
         """Just K."""
         return self._k
 

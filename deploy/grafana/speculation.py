@@ -228,11 +228,4 @@ def _policy() -> tuple[str, list[Any]]:
             [Query(rate("aerie_probes_total", "kind"), "{{kind}}")],
             unit="ops",
         ),
-        lines(
-            "Back-off of probes",
-            "Seconds of decoding between two probes of a kind. Doubles while probes tell nothing "
-            "new, and falls back when they do.",
-            [Query(f"max by (kind) (aerie_probe_interval_seconds{{{OURS}}})", "{{kind}}")],
-            unit="s",
-        ),
     ]

@@ -20,11 +20,11 @@ class Acceptance:
         self._hits = [0.0] * k_max
         self._trials = [0.0] * k_max
         if k_max:
-            self._trials[0] = tuning.prior_trials
-            self._hits[0] = tuning.prior_trials * tuning.prior_acceptance
+            self._trials[0] = float(tuning.enough)
+            self._hits[0] = tuning.enough * tuning.prior_acceptance
 
     def observe(self, requests: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Learn from the verification of a step of so many requests, as in `Step`.
+        """Learn from a step of so many requests; `drafted` and `accepted` are a Step's.
 
         Evidence fades with the text, also while none of it is drafted: what drafts are worth in
         text that nobody drafted is soon a matter of few trials, so that new ones count.
@@ -33,7 +33,7 @@ class Acceptance:
         if not trials:
             return
         fading = 1.0 - min(1.0, requests / tuning.memory_trials)
-        keep = min(1.0, max(fading, tuning.prior_trials / trials[0]))
+        keep = min(1.0, max(fading, tuning.enough / trials[0]))
         # A request near its limit has fewer drafts; the others stand for it.
         before = reached = float(drafted[0]) if drafted else 0.0
         for i in range(len(trials)):
@@ -48,7 +48,7 @@ class Acceptance:
 
     def conditional(self) -> list[float]:
         """Acceptance of each position once it is reached: [k_max]."""
-        prior, rate, rates = self._tuning.prior_trials, 0.0, []
+        prior, rate, rates = self._tuning.enough, 0.0, []
         for i, (hits, trials) in enumerate(zip(self._hits, self._trials, strict=True)):
             rate = (hits + prior * rate) / (trials + prior) if i else hits / trials
             rates.append(min(1.0, rate))

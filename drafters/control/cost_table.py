@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import mul
+from operator import attrgetter, mul
 
 from drafters.control.calibration import Cell
 from drafters.control.tuning import Tuning
 
-_OUTLIER = 3.0  # standard deviations, by definition of the word
-_SWEEPS = 50  # of the fit of four terms
-
 
 @dataclass(slots=True)
-class _Entry:
-    """Steps of about one batch at one K; a cost is the fitted one times exp(deviation)."""
+class Entry:
+    """Steps of about one batch at one K."""
 
     requests: float
-    deviation: float
-    variance: float  # of the deviation when it was last measured
+    cost: float  # logarithm of the seconds of a step at the usual pace
+    variance: float  # of `cost` when it was last measured
     steps: int
     at: float  # busy seconds when it was last measured
     pace: float  # and the pace then
-    when: float  # and the clock
 
 
 class CostTable:
-    """A step takes fitted(batch, K) * exp(deviation + pace).
+    """A step takes exp(cost + pace), with a cost for each batch and K.
 
-    `fitted` are four terms, which carry to batches and K that nobody measured. Each measured batch
-    and K has a deviation; between batches they are interpolated. The pace is what all K have in
-    common just now: a busy neighbour, a hot device. How much a step tells of its own cost and how
-    much of the pace follows from their variances (a Kalman filter without covariances). Costs
-    never fall with the batch or with K: estimates that say so are averaged by their certainty.
+    Measured costs are interpolated between batches, and four fitted terms carry them to batches
+    and K that nobody measured. The pace is what all K have in common just now: a busy neighbour, a
+    hot device. How much a step tells of its own cost and how much of the pace follows from their
+    variances (a Kalman filter without covariances). Costs never fall with K: estimates that say so
+    are averaged by their certainty.
     """
 
-    def __init__(self, k_max: int, tuning: Tuning, clock: Callable[[], float]) -> None:
-        self._tuning, self._clock = tuning, clock
-        self._columns: list[dict[int, _Entry]] = [{} for _ in range(k_max + 1)]  # by batch bucket
-        self._terms: list[float] = []  # seconds of a step, a request, a draft, a drafter pass
+    def __init__(self, k_max: int, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._columns: list[dict[int, Entry]] = [{} for _ in range(k_max + 1)]  # by batch bucket
+        # Seconds of a step, a request, a draft, a drafter pass.
+        self._terms: Sequence[float] = tuning.guess
         self._pace = self._pace_variance = self._now = 0.0
         self._noise = tuning.step_noise  # variance of a step of late: more beside a busy neighbour
         self._odd = False  # whether the last step was an outlier
@@ -50,155 +46,139 @@ class CostTable:
     @property
     def measured(self) -> bool:
         """Whether there is anything to estimate from."""
-        return bool(self._terms)
+        return any(self._columns)
 
     def load(self, cells: Iterable[Cell]) -> None:
         """Begin with a calibration: few steps of each, at one pace or at several."""
-        known = list(cells)
-        unproven = self._tuning.unproven
-        self._fit([(cell.requests, cell.k, cell.seconds, unproven) for cell in known])
-        for cell in known:
-            deviation = math.log(cell.seconds / self._fitted(cell.requests, cell.k))
-            self._insert(cell.requests, cell.k, deviation, unproven, round(cell.weight))
+        for cell in cells:
+            self._insert(cell.requests, cell.k, math.log(cell.seconds), cell.steps)
+        self._fit()
 
     def observe(self, requests: int, k: int, seconds: float, noise: float = 0.0) -> None:
         """Learn from a steady step; `noise` is variance beyond that of every step."""
         tuning = self._tuning
         self._now += seconds
-        if not self.measured:
-            self._fit([(requests, k, seconds, tuning.unproven)])
-        entry = self._columns[k].get(bucket_of(requests)) or self._insert(
-            requests, k, self._deviation(requests, k)[0], tuning.unproven, 0
-        )
-        fitted = math.log(self._fitted(requests, k))
-        surprise = math.log(seconds) - fitted - entry.deviation - self._pace
         self._pace_variance += tuning.pace_noise * seconds
+        entry = self._columns[k].get(bucket_of(requests))
+        if entry is None:
+            cost = self._estimate(requests, k)[0] if self.measured else math.log(seconds)
+            entry = self._insert(requests, k, cost, 0)
+        usual = entry.cost + self._fitted(requests, k) - self._fitted(entry.requests, k)
+        surprise = math.log(seconds) - usual - self._pace
         variance = min(tuning.unproven, self._variance(entry))
         certain = variance + self._pace_variance + noise
         total = certain + self._noise
-        odd = surprise * surprise > _OUTLIER**2 * total
-        bounded = min(surprise * surprise, _OUTLIER**2 * total)
-        self._noise += (
-            max(tuning.step_noise, bounded - certain) - self._noise
-        ) / tuning.fresh_steps
-        again, self._odd = odd and self._odd, odd
-        if odd and not again:  # one alone is a pause and tells nothing
+        limit = tuning.outlier**2 * total
+        excess = min(surprise**2, limit) - certain
+        self._noise += (max(tuning.step_noise, excess) - self._noise) / tuning.enough
+        odd = surprise**2 > limit
+        again, self._odd = odd and self._odd, odd and not self._odd
+        if self._odd:  # one alone is a pause and tells nothing
             return
         if again:  # two are another pace
-            self._pace_variance += surprise * surprise
-            total += surprise * surprise
-            self._odd = False
-        entry.deviation += variance / total * surprise
+            self._pace_variance += surprise**2
+            total += surprise**2
+        entry.cost += variance / total * surprise
         self._pace += self._pace_variance / total * surprise
         entry.variance = variance * (1.0 - variance / total)
         self._pace_variance *= 1.0 - self._pace_variance / total
-        entry.steps += 1
-        entry.requests += (requests - entry.requests) / min(entry.steps, tuning.fresh_steps)
-        entry.at, entry.pace, entry.when = self._now, self._pace, self._clock()
+        entry.steps, entry.at, entry.pace = entry.steps + 1, self._now, self._pace
         self._observed += 1
-        if self._observed & (self._observed - 1) == 0:
-            self._refit()
+        if self._observed.bit_count() == 1:
+            self._fit()
 
     def row(self, requests: int) -> tuple[list[float], list[float]]:
         """Seconds at each K, and the variance of their logarithms: [k_max + 1] each."""
-        logs, variances = [], []
-        for k in range(len(self._columns)):
-            deviation, variance, least, most = self._deviation(requests, k)
-            cost = math.log(self._fitted(requests, k)) + deviation
-            logs.append(min(max(cost, least), most))
-            variances.append(variance)
-        rising = monotone(logs, [1.0 / variance for variance in variances])
+        estimates = [self._estimate(requests, k) for k in range(len(self._columns))]
+        costs, variances = [cost for cost, _ in estimates], [variance for _, variance in estimates]
+        rising = monotone(costs, [1.0 / variance for variance in variances])
         return [math.exp(cost + self._pace) for cost in rising], variances
 
-    def evidence(self, requests: int, k: int) -> tuple[int, float]:
-        """Steps measured at K and the nearest batch, and seconds since the last of them."""
+    def steps(self, requests: int, k: int) -> int:
+        """Steps measured at K and the nearest batch."""
         entries = self._columns[k].values()
-        if not entries:
-            return 0, 0.0
-        near = min(entries, key=lambda entry: abs(math.log(entry.requests / requests)))
-        return near.steps, self._clock() - near.when
+        near = min(entries, key=lambda e: abs(math.log(e.requests / requests)), default=None)
+        return near.steps if near else 0
 
-    def _deviation(self, requests: float, k: int) -> tuple[float, float, float, float]:
-        """Deviation and its variance, and bounds of log seconds at the usual pace."""
-        column = self._columns[k]
-        if not column:
-            others = [j for j, entries in enumerate(self._columns) if entries and (j or not k)]
-            if not others:
-                return 0.0, self._tuning.unproven, -math.inf, math.inf
-            near = min(others, key=lambda j: abs(j - k))
-            deviation, variance, _, _ = self._deviation(requests, near)
-            return deviation, variance + self._tuning.unproven, -math.inf, math.inf
-        below = above = None
-        for entry in column.values():
-            if entry.requests <= requests:
-                below = entry
-            elif above is None:
-                above = entry
-        if below is None or above is None:
-            entry = below or above  # type: ignore[assignment]
-            return entry.deviation, self._variance(entry, requests), -math.inf, math.inf
-        share = math.log(requests / below.requests) / math.log(above.requests / below.requests)
-        deviation = (1.0 - share) * below.deviation + share * above.deviation
-        ends = [math.log(self._fitted(e.requests, k)) + e.deviation for e in (below, above)]
-        few, many = monotone(ends, [1.0 / self._variance(e) for e in (below, above)])
-        near_one = above if share > 0.5 else below
-        return deviation, self._variance(near_one, requests), few, many
+    def _estimate(self, requests: float, k: int) -> tuple[float, float]:
+        """Cost at a batch and K, and its variance."""
+        entries, by_batch = self._columns[k].values(), attrgetter("requests")
+        if not entries:  # the nearest measured K, and rather another that drafts
+            near = min(
+                (j for j, column in enumerate(self._columns) if column),
+                key=lambda j: (k > 0 and j == 0, abs(j - k)),
+            )
+            cost, variance = self._estimate(requests, near)
+            apart = self._fitted(requests, k) - self._fitted(requests, near)
+            return cost + apart, variance + self._tuning.unproven
+        smaller = [entry for entry in entries if entry.requests <= requests]
+        larger = [entry for entry in entries if entry.requests > requests]
+        low = max(smaller, key=by_batch) if smaller else min(larger, key=by_batch)
+        high = min(larger, key=by_batch) if larger else low
+        share = 0.0
+        if high is not low:
+            share = math.log(requests / low.requests) / math.log(high.requests / low.requests)
+        beyond = [entry.cost - self._fitted(entry.requests, k) for entry in (low, high)]
+        cost = self._fitted(requests, k) + (1.0 - share) * beyond[0] + share * beyond[1]
+        return cost, self._variance(high if share > 0.5 else low, requests)
 
-    def _variance(self, entry: _Entry, requests: float | None = None) -> float:
+    def _variance(self, entry: Entry, requests: float | None = None) -> float:
         """Of what an entry says now: it ages, and tells less of another pace or batch."""
         tuning = self._tuning
         away = self._pace - entry.pace
         apart = math.log2(requests / entry.requests) if requests else 0.0
-        return (
-            entry.variance
-            + tuning.drift * (self._now - entry.at)
-            + tuning.unproven * (away * away + apart * apart)
-        )
+        aged = entry.variance + tuning.drift * (self._now - entry.at)
+        return aged + tuning.unproven * (away**2 + apart**2)
 
-    def _insert(
-        self, requests: float, k: int, deviation: float, variance: float, steps: int
-    ) -> _Entry:
-        entry = _Entry(requests, deviation, variance, steps, self._now, self._pace, self._clock())
-        column = self._columns[k]
-        column[bucket_of(requests)] = entry
-        self._columns[k] = dict(sorted(column.items()))
+    def _insert(self, requests: float, k: int, cost: float, steps: int) -> Entry:
+        entry = Entry(requests, cost, self._tuning.unproven, steps, self._now, self._pace)
+        self._columns[k][bucket_of(requests)] = entry
         return entry
 
     def _fitted(self, requests: float, k: int) -> float:
+        """Cost by the four terms."""
         step, request, draft, drafter = self._terms
-        return step + requests * (request + draft * k) + (drafter if k else 0.0)
+        return math.log(step + requests * (request + draft * k) + (drafter if k else 0.0))
 
-    def _refit(self) -> None:
-        before = [
-            (k, entry, self._fitted(entry.requests, k))
-            for k, column in enumerate(self._columns)
-            for entry in column.values()
-        ]
-        self._fit([
-            (entry.requests, k, fitted * math.exp(entry.deviation), self._variance(entry))
-            for k, entry, fitted in before
-        ])  # fmt: skip
-        for k, entry, fitted in before:  # what was measured stays
-            entry.deviation += math.log(fitted / self._fitted(entry.requests, k))
-
-    def _fit(self, cells: Sequence[tuple[float, int, float, float]]) -> None:
-        """Non-negative least squares of the relative error, from the guess on."""
-        tuning = self._tuning
-        rows = [
-            ([x / seconds for x in (1.0, n, n * k, float(k > 0))], 1.0 / (v + tuning.step_noise))
-            for n, k, seconds, v in cells
-        ]
+    def _fit(self) -> None:
+        """Non-negative least squares of the relative error over all entries, from the guess on."""
+        tuning, rows = self._tuning, []
+        for k, column in enumerate(self._columns):
+            for e in column.values():
+                shape = (1.0, e.requests, e.requests * k, float(k > 0))
+                weight = 1.0 / (self._variance(e) + tuning.step_noise)
+                rows.append(([x * math.exp(-e.cost) for x in shape], weight))
+        if not rows:
+            return
         scale = min(1.0 / sum(map(mul, tuning.guess, xs)) for xs, _ in rows)
         terms = [scale * share for share in tuning.guess]
-        for i, term in enumerate(terms):  # the guess weighs as much as a fraction of one cell
+        for i, term in enumerate(terms):  # the guess weighs as much as a fraction of one entry
             rows.append(([float(i == j) / term for j in range(4)], tuning.step_noise))
         products = [[sum(w * xs[i] * xs[j] for xs, w in rows) for j in range(4)] for i in range(4)]
         sums = [sum(w * xs[i] for xs, w in rows) for i in range(4)]
-        for _ in range(_SWEEPS):  # coordinate descent
+        for _ in range(50):  # coordinate descent; more sweeps change nothing
             for i, row in enumerate(products):
                 rest = sums[i] - sum(map(mul, row, terms)) + row[i] * terms[i]
                 terms[i] = max(tuning.step_noise * scale if i == 0 else 0.0, rest / row[i])
         self._terms = terms
+
+
+class PerTokenCost:
+    """Least-squares slope of seconds over tokens, through the origin, with forgetting."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._share = 1.0 / tuning.enough
+        self._work = self._square = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Per token; 0 while unknown."""
+        return self._work / self._square if self._square else 0.0
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """So many tokens took so many seconds more than the step would have without them."""
+        self._work += self._share * (tokens * max(0.0, seconds) - self._work)
+        self._square += self._share * (tokens * tokens - self._square)
 
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -214,7 +194,6 @@ def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return [mean for mean, _, count in pools for _ in range(count)]
 
 
-@lru_cache(maxsize=4096)
 def bucket_of(requests: float) -> int:
     """Batches that share an entry: 1, 2, 3, 4, 5-6, 7-9, 10-13, ... (half an octave each)."""
     return round(2.0 * math.log2(max(1.0, requests)))

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self, get_args
 
 from drafters.config import TPOT_BOUNDS_S
 
-THROUGHPUT, LATENCY, FIXED, OFF = "throughput", "latency", "fixed", "off"
-OBJECTIVES = (THROUGHPUT, LATENCY, FIXED, OFF)
+Name = Literal["throughput", "latency", "fixed", "off"]
+OBJECTIVES: tuple[Name, ...] = get_args(Name)
+THROUGHPUT, LATENCY, FIXED, OFF = OBJECTIVES
+_BELONGS_TO: dict[str, Name] = {"k": FIXED, "tpot_s": LATENCY}
 
 
 class ObjectiveError(ValueError):
-    """An objective that makes no sense. `field` names what is wrong: objective, k or tpot_s."""
+    """An objective that makes no sense: `field` (objective, k or tpot_s) and its `problem`."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field} {problem}")
-        self.field = field
+        super().__init__(f"{field}: {problem}")
+        self.field, self.problem = field, problem
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """`k` belongs to `fixed` alone and `tpot_s` (seconds per token) to `latency` alone."""
 
-    name: str = THROUGHPUT
+    objective: Name = THROUGHPUT
     k: int | None = None
     tpot_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in OBJECTIVES:
+        if self.objective not in OBJECTIVES:
             known = ", ".join(OBJECTIVES)
-            raise ObjectiveError("objective", f"must be one of {known}, not {self.name!r}")
-        for field, owner in (("k", FIXED), ("tpot_s", LATENCY)):
-            value = getattr(self, field)
-            if value is not None and self.name != owner:
-                raise ObjectiveError(field, f"is for the objective {owner!r}, not {self.name!r}")
-            if value is None and self.name == owner:
-                raise ObjectiveError(field, f"is needed for the objective {owner!r}")
+            raise ObjectiveError("objective", f"must be one of {known}, not {self.objective!r}")
+        for field, owner in _BELONGS_TO.items():
+            if (getattr(self, field) is None) == (self.objective == owner):
+                verb = "needs it" if self.objective == owner else "has none"
+                raise ObjectiveError(field, f"the objective {self.objective} {verb}")
+        if self.k is not None and (type(self.k) is not int or self.k < 0):
+            raise ObjectiveError("k", f"must be a whole number, 0 or more, not {self.k!r}")
         least, most = TPOT_BOUNDS_S
         if self.tpot_s is not None and not least <= self.tpot_s <= most:
             problem = f"must be from {least:g} to {most:g} seconds, not {self.tpot_s!r}"
@@ -45,24 +47,21 @@ class Objective:
     @property
     def adapts(self) -> bool:
         """Whether K follows the load."""
-        return self.name in (THROUGHPUT, LATENCY)
+        return self.objective in (THROUGHPUT, LATENCY)
 
-    def changed(
-        self, k_max: int, objective: str | None = None, k: int | None = None,
-        tpot_s: float | None = None,
-    ) -> Self:  # fmt: skip
-        """This objective with some of it replaced; `k` and `tpot_s` stay while the name does.
+    def changed(self, changes: dict[str, Any]) -> Self:
+        """This objective with some fields replaced. `k` and `tpot_s` stay while the name does."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        same = given.get("objective", self.objective) == self.objective
+        return type(self)(**{**(self.entries() if same else {}), **given})
 
-        Raises ObjectiveError.
-        """
-        name = self.name if objective is None else objective
-        same = name == self.name
-        made = type(self)(
-            name,
-            self.k if k is None and same else k,
-            self.tpot_s if tpot_s is None and same else tpot_s,
-        )
-        pinned = made.k
-        if pinned is not None and (type(pinned) is not int or not 0 <= pinned <= k_max):
-            raise ObjectiveError("k", f"must be a whole number from 0 to {k_max}, not {pinned!r}")
-        return made
+    def within(self, k_max: int) -> Self:
+        """This objective, if the largest K allows it; else ObjectiveError."""
+        if self.k is not None and self.k > k_max:
+            raise ObjectiveError("k", f"must be at most {k_max}, not {self.k}")
+        return self
+
+    def entries(self) -> dict[str, Any]:
+        """The fields that are set, for JSON: `Objective(**entries)` is this one."""
+        fields = {"objective": self.objective, "k": self.k, "tpot_s": self.tpot_s}
+        return {name: value for name, value in fields.items() if value is not None}

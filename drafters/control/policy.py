@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
-
-from drafters.control.calibration import Cell
+from typing import NamedTuple, Protocol
 
 
 class Load(NamedTuple):
@@ -18,20 +16,21 @@ class Load(NamedTuple):
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
     # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
-    reach: tuple[int, ...] = ()
+    requests_by_draft_limit: tuple[int, ...] = ()
 
     def drafts(self, k: int) -> int:
         """Draft tokens of all requests at K."""
-        return sum(self.reach[:k]) if self.reach else self.requests * k
+        limited = self.requests_by_draft_limit
+        return sum(limited[:k]) if limited else self.requests * k
 
 
 def at_least(counts: Sequence[int]) -> tuple[int, ...]:
-    """From how many counted 0, 1, 2, ...; [i]: how many counted i + 1 or more."""
+    """`counts[i]`: how many have exactly i. Returned [i]: how many have i + 1 or more."""
     return tuple(accumulate(reversed(counts[1:])))[::-1]
 
 
-def reach(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
-    """Of a Load, from the most drafts, 0 to `k_max`, of each of its requests."""
+def requests_by_draft_limit(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
+    """A Load's, of requests that may have these most drafts, 0 to `k_max`, each."""
     counts = [0] * (k_max + 1)
     for limit in limits:
         counts[limit] += 1
@@ -58,8 +57,8 @@ class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
     Calls come in step order. `observe` of a step comes after `choose` of the next one, while that
-    runs, or later, with those of up to `patience` steps in all; steps that made nothing need not be
-    observed.
+    runs, or later, with those of up to `max_deferred_steps` steps in all. Steps that made nothing
+    need not be observed.
     """
 
     @property
@@ -68,13 +67,13 @@ class Policy(Protocol):
         ...
 
     @property
-    def most(self) -> int:
+    def k_limit(self) -> int:
         """The most that may be asked for at the end of the next step: places in the KV cache are
         reserved for so many."""
         ...
 
     @property
-    def patience(self) -> int:
+    def max_deferred_steps(self) -> int:
         """Steps that may be observed one after the other once all of them have run."""
         ...
 
@@ -84,22 +83,4 @@ class Policy(Protocol):
 
     def observe(self, step: Step) -> None:
         """Learn from a step that has run."""
-        ...
-
-
-class SteerablePolicy(Policy, Protocol):
-    """A policy that start-up calibrates, that is told what to achieve, and that tells its state."""
-
-    def begin_with(self, cells: Iterable[Cell]) -> None:
-        """Take measured costs for granted until steps say otherwise; forget all steps so far."""
-        ...
-
-    def steer(
-        self, *, objective: str | None = None, k: int | None = None, tpot_s: float | None = None
-    ) -> None:
-        """Change `objective`, `k` or `tpot_s`; raises ObjectiveError."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """The state as plain data for JSON."""
         ...

@@ -13,15 +13,19 @@ class Tuning:
     tests of this package stop getting better.
     """
 
+    # Observations that make an estimate: steps for which one holds at an unchanged load (LOG: it
+    # costs 28 us), steps that a cost is known by, trials that outweigh a prior and never fade.
+    enough: int = 16
+
     # Acceptance.
     memory_trials: float = 1000.0  # first drafts remembered: a standard error of 1.5%
-    prior_trials: float = 16.0  # evidence that outweighs a prior, and that never fades
     prior_acceptance: float = 0.7  # of a first draft before any: between the published heads
 
     # Seconds of a step.
     guess: tuple[float, float, float, float] = (1.0, 0.01, 0.008, 0.15)  # a step, a request, a
     # draft, a drafter pass, relative; mild, so that what looks cheap is tried and then measured
     step_noise: float = 0.01  # variance of one step around what its batch and K take (LOG: 8%)
+    outlier: float = 3.0  # standard deviations beyond which one step is a pause, and two a new pace
     pace_noise: float = 0.005  # variance a second by which the whole machine's pace wanders (LOG)
     drift: float = 1e-4  # variance a second by which one K's cost wanders from the others'
     unproven: float = 0.25  # variance of a cost from calibration, or at another pace or batch:
@@ -30,7 +34,6 @@ class Tuning:
 
     # The choice.
     hysteresis: float = 0.01  # gain that another K must promise; simulated: fewer than 1 switch/s
-    fresh_steps: int = 16  # steps for which an estimate at an unchanged load holds (LOG: 28 us)
 
     # Trials of another K.
     optimism: float = 2.0  # standard deviations by which a K may be better than it looks

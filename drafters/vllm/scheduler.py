@@ -17,8 +17,7 @@ from vllm.v1.request import Request
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.calibration import Cell
 from drafters.control.controller import Controller
-from drafters.control.objective import FIXED, Objective, ObjectiveError
-from drafters.control.policy import SteerablePolicy
+from drafters.control.objective import FIXED, Objective
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit, follows_counts
 from drafters.vllm.runner import has_own_drafter
@@ -39,8 +38,6 @@ class _AnyK:
 
 class DraftingScheduler(Scheduler):
     """One decision for all ranks: K travels to the workers in the SchedulerOutput."""
-
-    policy: SteerablePolicy
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,7 +73,7 @@ class DraftingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = perf_counter()
         if self._ours:
-            self.num_lookahead_tokens = self.policy.most
+            self.num_lookahead_tokens = self.policy.k_limit
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             self.recorder.begin(scheduled, begun, self._load)
@@ -147,31 +144,25 @@ class DraftingScheduler(Scheduler):
         at a time, from the second one on with warm caches."""
         if not self._alone:
             self.recorder.tell(self.policy)
-        elif self.recorder.untold >= self.policy.patience:
+        elif self.recorder.untold >= self.policy.max_deferred_steps:
             with self.recorder.controlling():
                 self.recorder.tell(self.policy)
         return super().get_grammar_bitmask(scheduler_output)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The gateway's way in, over the engine core's utility calls: `state`, `steer` with
-        SteerablePolicy.steer's arguments, `begin_with` measured `cells`, or the `recent` steps.
-        What is wrong with the arguments comes back as {"error": text, "field": name}."""
-        policy = self.policy
-        self.recorder.tell(self.policy)
-        try:
-            if command == "steer":
-                policy.steer(**arguments)
-            elif command == "begin_with":
-                policy.begin_with(Cell(*cell) for cell in arguments["cells"])
-            elif command == "recent":
-                steps = [
-                    step._asdict() | {"load": step.load._asdict()} for step in self.recorder.recent
-                ]
-                return {"steps": steps}
-            elif command != "state":
-                raise ObjectiveError("command", f"is unknown: {command!r}")
-        except ObjectiveError as error:
-            return {"error": str(error), "field": error.field}
+        """The gateway's way in, over the engine core's utility calls: `state`, `steer` with the
+        entries of an Objective, `load_calibration` measured `cells`, or the `recent` steps. Raises
+        ObjectiveError."""
+        policy, recorder = self.policy, self.recorder
+        recorder.tell(policy)
+        if command == "recent":
+            return {"steps": [s._asdict() | {"load": s.load._asdict()} for s in recorder.recent]}
+        if command == "steer":
+            policy.steer(Objective(**arguments))
+        elif command == "load_calibration":
+            policy.load_calibration(Cell(*cell) for cell in arguments["cells"])
+        elif command != "state":
+            raise ValueError(f"unknown command {command!r}")
         return policy.snapshot()
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from drafters.control.policy import Load, Policy, Step, at_least, reach
+from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
 from drafters.vllm.extras import Extras
 
 RECENT = 64  # steps that are remembered for calibration
@@ -105,12 +105,14 @@ def load_of(
         if end >= request.num_tokens:
             decoding.append(name)
     drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-    limited = not limits.keys().isdisjoint(decoding)
+    by_limit: tuple[int, ...] = ()
+    if not limits.keys().isdisjoint(decoding):
+        by_limit = requests_by_draft_limit([limits.get(name, k_max) for name in decoding], k_max)
     return Load(
         requests=len(decoding),
         waiting=waiting,
         prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
         context_tokens=context,
         draft_tokens=drafts,
-        reach=reach([limits.get(name, k_max) for name in decoding], k_max) if limited else (),
+        requests_by_draft_limit=by_limit,
     )

@@ -89,6 +89,9 @@ def test_a_setting_has_one_name_everywhere() -> None:
         ({"engine_args": "{"}, {}, "engine.engine_args"),
         ({"engine_args": "[1]"}, {}, "engine.engine_args"),
         ({"model": "org/some-model"}, {}, "drafter"),
+        ({"objective": "latency"}, {}, "tpot_s"),
+        ({"tpot_s": "0.02"}, {}, "tpot_s"),
+        ({"objective": "fast"}, {}, "speculation.objective"),
     ],
 )
 def test_unknown_and_invalid_keys_are_named(

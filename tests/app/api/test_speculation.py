@@ -16,6 +16,7 @@ from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import Settings, load
 from drafters.control.controller import Controller
+from drafters.control.objective import Objective
 
 SETTINGS = load({"calibration_s": 0}, {}, preset="embedded")
 PATH = "/v1/speculation"
@@ -32,7 +33,7 @@ class Core:
         while self.stopped:  # noqa: ASYNC110 - as SIGSTOP does it: nobody is told
             await asyncio.sleep(0.01)
         if command == "steer":
-            self.policy.steer(**arguments)
+            self.policy.steer(Objective(**arguments))
         return self.policy.snapshot()
 
     async def occupy(self, requests: int, tokens: int) -> None:

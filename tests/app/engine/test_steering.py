@@ -13,7 +13,7 @@ from app.engine.steering import Steering
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
-from drafters.control.objective import FIXED, Objective, ObjectiveError
+from drafters.control.objective import FIXED, Objective
 from drafters.control.policy import Load, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
@@ -56,13 +56,10 @@ class Core:
         self.commands.append((command, arguments))
         if command == "recent":
             return {"steps": self.recent}
-        if command == "begin_with":
+        if command == "load_calibration":
             self.loaded = arguments["cells"]
         if command == "steer":
-            try:
-                self.policy.steer(**arguments)
-            except ObjectiveError as error:
-                return {"error": str(error), "field": error.field}
+            self.policy.steer(Objective(**arguments))
         return self.policy.snapshot()
 
     async def occupy(self, requests: int, tokens: int) -> None:
@@ -72,14 +69,15 @@ class Core:
 
 
 def steering(core: Core, clock: Any = None, **settings: Any) -> Steering:
-    asked = load({"calibration_s": 0, **settings}, {}, preset="embedded")
+    given = {"calibration_s": 0, "k": core.policy.k_max, **settings}
+    asked = load(given, {}, preset="embedded")
     return Steering(core, asked, FINGERPRINT, **({"clock": clock} if clock else {}))
 
 
 def test_costs_are_measured_before_the_objective_holds() -> None:
     core = Core()
     asyncio.run(steering(core, calibration_s=10).begin(max_requests=16))
-    measured = {(int(n), k): seconds for n, k, _, seconds, _ in core.loaded}
+    measured = {(int(n), k): seconds for n, k, seconds, _ in core.loaded}
     assert {(1, 0), (16, 0), (1, 5), (16, 5)} <= set(measured)
     assert measured[16, 5] == pytest.approx(core.seconds(16, 5))
     assert core.commands[-1] == ("steer", {"objective": "throughput"})
@@ -91,7 +89,7 @@ def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
     asyncio.run(steering(first, calibration_s=10, calibration_file=file).begin(8))
     asyncio.run(steering(second, calibration_s=10, calibration_file=file).begin(8))
     assert second.loaded == first.loaded
-    assert [name for name, _ in second.commands] == ["begin_with", "steer"]
+    assert [name for name, _ in second.commands] == ["load_calibration", "steer"]
     elsewhere = Steering(
         other, load({"calibration_s": 10, "calibration_file": file}, {}), {"machine": "c"}
     )

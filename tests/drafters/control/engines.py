@@ -12,7 +12,7 @@ from bench.simulate.curve import geometric
 from bench.simulate.engine import Engine, Request
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Shape
-from drafters.control.calibration import Calibration
+from drafters.control.calibration import Cell, calibrate
 from drafters.control.policy import Policy
 
 # Small batches gain from drafts, large ones lose. Of 0..7 drafts 5, 2, 0, 0 are best for prose at
@@ -68,7 +68,7 @@ MIXED = (0.66, 0.47, 0.35, 0.26, 0.2, 0.15, 0.11, 0.085, 0.065, 0.05, 0.04)
 
 def calibration(
     hardware: Hardware, k_max: int, max_requests: int = 64, steps: int = 5
-) -> Calibration:
+) -> tuple[Cell, ...]:
     """Without noise. Each cell takes `steps` steps, five of which are measured."""
     spent = [0.0]
 
@@ -76,8 +76,8 @@ def calibration(
         spent[0] += steps * hardware.steady(requests, k)
         return [hardware.steady(requests, k)] * 5
 
-    return Calibration.run(
-        measure, lambda: spent[0], k_max=k_max, max_requests=max_requests, fingerprint={}
+    return calibrate(
+        measure, lambda: spent[0], k_max=k_max, max_requests=max_requests, budget_s=10.0
     )
 
 

@@ -17,19 +17,9 @@ from tests.drafters.control.engines import CPU, TWO_CORES, calibration
 K_MAX = 7
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def table(clock: Clock | None = None) -> CostTable:
-    found = CostTable(K_MAX, Tuning(), clock or Clock())
-    found.load(calibration(CPU, K_MAX).cells)
+def table() -> CostTable:
+    found = CostTable(K_MAX, Tuning())
+    found.load(calibration(CPU, K_MAX))
     return found
 
 
@@ -43,8 +33,8 @@ def test_a_calibration_of_a_few_batches_and_k_tells_of_all_between(requests: int
 
 @pytest.mark.parametrize("requests", [1, 4, 10, 16, 40])
 def test_a_cost_that_is_no_sum_of_the_terms_is_followed_too(requests: int) -> None:
-    found = CostTable(K_MAX, Tuning(), Clock())
-    found.load(calibration(TWO_CORES, K_MAX, steps=1).cells)
+    found = CostTable(K_MAX, Tuning())
+    found.load(calibration(TWO_CORES, K_MAX, steps=1))
     seconds, _ = found.row(requests)
     for k in range(K_MAX + 1):
         assert seconds[k] == pytest.approx(TWO_CORES.steady(requests, k), rel=0.17)
@@ -117,24 +107,30 @@ def test_what_was_measured_at_another_pace_or_long_ago_is_doubted() -> None:
 
 def test_one_cost_that_is_out_of_order_gives_way_to_those_that_are_known() -> None:
     """Four steps of K = 1 beside a busy process, 3.5 times as long; the others are well known."""
-    found = CostTable(3, Tuning(), Clock())
-    found.load([Cell(1, 1, 0.0, 3.5 * CPU.steady(1, 1), 4.0)])
+    found = CostTable(3, Tuning())
+    found.load([Cell(1, 1, 3.5 * CPU.steady(1, 1), 4)])
     for _ in range(50):
         for k in (0, 2, 3):
             found.observe(1, k, CPU.steady(1, k))
     assert found.row(1)[0][1] == pytest.approx(CPU.steady(1, 2), rel=0.1)
 
 
-def test_evidence_is_of_the_batch_and_dated_by_the_clock() -> None:
-    clock = Clock()
-    found = table(clock)
-    clock.now = 10.0
-    for _ in range(5):
+def test_steps_are_counted_by_batch() -> None:
+    found = table()
+    for _ in range(7):
         found.observe(8, 2, CPU.steady(8, 2))
-    clock.now = 70.0
-    assert found.evidence(8, 2) == (5, 60.0)
-    assert found.evidence(1, 1) == (5, 70.0), "the calibration's"
-    assert CostTable(3, Tuning(), clock).evidence(1, 1) == (0, 0.0)
+    assert (found.steps(8, 2), found.steps(1, 1)) == (7, 5), "the calibration's are five"
+    assert CostTable(3, Tuning()).steps(1, 1) == 0
+
+
+def test_a_cell_of_the_calibration_is_never_changed() -> None:
+    cell = Cell(1, 0, 0.1, 4)
+    tables = [CostTable(1, Tuning()) for _ in range(2)]
+    for found in tables:
+        found.load([cell])
+    for _ in range(50):
+        tables[0].observe(1, 0, 0.2)
+    assert tables[1].row(1)[0][0] == pytest.approx(cell.seconds, rel=0.01)
 
 
 @given(
@@ -147,7 +143,7 @@ def test_evidence_is_of_the_batch_and_dated_by_the_clock() -> None:
 def test_costs_never_fall_with_k_whatever_was_measured(
     steps: list[tuple[int, int, float]], requests: int
 ) -> None:
-    found = CostTable(K_MAX, Tuning(), Clock())
+    found = CostTable(K_MAX, Tuning())
     for n, k, seconds in steps:
         found.observe(n, k, seconds)
     seconds_of, variances = found.row(requests)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from bench.simulate.hardware import Hardware
-from drafters.control.calibration import Calibration
+from drafters.control.calibration import calibrate
 from drafters.control.controller import Controller
 from drafters.control.policy import Load
 from tests.drafters.control.engines import HUMANEVAL, SMOLLM2, best, engine
@@ -42,12 +42,12 @@ def beside(seed: int) -> Beside:
 
 
 def calibrated(step: Callable[[int, int], float]) -> Controller:
-    known = Calibration.run(
+    known = calibrate(
         lambda n, k: [step(n, k) for _ in range(4)], lambda: 0.0, k_max=K_MAX, max_requests=64,
-        fingerprint={},
+        budget_s=10.0,
     )  # fmt: skip
     policy = Controller(K_MAX)
-    policy.begin_with(known.cells)
+    policy.load_calibration(known)
     return policy
 
 

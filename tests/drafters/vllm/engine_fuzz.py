@@ -45,8 +45,8 @@ class RandomK:
     """A policy that chooses blindly at every step; now and then nothing for a stretch."""
 
     def __init__(self, k_max: int, random: Random) -> None:
-        self.k_max = self.most = k_max
-        self.patience = 1
+        self.k_max = self.k_limit = k_max
+        self.max_deferred_steps = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
         self.accepted = 0

@@ -171,10 +171,10 @@ class WatchedSequential(Watched, SequentialDrafter):
 class Told:
     """A policy that does as it is told."""
 
-    k_max, k, patience = K_MAX, 0, 1
+    k_max, k, max_deferred_steps = K_MAX, 0, 1
 
     @property
-    def most(self) -> int:
+    def k_limit(self) -> int:
         return self.k
 
     def choose(self, load: Load) -> int:
@@ -369,7 +369,7 @@ class Lives:
         assert load.requests == len(limits)
         for k in range(K_MAX + 1):
             assert load.drafts(k) == sum(min(limit, k) for limit in limits)
-        self.seen["limited"] += bool(load.reach)
+        self.seen["limited"] += bool(load.requests_by_draft_limit)
 
     def _check_counts(self, drafts: list[list[int]]) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):

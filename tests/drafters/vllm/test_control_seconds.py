@@ -30,7 +30,7 @@ class Slow(Told):
 
 
 @pytest.mark.parametrize(
-    ("executor", "patience", "learned"),
+    ("executor", "max_deferred_steps", "learned"),
     [
         (UniProcExecutor, 1, [0, 1, 1, 1, 1, 1, 1]),
         (UniProcExecutor, 3, [0, 0, 0, 3, 0, 0, 3]),
@@ -39,13 +39,13 @@ class Slow(Told):
     ],
 )
 def test_learning_counts_where_nothing_else_runs_meanwhile(
-    executor: type, patience: int, learned: list[int]
+    executor: type, max_deferred_steps: int, learned: list[int]
 ) -> None:
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
     lives = Lives(config, seed=1, window=6, blocks=60)
     lives.scheduler.policy = lives.told = told = Slow()
-    told.patience = patience
+    told.max_deferred_steps = max_deferred_steps
     lives.arrive(prompt=4, most=60)
     for _ in learned:
         lives.step(2, observed=False)

@@ -1,0 +1,70 @@
+"""Objectives check themselves, and name the field that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drafters.control.objective import OBJECTIVES, Objective, ObjectiveError
+
+FIXED, LATENCY = Objective("fixed", k=3), Objective("latency", tpot_s=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"objective": "fast"}, "objective"),
+        ({"objective": "fixed"}, "k"),
+        ({"objective": "fixed", "k": -1}, "k"),
+        ({"objective": "fixed", "k": True}, "k"),
+        ({"objective": "fixed", "k": 1.0}, "k"),
+        ({"k": 3}, "k"),
+        ({"objective": "off", "k": 0}, "k"),
+        ({"objective": "latency"}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": 0.0}, "tpot_s"),
+        ({"objective": "latency", "tpot_s": float("nan")}, "tpot_s"),
+        ({"objective": "throughput", "tpot_s": 0.02}, "tpot_s"),
+    ],
+)
+def test_nonsense_is_refused_by_field(fields: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ObjectiveError) as caught:
+        Objective(**fields)
+    assert caught.value.field == wrong
+    assert not caught.value.problem.startswith(wrong), "the field is told as data"
+
+
+def test_a_k_beyond_the_largest_is_refused() -> None:
+    assert FIXED.within(3) is FIXED
+    with pytest.raises(ObjectiveError) as caught:
+        FIXED.within(2)
+    assert (caught.value.field, caught.value.problem) == ("k", "must be at most 2, not 3")
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        (Objective(), {"objective": "fixed", "k": 3}, FIXED),
+        (FIXED, {"k": 2}, Objective("fixed", k=2)),
+        (FIXED, {"objective": "fixed"}, FIXED),
+        (FIXED, {"objective": "throughput", "k": None}, Objective()),
+        (LATENCY, {"tpot_s": 0.5}, Objective("latency", tpot_s=0.5)),
+        (LATENCY, {"objective": "off"}, Objective("off")),
+    ],
+)
+def test_k_and_target_stay_while_the_name_does(
+    before: Objective, changes: dict[str, Any], after: Objective
+) -> None:
+    assert before.changed(changes) == after
+
+
+@pytest.mark.parametrize("objective", [Objective(), FIXED, LATENCY, Objective("off")])
+def test_entries_make_the_same_objective_again(objective: Objective) -> None:
+    assert Objective(**objective.entries()) == objective
+    assert set(OBJECTIVES) == {"throughput", "latency", "fixed", "off"}
+
+
+@pytest.mark.parametrize("changes", [{"k": 3}, {"objective": "fixed"}, {"tpot_s": 1.0}])
+def test_a_change_that_needs_another_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ObjectiveError):
+        Objective().changed(changes)

@@ -111,7 +111,9 @@ MAP: dict[str, set[str]] = {
     "bench.overload": set(),
     "bench.openmp": SINGLE_PARTS,
     "bench.proposer": SINGLE_PARTS | {"bench.offline"},
-    "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"} | POLICY,
+    "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"}
+    | ENGINE
+    | POLICY,
     "bench.simulate.curve": set(),
     "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.offline", "bench.sweep"},
     "bench.training_memory": SINGLE_PARTS,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drafters.control.calibration import Cell
+from drafters.control.cost_table import Cell
 
 FORMAT = 2
 

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 from app import metrics
 from app.engine import calibration_file
+from app.engine.calibration import calibrate
 from app.engine.calibration_file import CalibrationError
 from app.errors import ApiError
 from app.settings import Settings
-from drafters.control.calibration import Cell, calibrate
+from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
 
 logger = logging.getLogger(__name__)

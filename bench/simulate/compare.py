@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.engine.calibration import calibrate as measure_cells
 from bench.simulate.engine import NOISE, Engine, Request, Totals
 from bench.simulate.fit import Place, cpu
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
-from drafters.control.calibration import Cell
-from drafters.control.calibration import calibrate as measure_cells
 from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
 from drafters.control.policy import Load, Policy, Step
 
 STEPS = 3000  # at each published place, the controller's first ones included

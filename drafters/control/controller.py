@@ -11,8 +11,7 @@ from typing import Any
 
 from drafters.config import DrafterConfig
 from drafters.control.acceptance import Acceptance
-from drafters.control.calibration import Cell
-from drafters.control.cost_table import CostTable, PerTokenCost
+from drafters.control.cost_table import Cell, CostTable, PerTokenCost
 from drafters.control.objective import LATENCY, Objective
 from drafters.control.policy import Load, Step
 from drafters.control.report import Totals, acceptance_rows, cost_rows, why

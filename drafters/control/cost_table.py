@@ -6,9 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, mul
+from typing import NamedTuple
 
-from drafters.control.calibration import Cell
 from drafters.control.tuning import Tuning
+
+
+class Cell(NamedTuple):
+    """Steps of one batch at one K that start-up measured."""
+
+    requests: int
+    k: int
+    seconds: float  # of a step, the median
+    steps: int
 
 
 @dataclass(slots=True)

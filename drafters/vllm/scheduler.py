@@ -15,8 +15,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
 from drafters.config import DEFERRED, DrafterConfig
-from drafters.control.calibration import Cell
 from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.vllm.extras import Extras
 from drafters.vllm.limits import draft_limit, follows_counts

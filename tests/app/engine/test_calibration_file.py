@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.engine.calibration_file import CalibrationError, read, save
-from drafters.control.calibration import Cell
+from drafters.control.cost_table import Cell
 
 HERE = {"hardware": "NVIDIA B200", "model": "target", "head": "head-1", "vllm": "0.32.0"}
 CELLS = (Cell(1, 0, 0.01, 3), Cell(64, 7, 0.2, 4))

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
+from app.engine.calibration import calibrate
 from bench.simulate.curve import geometric
 from bench.simulate.engine import Engine, Request
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Shape
-from drafters.control.calibration import Cell, calibrate
+from drafters.control.cost_table import Cell
 from drafters.control.policy import Policy
 
 # Small batches gain from drafts, large ones lose. Of 0..7 drafts 5, 2, 0, 0 are best for prose at

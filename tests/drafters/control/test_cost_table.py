@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.control.calibration import Cell
-from drafters.control.cost_table import CostTable, bucket_of, monotone
+from drafters.control.cost_table import Cell, CostTable, bucket_of, monotone
 from drafters.control.tuning import Tuning
 from tests.drafters.control.engines import CPU, TWO_CORES, calibration
 

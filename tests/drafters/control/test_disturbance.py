@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from app.engine.calibration import calibrate
 from bench.simulate.hardware import Hardware
-from drafters.control.calibration import calibrate
 from drafters.control.controller import Controller
 from drafters.control.policy import Load
 from tests.drafters.control.engines import HUMANEVAL, SMOLLM2, best, engine

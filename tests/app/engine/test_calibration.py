@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.control.calibration import Cell, calibrate, plan
+from app.engine.calibration import calibrate, plan
+from drafters.control.cost_table import Cell
 
 
 class Machine:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import NamedTuple
+
+from drafters.control.cost_table import Cell
 
 # (requests, K) -> seconds of steady steps at that batch and K, at least one.
 Measure = Callable[[int, int], Sequence[float]]
-
-
-class Cell(NamedTuple):
-    """Measured steps of one batch at one K."""
-
-    requests: int
-    k: int
-    seconds: float  # of a step, the median
-    steps: int
 
 
 def calibrate(

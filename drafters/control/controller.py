@@ -41,6 +41,7 @@ class Probe:
     k: int
     rate: float  # tokens per second of what it interrupts
     to_choose: int  # steps that are still to be laid out with it
+    seen: bool = False  # a step of it has been observed
 
 
 class Controller:
@@ -169,12 +170,14 @@ class Controller:
     def _charge(self, probe: Probe, step: Step) -> None:
         """Count what a probe loses, up to the step that verifies its last drafts."""
         load = step.load
-        read = (self._prompt.seconds + self._reading.seconds) * load.prefill_tokens
-        made = self._tokens(load)[self._depth(load, load.draft_tokens)]
-        lost = max(0.0, step.seconds - read) - made / probe.rate
-        self._lost_s += lost
-        self._lost_tokens += lost * probe.rate
-        self._allowance -= lost * probe.rate
+        probe.seen = probe.seen or step.k == probe.k
+        if probe.seen:
+            read = (self._prompt.seconds + self._reading.seconds) * load.prefill_tokens
+            made = self._tokens(load)[self._depth(load, load.draft_tokens)]
+            lost = max(0.0, step.seconds - read) - made / probe.rate
+            self._lost_s += lost
+            self._lost_tokens += lost * probe.rate
+            self._allowance -= lost * probe.rate
         if probe.to_choose == 0 and (step.k != probe.k or probe.k == self._k):
             self._probe = None
 

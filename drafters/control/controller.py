@@ -161,8 +161,8 @@ class Controller:
                 self._prompt.observe(prompts, (1.0 - drafter) * more)
             if drafting and unseen:
                 self._reading.observe(unseen, drafter * more)
-            if prompts and not read:  # what they take was unknown
-                return
+        if prompts and not read:  # what they take was unknown
+            return
         settled = asked > 0 or self._plain_s >= self._tuning.settling_s
         if settled and verified == asked and read < seconds:
             costs.observe(load.requests, asked, seconds - read, (read / seconds) ** 2)

@@ -4,9 +4,8 @@
 
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
 is a P-EAGLE head}. The first engine decodes plainly. The second drafts a random K at every step
-while requests arrive, are aborted and are preempted for want of KV cache; in some steps the
-drafter may leave drafts out, and in some runs have more. RESULT gets {"finished", "aborted",
-"preempted", "accepted", "left_out", "grown", "passes", "ks": {k: steps}, "different": [...]}; an
+while requests arrive, are aborted and are preempted for want of KV cache. RESULT gets
+{"finished", "aborted", "preempted", "accepted", "passes", "ks": {k: steps}, "different": [...]}; an
 entry of `different` is a request whose text is not the plain engine's, with the gap in
 log-probability between the two tokens where they part, as the plain engine saw it.
 """

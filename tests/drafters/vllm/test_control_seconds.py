@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ if not vllm_platforms.current_platform.is_cpu():
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
 from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
 
+from drafters.vllm import scheduler, step_recorder  # noqa: E402
 from tests.drafters.vllm.lives import Lives, Told, configuration  # noqa: E402
 
 if TYPE_CHECKING:
@@ -23,10 +23,15 @@ LEARNING_S = 0.01
 
 
 class Slow(Told):
-    """Takes its time to learn."""
+    """Takes its time to learn, on a clock that stands still otherwise."""
+
+    now = 0.0
+
+    def clock(self) -> float:
+        return self.now
 
     def observe(self, step: Step) -> None:
-        time.sleep(LEARNING_S)
+        self.now += LEARNING_S
 
 
 @pytest.mark.parametrize(
@@ -39,13 +44,18 @@ class Slow(Told):
     ],
 )
 def test_learning_counts_where_nothing_else_runs_meanwhile(
-    executor: type, max_deferred_steps: int, learned: list[int]
+    executor: type,
+    max_deferred_steps: int,
+    learned: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
     lives = Lives(config, seed=1, window=6, blocks=60)
     lives.scheduler.policy = lives.told = told = Slow()
     told.max_deferred_steps = max_deferred_steps
+    for module in (scheduler, step_recorder):
+        monkeypatch.setattr(module, "perf_counter", told.clock)
     lives.arrive(prompt=4, most=60)
     for _ in learned:
         lives.step(2, observed=False)
@@ -53,5 +63,4 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     assert lives.scheduler.recorder.untold == 1
     lives.scheduler.recorder.tell(lives.scheduler.policy)
     found = [step.control_seconds for step in lives.scheduler.recorder.recent]
-    for seconds, steps in zip(found, learned, strict=True):
-        assert steps * LEARNING_S <= seconds < (steps + 1) * LEARNING_S
+    assert found == pytest.approx([steps * LEARNING_S for steps in learned])

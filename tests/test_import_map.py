@@ -94,6 +94,7 @@ MAP: dict[str, set[str]] = {
     "bench.command": {
         "bench.ceiling",
         "bench.device",
+        "bench.disturbance",
         "bench.interop",
         "bench.kernels",
         "bench.quality",
@@ -109,7 +110,8 @@ MAP: dict[str, set[str]] = {
     "bench.kernels": SINGLE_PARTS | MEASURING,
     "bench.offline": ENGINE | {"drafters.train"},
     "bench.overload": set(),
-    "bench.openmp": SINGLE_PARTS,
+    "bench.disturbance": MEASURING | {"bench", "bench.sweep"} | GROUND,
+    "bench.openmp": SINGLE_PARTS | {"bench.load"},
     "bench.proposer": SINGLE_PARTS | {"bench.offline"},
     "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"}
     | ENGINE

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.load.client import Client, Job
@@ -28,6 +28,7 @@ class Work:
     max_tokens: int
     ignore_eos: bool  # every answer has as many tokens as asked for: equal work
     spread: float = 0.0  # answers have `max_tokens` more or less this share of it
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of every request, beside the prompt
 
     def length(self, number: int) -> int:
         """Tokens of an answer: spread evenly, in no order, the same for the same prompt's number.
@@ -40,7 +41,7 @@ class Work:
 
     def jobs(self, first: int, count: int, max_tokens: int | None = None) -> list[Job]:
         """`count` requests from prompt `first` on, around the end of the list."""
-        extra = {"ignore_eos": True} if self.ignore_eos else {}
+        extra = {**self.fields, **({"ignore_eos": True} if self.ignore_eos else {})}
         return [
             self.prompts[number % len(self.prompts)].job(
                 self.model, max_tokens or self.length(number), extra
@@ -83,12 +84,14 @@ async def run_cell(
 
 
 async def takes_ignore_eos(client: Client, work: Work) -> bool:
-    """Whether the server takes `ignore_eos`; OpenAI's own API does not know it.
+    """Whether the work wants `ignore_eos` and the server takes it: OpenAI's own API knows none.
 
     Raises RuntimeError if it does not answer without it either.
     """
+    if not work.ignore_eos:
+        return False
     for asked in (True, False):
-        probe = Work(work.prompts, work.model, 4, asked)
+        probe = replace(work, max_tokens=4, ignore_eos=asked, spread=0.0)
         found = await measure(client, probe.jobs(0, 1), limits=[1])
         if not found["failed"]:
             return asked

@@ -22,6 +22,7 @@ from bench.sweep.table import Table
 from bench.systems import method as methods_module
 from bench.systems.method import DEFAULT, parse, servers
 from bench.systems.model_free import ARCHITECTURES
+from bench.workloads.constraints import NAMED
 from bench.workloads.files import MalformedFile
 
 CONCURRENCIES = "1,2,4,8,16,32,64,128"
@@ -94,6 +95,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         switchback=args.switchback,
         settle=args.settle,
         drop_below=args.drop_below,
+        constraint=args.constraint,
     )
 
 
@@ -114,6 +116,9 @@ def parser() -> argparse.ArgumentParser:
         help="of a cell, about; its requests are counted once, for all methods [10]")  # fmt: skip
     add("--requests", type=int, metavar="N", help="N requests per user instead")
     add_work(made)
+    add("--constraint", default="", metavar="NAME",
+        help=f"what answers are held to: {', '.join(NAMED)}, or a file of JSON with fields of the "
+        "request; answers then end by themselves")  # fmt: skip
     add("--together", action=argparse.BooleanOptionalAction, default=None,
         help="all servers at once, rounds over all of them (default where there is no GPU), or "
         "one after the other")  # fmt: skip

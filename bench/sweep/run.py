@@ -14,6 +14,7 @@ from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
 from bench.sweep.switchback import SETTLE_S, Users, run_turn
 from bench.systems.method import Method, parse, servers
+from bench.workloads.constraints import load_constraint
 from bench.workloads.load import load_prompts
 
 PROMPTS = 1024  # that a sweep draws from
@@ -38,6 +39,7 @@ class Plan:
     spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
     switchback: bool = False  # turns of `seconds` under one load, all methods of one gateway
     settle: float = SETTLE_S  # seconds of a turn that do not count
+    constraint: str = ""  # that answers are held to
     drop_below: float = 0.0  # share of the fastest below which a K has no more than `first_rounds`
 
     @property
@@ -59,7 +61,15 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
     """Run what is missing. Raises RuntimeError where a server fails."""
     prompts = load_prompts(plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed)
     methods = parse(plan.methods)
-    work = Work(prompts, fleet.model, plan.max_tokens, ignore_eos=True, spread=plan.spread)
+    # A constrained answer ends where its constraint does: past that there is nothing to generate.
+    work = Work(
+        prompts,
+        fleet.model,
+        plan.max_tokens,
+        ignore_eos=not plan.constraint,
+        spread=plan.spread,
+        fields=load_constraint(plan.constraint),
+    )
     groups = [methods] if plan.together else list(servers(methods).values())
     for group in groups:
         for concurrency in plan.concurrencies:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.engine.json_schema import enforceable
 from bench.load.intervals import of_equal_time
 from bench.load.null_server import Script, start
 from bench.sweep.cells import Work
@@ -21,6 +22,7 @@ from bench.sweep.table import Table
 from bench.systems.commands import Shared, command
 from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
 from bench.systems.server import ServerError
+from bench.workloads.constraints import NAMED
 from bench.workloads.prompt import Prompt
 
 METHODS = "none,off,k:3,k:7,adaptive"
@@ -244,6 +246,40 @@ def test_a_server_without_ignore_eos_is_asked_without(tmp_path: Path) -> None:
     gateway = Script(4, 8, refuses=("ignore_eos",))
     journal = run(plan(methods="off", concurrencies=(1,)), tmp_path / "a.jsonl", Script(), gateway)
     assert all(cell["ignore_eos"] is False for cell in journal.cells.values())
+
+
+@pytest.mark.parametrize("name", [*NAMED, "file"])
+def test_every_request_of_a_sweep_is_held_to_its_constraint(tmp_path: Path, name: str) -> None:
+    """Those that find out how many fit a cell, and those of the warm-up, too."""
+    fields = NAMED.get(name, {"structured_outputs": {"regex": "a+"}})
+    if name == "file":
+        name = str(tmp_path / "fields.json")
+        Path(name).write_text(json.dumps(fields))
+    gateway = Script(4, 8)
+    asked = plan(methods="off,adaptive", concurrencies=(1,), requests=None, constraint=name)
+    journal = run(asked, tmp_path / "a.jsonl", Script(), gateway)
+    assert journal.plan is not None
+    assert journal.plan["constraint"] == name
+    bodies = [body for method, _, body in gateway.seen if method == "POST"]
+    assert len(bodies) > 8
+    for body in bodies:
+        assert fields.items() <= body.items()
+        assert "ignore_eos" not in body, "there is nothing to generate past a constraint's end"
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{"])
+def test_a_constraint_that_is_none_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "fields.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match="--constraint"):
+        run(plan(constraint=str(file)), tmp_path / "a.jsonl", Script(), Script())
+
+
+def test_named_constraints_are_enforced_whole() -> None:
+    schema = NAMED["json-schema"]["response_format"]["json_schema"]["schema"]
+    assert enforceable(schema)[1] == []
+    assert NAMED["tools"]["tools"][0]["function"]["parameters"] == schema
 
 
 def cells(speeds: dict[str, list[float]], concurrency: int = 1) -> dict[tuple[Any, ...], Any]:

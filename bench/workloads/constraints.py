@@ -1,0 +1,47 @@
+"""What answers may be held to: fields of a request beside its prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+# Any prompt can be answered in these, and no list in them is long: what ends an answer is its text.
+_TEXT = {"type": "string"}
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": _TEXT,
+        "answer": _TEXT,
+        "steps": {"type": "array", "items": _TEXT, "maxItems": 4},
+        "confidence": {"type": "integer", "minimum": 0, "maximum": 100},
+    },
+    "required": ["title", "answer", "steps", "confidence"],
+    "additionalProperties": False,
+}
+_TOOL = {"name": "reply", "description": "Reply to the user.", "parameters": _SCHEMA}
+NAMED: dict[str, dict[str, Any]] = {
+    "json-schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": _SCHEMA},
+        }
+    },
+    # The server needs a --tool-call-parser.
+    "tools": {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
+}
+
+
+def load_constraint(name: str) -> dict[str, Any]:
+    """Fields of every request: a constraint's by its name, or an object in a file of JSON. Raises
+    ValueError if it is neither."""
+    if not name or name in NAMED:
+        return NAMED.get(name, {})
+    try:
+        fields = json.loads(Path(name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        names = ", ".join(NAMED)
+        raise ValueError(f"--constraint {name}: neither of {names} nor JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"--constraint {name}: must hold an object, fields of a request")
+    return fields

@@ -27,7 +27,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
 NODE: dict[str, tuple[str, ...]] = {
     "openai-node": ("openai",),
     "ai-sdk": ("ai", "@ai-sdk/openai", "zod"),
-    "promptfoo": ("promptfoo",),
+    "promptfoo": ("promptfoo", "node@22"),  # with the Node that it wants, which few systems have
 }
 
 

@@ -25,7 +25,7 @@ COMPOSE_FILES = [REPOSITORY / "docker-compose.yml", REPOSITORY / "deploy" / "com
 SETTINGS = {f"{ENV_PREFIX}{name}".upper() for name in section_of()} | {"AERIE_PRESET"}
 EXAMPLE = (REPOSITORY / ".env.example").read_text("utf-8")
 HEALTHCHECK = REPOSITORY / "deploy" / "healthcheck.py"
-PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+[\w.-]*")
+PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?")
 
 
 def services() -> Iterator[dict[str, Any]]:
@@ -59,6 +59,7 @@ def test_images_that_are_pulled_are_pinned() -> None:
     assert len(pulled) == 2
     for image in bases + pulled:
         assert PINNED.fullmatch(image), image
+    assert all("@sha256:" in image for image in pulled)
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
 
 

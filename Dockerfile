@@ -14,14 +14,11 @@ WORKDIR /opt/aerie
 COPY requirements requirements
 COPY pyproject.toml LICENSE ./
 # The editable install notes where our packages are, not what is in them: with empty ones here, a
-# change of our code leaves this layer, which takes minutes, as it is. The tools for tests go again.
+# change of our code leaves this layer, which takes minutes, as it is.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=type=cache,target=/var/cache/pip \
     mkdir app bench drafters && touch app/__init__.py bench/__init__.py drafters/__init__.py \
-    && PIP_CACHE_DIR=/var/cache/pip PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND" \
-    && awk -F '[= ]' 'NR == FNR { needed[$1]; next } !($1 in needed) { print $1 }' \
-       "requirements/$BACKEND.lock" requirements/dev.lock > /tmp/tools \
-    && .venv/bin/python -m pip uninstall --yes --quiet --requirement /tmp/tools
+    && PIP_CACHE_DIR=/var/cache/pip PYTHON=/usr/local/bin/python3 requirements/install.sh "$BACKEND"
 # The weights that a package carries as GGUF, converted. Only what converts them is copied: a change
 # of other code leaves this layer, too.
 COPY drafters/packaged.py drafters/gguf_conversion.py drafters/

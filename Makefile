@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test fuzz faults check gpu-check format lock page screenshots models \
+.PHONY: help install tools serve test fuzz faults check gpu-check format lock page screenshots models \
   evaluate bench clean
 
 help: ## List the targets
@@ -33,6 +33,8 @@ $(TOOLS): $(INSTALLED) requirements/dev.lock
 
 install: $(INSTALLED) ## Make .venv to serve and train with (BACKEND=cpu|cuda, PYTHON=...)
 	@echo "install: $(BIN)/aerie is ready ($(BACKEND) build)"
+
+tools: $(TOOLS) ## Add what tests, checks and plots need (make test and the like do it themselves)
 
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)

@@ -108,7 +108,7 @@ sys.exit(f'torch=={version(\"torch\")}' != '$torch')" 2>/dev/null; then
 started=$(date +%s)
 if [ "$BACKEND" = tools ]; then
     is_supported "$VENV/bin/python" || die "there is no $VENV yet: make install"
-    date >"$LOG"
+    date >>"$LOG"
     install_lock "$LOCK"
     touch "$VENV/.installed-tools"
     say "done in $(($(date +%s) - started)) s"

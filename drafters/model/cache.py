@@ -56,9 +56,11 @@ class KeyValueCache:
         return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
 
     def advance(self, count: int) -> None:
+        """Count `count` more entries as filled."""
         self.length += count
 
     def truncate(self, length: int) -> None:
+        """Forget all entries from `length` on. Raises ValueError if there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} entries")
         self.length = length

@@ -104,6 +104,7 @@ class HeadConfig:
 
     @property
     def method(self) -> Method:
+        """How the head drafts: EAGLE-3 heads have no placeholder token."""
         return "eagle3" if self.ptd_token_id is None else "p-eagle"
 
     @property

@@ -40,6 +40,7 @@ class DecoderLayer(nn.Module):
         store: Store | None,
         layer: int,
     ) -> torch.Tensor:
+        """Apply attention and MLP to the residual stream."""
         if self.hidden_norm is not None:
             normed = self.hidden_norm(x)
             inputs = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
@@ -104,6 +105,7 @@ class DraftHead(nn.Module):
 
     @property
     def own_embeddings(self) -> bool:
+        """Whether the head has token embeddings of its own."""
         return self.embed_tokens is not None
 
     @property
@@ -186,6 +188,7 @@ class DraftHead(nn.Module):
         return (distance < window) & (distance >= 0 if allowed is None else allowed)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
+        """An empty KV cache for `batch` rows of at most `capacity` entries."""
         config = self.config
         return KeyValueCache(
             config.num_hidden_layers,

@@ -23,6 +23,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise the last dimension in float32."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
@@ -56,6 +57,7 @@ class Attention(nn.Module):
         cache: Store | None = None,
         layer: int = 0,
     ) -> torch.Tensor:
+        """Attend to the cache's entries and to `x` itself."""
         batch, n, _ = x.shape
         query = self.q_proj(x).view(batch, n, self.heads, self.head_size).transpose(1, 2)
         key = self.k_proj(x).view(batch, n, self.key_heads, self.head_size).transpose(1, 2)
@@ -78,7 +80,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """Gated feed-forward network (SwiGLU)."""
 
     def __init__(self, size: int, intermediate: int) -> None:
         super().__init__()
@@ -87,4 +89,5 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the network to the last dimension."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))

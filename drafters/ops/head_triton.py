@@ -23,6 +23,7 @@ def share_kernel(
     hidden, weight, largest, where, total, rows, words, depth, tiles, shares,
     ROWS: tl.constexpr, WORDS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
+    """Largest logit, its place and the sum of exponentials in one share of the vocabulary."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     share = tl.program_id(1)
     m = tl.full([ROWS], float("-inf"), tl.float32)
@@ -64,6 +65,7 @@ def join_kernel(
     largest, where, total, offsets, ids, probabilities, shares,
     OFFSETS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
+    """Join the shares of a row: most probable token and its probability."""
     row = tl.program_id(0)
     share = tl.arange(0, SHARES)
     inside = share < shares

@@ -45,6 +45,7 @@ def plan_kernel(
     numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest, rows,
     queries, lengths, drafts, k, kept, FRESH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
+    """Lay out a pass: one program for each request."""
     request = tl.program_id(0)
     here, written = request < count, request < padded
     first = tl.load(numbers + request, mask=here, other=total)
@@ -87,6 +88,7 @@ def enter_kernel(
     store, ids, positions, slots, gathered, block_size, window, mask_token,
     TAPS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Fill token ids, positions, slots and hidden states: one program for each token."""
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
     index = tl.load(rows + owner)
@@ -126,6 +128,7 @@ def enter_kernel(
 def spread_kernel(
     rows, count, combined, shared, out, hidden, STEPS: tl.constexpr, COLUMNS: tl.constexpr
 ):
+    """Copy combined states to their tokens, the shared state to masked slots."""
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
     offset = token - tl.load(rows + 7 * count + owner)
@@ -159,7 +162,7 @@ def plan(
     lengths: torch.Tensor,  # int32 [padded],
     drafts: torch.Tensor,  # int64 [padded, k]
 ) -> None:
-    """`reference.plan` into buffers."""
+    """Compute `reference.plan` with one kernel, into buffers that are kept."""
     count, (padded, k) = numbers.shape[1], drafts.shape
     assert numbers.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
     assert len(starts) == count + 1 and len(slots) == count

@@ -96,8 +96,8 @@ def plan(
 def owners(
     found: Requests, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each of `count` tokens: its request, its position, whether it is a masked slot; and of
-    those that are not, the rows of their hidden states."""
+    """Request, position and whether it is a masked slot, for each of `count` tokens; and the rows
+    of the hidden states of those that are not masked."""
     token = torch.arange(count, device=found.begin.device)
     owner = torch.searchsorted(found.begin, token, right=True) - 1
     offset = token - found.begin[owner]

@@ -55,6 +55,7 @@ _PART = 512  # prompts whose responses are written to disk together
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run `aerie train`; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:

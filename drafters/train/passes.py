@@ -33,12 +33,13 @@ class Entries:
     def append(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep a layer's keys and values; returns both."""
         self.keys.append(key)
         self.values.append(value)
         return key, value
 
     def advance(self, count: int) -> None:
-        pass
+        """Do nothing: the lists grow by themselves."""
 
     def tensors(self) -> list[torch.Tensor]:
         """All of it, in a fixed order."""

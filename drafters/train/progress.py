@@ -37,16 +37,19 @@ class Progress:
 
     @property
     def seconds(self) -> float:
+        """Seconds trained, earlier runs included."""
         return self._clock() - self._start
 
     @property
     def fraction(self) -> float:
+        """Share of the budget that is spent, from 0 to 1."""
         if self._minutes is not None:
             return min(1.0, self.seconds / (60.0 * self._minutes))
         assert self._budget is not None
         return min(1.0, self.tokens / self._budget)
 
     def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs to know."""
         return {"seconds": self.seconds, "tokens": self.tokens, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

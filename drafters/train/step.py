@@ -47,6 +47,7 @@ class DepthLosses:
 
     @property
     def means(self) -> torch.Tensor:
+        """Mean loss of each depth."""
         return self.sums / self.counts.clamp(min=1)
 
 

@@ -129,10 +129,12 @@ class FrozenTarget:
 
     @property
     def device(self) -> torch.device:
+        """Device of the target's weights."""
         return self.lm_head.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Data type of the target's weights."""
         return self.lm_head.dtype
 
     @cached_property

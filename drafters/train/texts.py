@@ -45,6 +45,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> Self:
+        """Join texts into one table. Raises ValueError where a text is no row of token ids."""
         tokens: list[torch.Tensor] = []
         prompts: list[int] = []
         for text in texts:
@@ -86,6 +87,7 @@ class Texts:
 
     @classmethod
     def load(cls, file: Path) -> Self:
+        """Read a saved table. Raises ValueError where the file is none."""
         parts = load_file(file)
         if set(parts) != {"tokens", "offsets", "prompts"}:
             raise ValueError(f"{file} holds no texts but {', '.join(sorted(parts)) or 'nothing'}")

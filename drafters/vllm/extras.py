@@ -21,7 +21,7 @@ class Extras:
     draft_seconds: float = 0.0
 
     def attach(self, output: Any) -> None:
-        """To a ModelRunnerOutput."""
+        """Attach these to a step's ModelRunnerOutput."""
         setattr(output, _ATTRIBUTE, self)
 
     @classmethod

@@ -37,6 +37,7 @@ EVALUATED = "200"  # prompts a workload: with 48, intervals are as wide as what 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Build the embedded models; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.embedded.build", description=__doc__
     )

@@ -29,6 +29,7 @@ class SourceFile:
 
     @property
     def held_out(self) -> bool:
+        """Whether the file is kept from training."""
         return is_held_out(self.path)
 
 
@@ -41,10 +42,12 @@ class Corpus:
 
     @property
     def train(self) -> tuple[SourceFile, ...]:
+        """Files that models are trained on."""
         return tuple(file for file in self.files if not file.held_out)
 
     @property
     def held_out(self) -> tuple[SourceFile, ...]:
+        """Files that are kept from training."""
         return tuple(file for file in self.files if file.held_out)
 
 

@@ -51,6 +51,7 @@ class Shape:
 
 
 def target_config(shape: Shape, vocab_size: int, end_of_text: int, im_end: int) -> Any:
+    """Configuration of a target of this shape, for transformers."""
     heads = shape.hidden // 64
     return AutoConfig.for_model(
         shape.family,
@@ -93,6 +94,7 @@ def load_target(folder: Path) -> Any:
 
 
 def save_target(model: Any, folder: Path, tokenizer_folder: Path) -> None:
+    """Write the target's checkpoint with the tokenizer's files beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     for name in TOKENIZER_FILES:
@@ -159,6 +161,7 @@ def train_target(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Train a target from nothing; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.embedded.pretrain", description=__doc__

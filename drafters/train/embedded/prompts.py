@@ -87,6 +87,7 @@ def write_prompts(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Write prompts made of source files; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.embedded.prompts", description=__doc__
     )

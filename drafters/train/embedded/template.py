@@ -11,6 +11,8 @@ from typing import TypedDict
 
 
 class Message(TypedDict):
+    """One turn of a conversation."""
+
     role: str
     content: str
 

@@ -70,10 +70,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that `folder` holds."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Train a tokenizer and write its files; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.embedded.tokenizer", description=__doc__
     )

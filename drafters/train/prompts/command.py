@@ -56,6 +56,7 @@ MAX_TOKENS = 256  # sampled for a turn; most are far shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run `aerie prompts`; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
         _run(args)

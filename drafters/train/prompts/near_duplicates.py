@@ -54,6 +54,7 @@ class NearDuplicateIndex:
         return False
 
     def add(self, added: frozenset[int]) -> None:
+        """Add a set of shingles to those that later ones are compared with."""
         for shingle in self._prefix(added):
             self._by_shingle[shingle].append(len(self._sets))
         self._sets.append(added)

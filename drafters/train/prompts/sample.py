@@ -22,6 +22,7 @@ class Sample:
     tokens: int  # sampled tokens: the opening is not counted, the end token is
 
     def line(self) -> str:
+        """The sample as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 

@@ -30,12 +30,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt that passed all filters, and its kind."""
+
     kind: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
+    """The prompts that were kept, and how many each filter dropped."""
+
     kept: list[Prompt]
     dropped: dict[str, int]  # by filter, in the order in which they run
 

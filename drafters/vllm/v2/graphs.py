@@ -43,8 +43,8 @@ class Graphs:
             )
 
     def capture(self, generate: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Of `generate(k, ...)`, with the other arguments of vLLM's managers. The largest K first:
-        what it needs of memory is enough for the others."""
+        """Capture `generate(k, ...)` for each K, with the other arguments of vLLM's managers. The
+        largest K comes first: the memory that it needs is enough for the others."""
         for k, manager in sorted(self._managers.items(), reverse=True):
             manager.capture(
                 partial(generate, k), *args, **kwargs,

@@ -30,6 +30,7 @@ class DraftingRunner(Base):
             )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the target, and count logits that are not finite."""
         super().load_model(*args, **kwargs)
         if self.sampler is not None:
             self.sampler.compute_nans = True

@@ -59,14 +59,14 @@ class Lag:
         self._late: list[tuple[float, float]] = []
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Record how late the event loop is, until cancelled."""
         while True:
             due = time.monotonic() + self.EVERY_S
             await asyncio.sleep(self.EVERY_S)
             self._late.append((due, time.monotonic() - due))
 
     def p99_s(self, begin: float, end: float) -> float:
-        """Between two moments."""
+        """99th percentile of the lateness between two moments, in seconds."""
         return _p99(sorted(late for due, late in self._late if begin <= due < end))
 
 
@@ -80,7 +80,7 @@ class Client:
         self.outcomes: list[Outcome] = []
 
     async def ask(self) -> None:
-        """One request."""
+        """Send one request and record its outcome."""
         # Answers of one length would end together, and whoever waits would wait for all of them.
         tokens = self._random.randint(self._tokens // 2, self._tokens * 3 // 2)
         body = json.dumps(
@@ -140,7 +140,7 @@ class Client:
 
 
 def figures(outcomes: Sequence[Outcome], begin: float, end: float) -> dict[str, float]:
-    """Of what ended, or for times to the first token began, between two moments."""
+    """Rates and times of what ended (first tokens: of what began) between two moments."""
     ended = [o for o in outcomes if begin <= o.ended < end]
     begun = [o for o in outcomes if begin <= o.at < end]
     whole = [o for o in ended if o.whole]
@@ -166,7 +166,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The three phases."""
+    """Measure the three phases, one after another."""
     # With nobody waiting, answers of one length begin and end together, places stay empty for a
     # moment each time, and an overload makes more than this "peak".
     clients = arguments.places * 3 // 2

@@ -50,7 +50,7 @@ class DrafterConfig:
         return min(self.catch_up_tokens, max_num_tokens // 2)
 
     def entry(self) -> dict[str, Any]:
-        """For `additional_config`."""
+        """The entry for vLLM's `additional_config`."""
         return {KEY: asdict(self)}
 
     @classmethod

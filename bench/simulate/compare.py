@@ -116,7 +116,7 @@ def calibrate(
 
 
 def adaptive(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Controller:
-    """The controller, calibrated."""
+    """A controller that is calibrated on `hardware`."""
     made = Controller(k_max)
     made.load_calibration(calibrate(hardware, k_max, max_requests, rng))
     return made

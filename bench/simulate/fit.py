@@ -36,7 +36,7 @@ class Ratio:
 
     @property
     def error(self) -> float:
-        """Relative, signed."""
+        """Relative error of the simulation, signed."""
         return self.simulated / self.published - 1.0
 
 
@@ -69,7 +69,7 @@ def published() -> dict[str, Any]:
 
 
 def replay() -> Replay:
-    """Every published table."""
+    """Replay every published table."""
     parts = [_blog(), _launch(), _paper()]
     return Replay(
         tuple(ratio for part in parts for ratio in part.ratios),

@@ -21,7 +21,7 @@ class Fixed:
 
     @property
     def k_limit(self) -> int:
-        """Just K."""
+        """The largest K in use: the fixed one."""
         return self._k
 
     @property
@@ -38,7 +38,7 @@ class Fixed:
         return self._k
 
     def observe(self, step: Step) -> None:
-        """Nothing is learned."""
+        """Learn nothing from a step."""
 
 
 def checked_k(k: object, k_max: int) -> int:

@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def places(self) -> list[Place]:
-        """Every measured batch."""
+        """Every measured batch, as a place to compare at."""
         k_max = min(len(self.survival), max(cell.k for cell in self.cells))
         batches = sorted({cell.requests for cell in self.cells})
         return [

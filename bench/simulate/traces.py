@@ -94,7 +94,7 @@ class Poisson:
         return arrived
 
     def next_after(self, now: float) -> float | None:
-        """The next arrival."""
+        """Time of the next arrival; None after the last."""
         return None if self._next == math.inf else self._next
 
     def _advance(self) -> None:

@@ -100,7 +100,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the options."""
+    """Parser of the command's options."""
     made = argparse.ArgumentParser(
         prog="aerie bench sweep", description=f"{__doc__}\n\n{methods_module.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,

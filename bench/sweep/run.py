@@ -49,11 +49,11 @@ class Plan:
 
     @property
     def mean(self) -> Mean:
-        """Of a method's rounds."""
+        """The mean that a method's rounds are joined by."""
         return of_equal_time if self.switchback else of_equal_work
 
     def entry(self) -> dict[str, Any]:
-        """As JSON."""
+        """The plan as JSON values."""
         return asdict(self)
 
 

@@ -50,7 +50,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """As in tables."""
+        """The method's name in tables."""
         label = {
             "none": "none",
             "eagle3": f"EAGLE-3 K={self.k}",

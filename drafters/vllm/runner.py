@@ -82,6 +82,7 @@ class DraftingRunner(Base):
         return super()._update_states(scheduler_output)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the target, and note when the step began."""
         self._began, self._draft_seconds = perf_counter(), 0.0
         return super().execute_model(*args, **kwargs)
 
@@ -161,6 +162,7 @@ class DraftingRunner(Base):
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]] | torch.Tensor | None:
+        """Draft with the own drafter where there is one; time what it takes."""
         began = perf_counter()
         if self.own_drafter is None:
             drafts: torch.Tensor = super().propose_draft_token_ids(

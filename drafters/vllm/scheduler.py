@@ -65,12 +65,14 @@ class DraftingScheduler(Scheduler):
         )
 
     def add_request(self, request: Request) -> None:
+        """Take a request in, with its own limit of drafts."""
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
         if self._ours and limit < self.num_spec_tokens:
             self._limits[request.request_id] = limit
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Lay out a step, with room in the KV cache for its drafts."""
         begun = perf_counter()
         if self._ours:
             self.num_lookahead_tokens = self.policy.k_limit
@@ -112,6 +114,7 @@ class DraftingScheduler(Scheduler):
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take in what a step made: tokens, drafts and its record."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
         drafts = Extras.of(model_runner_output).drafts

@@ -53,7 +53,7 @@ class StepRecorder:
         self._begun[id(scheduled)] = _Begun(at, load)
 
     def verified(self, drafts: int, accepted: int) -> None:
-        """Of the step that ends next: a request that had drafts."""
+        """Count a request's drafts in the step that ends next."""
         self._verified.append((drafts, accepted))
 
     def end(self, scheduled: Any, output: Any) -> None:

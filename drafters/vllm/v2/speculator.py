@@ -113,6 +113,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         self._graphs = Graphs(self.vllm_config, self.device, self.k_max if full else 0)
 
     def capture(self) -> None:
+        """Capture the graphs of a pass for each K."""
         self._rows.zero_()
         self._drafts.zero_()
         self._graphs.capture(

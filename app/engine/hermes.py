@@ -41,7 +41,7 @@ class HermesToolParser(Hermes2ProToolParser):
         stream = type(self)(self.model_tokenizer, self.tools)
         delta = stream.extract_tool_calls_streaming("", model_output, "", (), (), (), request)
         delta = delta or DeltaMessage()
-        content = (delta.content or "") + stream.held_back_content()
+        content = (delta.content or "") + stream.held_back_content(request)
         calls = [ToolCall(function=call) for call in calls_of([delta])]
         return ExtractedToolCallInformation(
             tools_called=bool(calls), tool_calls=calls, content=content or None
@@ -70,9 +70,11 @@ class HermesToolParser(Hermes2ProToolParser):
         )
         return delta
 
-    def held_back_content(self) -> str:
-        """Content that waited for what comes next; nothing comes any more."""
-        content = self._content(self._current_text, finished=True)
+    def held_back_content(self, request: Any) -> str:
+        """Content that waited for what comes next; nothing comes any more. Where the request forces
+        a call, the start of a tag is the start of that call and no content."""
+        forced = request.tool_choice not in (None, "auto", "none")
+        content = self._content(self._current_text, finished=not forced)
         held, self._sent_content_idx = content[self._sent_content_idx :], len(content)
         return held
 

@@ -100,7 +100,9 @@ class _Consistent:
         delta: DeltaMessage | None = super().parse_delta(  # type: ignore[misc]
             delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
         )
-        held = self._tool_parser.held_back_content() if finished and self._reads_alike else ""
+        held = (
+            self._tool_parser.held_back_content(request) if finished and self._reads_alike else ""
+        )
         if held:
             delta = delta or DeltaMessage()
             delta.content = (delta.content or "") + held

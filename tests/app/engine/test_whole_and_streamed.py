@@ -220,6 +220,26 @@ def test_every_limit_through_two_calls(client: Client, choice: str, stride: int)
         assert blocks["stop_reason"] == ("max_tokens" if limit < length else "tool_use")
 
 
+@pytest.mark.parametrize("length", range(1, len("<tool_call>")))
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_forced_call_that_is_cut_within_its_tag_is_no_content(
+    client: Client, choice: str, length: int
+) -> None:
+    """As a tokenizer without a token for the tag has it cut."""
+    client.engine.script, client.engine.steps = "<tool_call>"[:length], (1,)
+    named = choice == "named"
+    chat = {"type": "function", "function": {"name": "f"}} if named else choice
+    assert check_chat(client, chat_body(64, True, tool_choice=chat))["content"] == ""
+    flat = {"type": "function", "name": "f"} if named else choice
+    assert check_responses(client, responses_body(64, True, tool_choice=flat))["output"] == []
+    wanted = {"type": "tool", "name": "f"} if named else {"type": "any"}
+    blocks = check_messages(client, messages_body(64, True, tool_choice=wanted))["content"]
+    assert not [block for block in blocks if block.get("text")]
+    # A model that need not call anything may have meant it.
+    free = check_chat(client, chat_body(64, True, tool_choice="auto"))
+    assert free["content"] == "<tool_call>"[:length]
+
+
 def test_a_call_begins_with_empty_arguments(client: Client) -> None:
     client.engine.script, client.engine.steps = CALL, (1,)
     chunks = asyncio.run(client.events("chat", chat_body(64, True)))

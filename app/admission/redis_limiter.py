@@ -170,7 +170,7 @@ class RedisLimiter:
             await self._fallback.release(tenant, lease=lease)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to Redis."""
         await self._redis.aclose()
 
     async def _call(self, script: Callable[[], Awaitable[T]]) -> T | None:

@@ -22,7 +22,7 @@ _ANTHROPIC_TYPES = {
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers."""
+    """Register the handlers that write the error envelope."""
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, _unexpected)

@@ -175,7 +175,7 @@ async def input_items(request: Request, response_id: str) -> dict[str, Any]:
 
 @router.delete(f"{PATH}/{{response_id}}")
 async def delete(request: Request, response_id: str) -> dict[str, Any]:
-    """Forget a response."""
+    """Forget a response that was kept."""
     store: ResponseStore = request.app.state.responses
     if not store.delete(_tenant(request), response_id):
         raise _unknown(response_id)

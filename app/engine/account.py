@@ -74,8 +74,11 @@ class Account:
 
     @property
     def drafts(self) -> Drafts | None:
-        """Of all sequences, as far as the engine has told: at their end, and at each step where a
-        stop string may end them. None where it does not report drafts."""
+        """Draft tokens of all sequences; None where the engine does not report any.
+
+        The engine reports them at a sequence's end, and at each step where a stop string may end
+        it.
+        """
         counts = [
             s.spec_decode_metrics for s in self.sequences if s.spec_decode_metrics is not None
         ]

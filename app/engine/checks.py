@@ -42,19 +42,19 @@ class Checks:
     any_arguments: bool = False  # whether the prompt takes calls whose arguments are no object
 
     def chat(self, payload: Payload) -> None:
-        """POST /v1/chat/completions."""
+        """Check a body of POST /v1/chat/completions."""
         conversation.check_messages(payload.get("messages"))
         self._check_tools(payload, "chat")
         self._common(payload, ChatRequest, "chat", "messages")
         self._replay_chat(payload)
 
     def completions(self, payload: Payload) -> None:
-        """POST /v1/completions."""
+        """Check a body of POST /v1/completions."""
         strict.check_token_ids(payload, "prompt", self.vocabulary)
         self._common(payload, TextRequest, "completions")
 
     def responses(self, payload: Payload) -> None:
-        """POST /v1/responses."""
+        """Check a body of POST /v1/responses."""
         if payload.get("input") == []:
             raise strict.invalid("input", "'input' must hold at least one item.")
         conversation.check_items(payload.get("input"))
@@ -68,21 +68,21 @@ class Checks:
             )
 
     def messages(self, payload: Payload) -> None:
-        """POST /v1/messages."""
+        """Check a body of POST /v1/messages."""
         conversation.check_blocks(payload.get("messages"))
         self._check_tools(payload, "messages")
         self._common(payload, AnthropicMessagesRequest, "messages", "messages")
         _replay_anthropic(payload)
 
     def count_tokens(self, payload: Payload) -> None:
-        """POST /v1/messages/count_tokens."""
+        """Check a body of POST /v1/messages/count_tokens."""
         conversation.check_blocks(payload.get("messages"))
         self._check_tools(payload, "count_tokens")
         self._common(payload, AnthropicCountTokensRequest, "count_tokens", "messages")
         _replay_anthropic(payload)
 
     def tokenize(self, payload: Payload) -> None:
-        """POST /tokenize, with a prompt or with messages."""
+        """Check a body of POST /tokenize, with a prompt or with messages."""
         if "messages" in payload:
             conversation.check_messages(payload["messages"])
         self._check_tools(payload, "tokenize")
@@ -91,7 +91,7 @@ class Checks:
             self._replay_chat(payload)
 
     def detokenize(self, payload: Payload) -> None:
-        """POST /detokenize."""
+        """Check a body of POST /detokenize."""
         strict.check_token_count(payload.get("tokens"), "tokens", self.context)
         strict.check_token_ids(payload, "tokens", self.vocabulary)
         self._common(payload, DetokenizeRequest, "detokenize")

@@ -32,7 +32,7 @@ class CpuMachine:
 
 
 def cpu_machine() -> CpuMachine:
-    """This machine."""
+    """Read the facts of this machine."""
     return CpuMachine(
         free_memory=psutil.virtual_memory().available,
         can_compile=compiler() is not None and has_python_headers(),

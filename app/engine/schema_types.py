@@ -95,6 +95,7 @@ def meant_types(schema: Mapping[str, Any]) -> list[str]:
 
 
 def type_of(value: Any) -> str:
+    """JSON Schema's name for the type of a JSON value."""
     if value is None:
         return "null"
     for kind, name in (
@@ -128,6 +129,7 @@ def _values(schema: Any) -> list[Any] | None:
 
 
 def required(schema: Mapping[str, Any]) -> list[str]:
+    """Names that a schema lists as required; nothing where the list is malformed."""
     names = schema.get("required")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 

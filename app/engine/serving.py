@@ -90,11 +90,11 @@ class _ChatCorrections:
 
 
 class ChatServing(_ChatCorrections, OpenAIServingChat):
-    """POST /v1/chat/completions."""
+    """vLLM's class for POST /v1/chat/completions, corrected."""
 
 
 class TextServing(OpenAIServingCompletion):
-    """POST /v1/completions."""
+    """vLLM's class for POST /v1/completions, corrected."""
 
     async def completion_stream_generator(
         self,
@@ -176,7 +176,7 @@ def _origins_of(choice: Any) -> Any:
 
 
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):
-    """POST /v1/messages."""
+    """vLLM's class for POST /v1/messages, corrected."""
 
     @classmethod
     def to_chat_completion_request(

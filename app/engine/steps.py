@@ -52,4 +52,4 @@ class StepWatch(StatLoggerBase):
             )
 
     def log_engine_initialized(self) -> None:
-        """Nothing to announce."""
+        """Announce nothing; vLLM calls this once the engine is up."""

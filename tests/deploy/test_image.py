@@ -63,6 +63,11 @@ def test_images_that_are_pulled_are_pinned() -> None:
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
 
 
+def test_the_image_has_what_serves_and_no_tools() -> None:
+    assert re.findall(r"requirements/install\.sh (\S+)", DOCKERFILE) == ['"$BACKEND"']
+    assert "pip install" not in DOCKERFILE
+
+
 def test_a_stop_is_longer_than_a_drain() -> None:
     gateway = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
     assert int(gateway["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_timeout_s

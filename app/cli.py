@@ -100,11 +100,11 @@ def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
     parser any source of settings may name."""
     if not options:
         return {}
-    from app.engine import arguments
+    from app.engine import vllm_cli
 
-    parsed = arguments.parse(options)
+    parsed = vllm_cli.parse(options)
     wants_tools = parsed.pop(_AUTO_TOOLS, False)
-    names = arguments.engine_argument_names
+    names = vllm_cli.engine_argument_names
     found = vllm_options.settings(parsed, names, lambda name: f"--{name.replace('_', '-')}")
     return {**found, _AUTO_TOOLS: wants_tools}
 
@@ -154,9 +154,9 @@ def load_settings(options: dict[str, Any]) -> Settings:
     config, preset = given.pop("config", None), given.pop("preset", None)
     container = None
     if sagemaker.hosted(os.environ):
-        from app.engine import arguments
+        from app.engine import vllm_cli
 
-        container = sagemaker.settings(os.environ, arguments.parse, arguments.engine_argument_names)
+        container = sagemaker.settings(os.environ, vllm_cli.parse, vllm_cli.engine_argument_names)
     return load(given, os.environ, config_file=config, preset=preset, container=container)
 
 

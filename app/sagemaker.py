@@ -26,7 +26,7 @@ MODEL_FOLDER = Path("/opt/ml/model")
 PORT = 8080
 DRAIN_S = 20.0  # the platform kills 30 s after SIGTERM
 
-Parse = Callable[[Sequence[str]], dict[str, Any]]  # app.engine.arguments.parse
+Parse = Callable[[Sequence[str]], dict[str, Any]]  # app.engine.vllm_cli.parse
 
 
 def hosted(environ: Mapping[str, str], folder: Path = MODEL_FOLDER) -> bool:

@@ -71,7 +71,7 @@ _CANNOT_WORK: dict[str, str] = {
     "uds": "the gateway listens on an address and a port only",
 }
 
-Names = Callable[[], frozenset[str]]  # app.engine.arguments.engine_argument_names
+Names = Callable[[], frozenset[str]]  # app.engine.vllm_cli.engine_argument_names
 
 
 def settings(given: Mapping[str, Any], names: Names, spell: Callable[[str], str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The OpenAPI document at GET /openapi.json: request bodies and error envelopes.
 
-Bodies are checked by hand (app/api/body.py, app/engine/checks.py): FastAPI knows nothing of them.
+app/api/body.py and app/engine/validation.py check bodies, so that FastAPI knows nothing of them.
 Their schemas come from the engine and are missing until it has been up once.
 """
 

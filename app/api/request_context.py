@@ -17,8 +17,8 @@ from app.admission.limiter import BucketStatus, QuotaRequest, RateLimitDecision
 from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
 from app.api.deadline import Deadline
-from app.engine.account import Account, open_account
 from app.engine.output_limit import OutputLimit
+from app.engine.request_usage import RequestUsage, set_current_usage
 from app.errors import ApiError, shorten
 
 _KEY = "aerie.request_context"
@@ -36,7 +36,7 @@ class RequestContext:
     def __init__(self, admission: AdmissionController, identity: Identity) -> None:
         self.identity = identity
         tenant = identity.tenant
-        self.account = Account(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
+        self.usage = RequestUsage(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
         self.deadline: Deadline | None = None
         self.queue_wait_s = 0.0
         self._admission = admission
@@ -66,7 +66,7 @@ class RequestContext:
         )
         self._lease = lease  # first: `close` releases also what a cancellation interrupts
         await self._acquire_quota(quota)
-        open_account(self.account)
+        set_current_usage(self.usage)
         self.deadline = Deadline(total_s)
 
     async def admit(
@@ -93,11 +93,11 @@ class RequestContext:
         else:
             cost = estimate_tokenizing(body_bytes)
         await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
-        self._charged = self.account.charged = cost.tokens
+        self._charged = self.usage.charged = cost.tokens
         started = time.monotonic()
         if self.deadline is not None:
             self.deadline.start_within(
-                settings.queue_timeout_s, self._is_waiting, lambda: self.account.begun
+                settings.queue_timeout_s, self._is_waiting, lambda: self.usage.begun
             )
         try:
             self._slot = await self._admission.queue.acquire(tenant, cost.sequences)
@@ -132,15 +132,15 @@ class RequestContext:
         if not self._lease:
             return
         tenant, lease, self._lease = self.identity.tenant, self._lease, ""
-        used = {"prompt": self.account.prompt_tokens, "output": self.account.output_tokens}
+        used = {"prompt": self.usage.prompt_tokens, "output": self.usage.output_tokens}
         if self.deadline is not None and self.deadline.kind == "queue":
             used = {"prompt": 0, "output": 0}  # this server did not start the request
-        elif self.account.tokenized is not None:
-            used["tokenized"] = self.account.tokenized
+        elif self.usage.tokenized is not None:
+            used["tokenized"] = self.usage.tokenized
         self.log_fields |= self._usage_fields(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
-        self.account.sequences.clear()
+        self.usage.sequences.clear()
         await self._admission.limiter.release(
             tenant, tokens=self._charged - sum(used.values()), lease=lease
         )
@@ -160,7 +160,7 @@ class RequestContext:
 
     def server_timing(self) -> str:
         """The `server-timing` header: milliseconds queued, in prefill and in decode so far."""
-        timing = self.account.timing
+        timing = self.usage.timing
         parts = {"queue": self.queue_wait_s + (timing.queued_s if timing else 0.0)}
         if timing is not None:
             parts["prefill"] = timing.prefill_s
@@ -170,7 +170,7 @@ class RequestContext:
 
     def speculation_headers(self) -> dict[str, str]:
         """The `x-aerie-speculation` header of a complete response: drafted and accepted tokens."""
-        drafts = self.account.drafts
+        drafts = self.usage.drafts
         if drafts is None:
             return {}
         value = f"drafted={drafts.drafted}, accepted={drafts.accepted}"
@@ -198,11 +198,11 @@ class RequestContext:
         """Log fields of tokens, seconds and drafts; times are of the sequence that began first."""
         fields: dict[str, Any] = {f"{kind}_tokens": tokens for kind, tokens in used.items()}
         fields["gate_s"] = round(self.queue_wait_s, 4)
-        if (timing := self.account.timing) is not None:
+        if (timing := self.usage.timing) is not None:
             fields["queued_s"] = round(timing.queued_s, 4)
             fields["prefill_s"] = round(timing.prefill_s, 4)
             fields["decode_s"] = round(timing.decode_s, 4)
-        if (drafts := self.account.drafts) is not None:
+        if (drafts := self.usage.drafts) is not None:
             fields |= {"drafted": drafts.drafted, "accepted": drafts.accepted}
             if drafts.steps:
                 fields |= {"k": round(drafts.k, 2), "acceptance_length": round(drafts.length, 2)}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from app.api.admin import admin_only
 from app.api.request_handler import read_body
-from app.engine import strict
+from app.engine import field_checks
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 
@@ -45,8 +45,8 @@ async def steer(request: Request) -> dict[str, Any]:
     """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
     engine: Engine = request.app.state.engine
     changes = (await read_body(request)).payload
-    strict.check_fields(changes, Changes, "speculation")
-    strict.check_scalars(changes, Changes)
+    field_checks.check_fields(changes, Changes, "speculation")
+    field_checks.check_scalars(changes, Changes)
     if not changes:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
     if not engine.settings.speculates:

@@ -17,7 +17,7 @@ BUFFERED_EVENTS = 64
 
 
 class FirstTokenState(Protocol):
-    """Whether a stream has its first token or an error (app.engine.first_output)."""
+    """Whether a stream has its first token or an error (app.engine.first_token)."""
 
     settled: bool
     error: BaseException | None

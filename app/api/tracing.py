@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import request_context, request_id
-from app.engine.account import open_trace
+from app.engine.request_usage import set_trace_headers
 from app.errors import SettingsError
 
 # Path -> operation in the GenAI conventions' words; a span of one is named after it and the model.
@@ -89,7 +89,7 @@ class TracingMiddleware:
         ) as span:
             carried: dict[str, str] = {}
             _W3C.inject(carried)
-            open_trace(carried)
+            set_trace_headers(carried)
 
             async def send_and_record_status(message: Message) -> None:
                 if message["type"] == "http.response.start":

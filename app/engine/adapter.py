@@ -26,22 +26,22 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
-from app.engine import failures
-from app.engine.account import counted
-from app.engine.checks import Checks, tokenize_model
+from app.engine import vllm_errors
 from app.engine.fields import names_of
 from app.engine.operation import Operation
 from app.engine.output_limit import OutputLimit
 from app.engine.parsers import consistent
 from app.engine.protocol import ChatRequest, ItemsRequest, TextRequest
+from app.engine.request_usage import count_tokenized
 from app.engine.schemas import request_schemas
 from app.engine.serving import ChatServing, MessagesServing, TextServing
+from app.engine.validation import Checks, tokenize_model
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 # These log each refused request, and each tool call that the token limit cut, as an error with
-# a stack: a client could fill the disk. What is our fault is logged by failures.py.
+# a stack: a client could fill the disk. What is our fault is logged by vllm_errors.py.
 _LOG_CLIENT_MISTAKES = (
     "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.chat_completion.serving",
@@ -167,7 +167,7 @@ class Adapter:
                     "count_tokens",
                     "messages",
                     AnthropicCountTokensRequest.model_validate,
-                    counted(
+                    count_tokenized(
                         lambda request: messages.count_tokens(request, None),
                         lambda _, answer: getattr(answer, "input_tokens", None),
                     ),
@@ -179,7 +179,7 @@ class Adapter:
                     "tokenize",
                     "prompt",
                     _parse_tokenize,
-                    counted(
+                    count_tokenized(
                         lambda request: tokens.create_tokenize(request, None),
                         lambda _, answer: getattr(answer, "count", None),
                     ),
@@ -191,7 +191,7 @@ class Adapter:
                     "detokenize",
                     "tokens",
                     DetokenizeRequest.model_validate,
-                    counted(
+                    count_tokenized(
                         lambda request: tokens.create_detokenize(request, None),
                         lambda request, _: len(request.tokens),
                     ),
@@ -227,7 +227,7 @@ class Adapter:
         except ChatTemplateResolutionError:  # the model has none: it is not made for chats
             logger.info("the model has no chat template: chats are refused")
         except Exception as error:
-            told = failures.from_exception(error, {}, "messages")
+            told = vllm_errors.from_exception(error, {}, "messages")
             logger.error(
                 "the chat template fails for a plain user message, chats get a 500: %s", error
             )

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from app.engine.field_checks import invalid
 from app.engine.json_schema import enforceable
-from app.engine.strict import invalid
 
 # Takes a schema's place in the request and the schema; returns what stands there instead.
 _Change = Callable[[str, Any], Any]

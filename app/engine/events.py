@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from app.engine.nulls import with_streamed_required_nulls, without_streamed_nulls
+from app.engine.null_fields import with_streamed_required_nulls, without_streamed_nulls
 from app.engine.response_fields import published_event
 from app.errors import ApiError
 

@@ -11,8 +11,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from app.engine.cpu import cpu_machine, environment
+from app.engine.engine_load import EngineLoad
 from app.engine.head import head_method
-from app.engine.load import Load
 from app.engine.options import V2, VLLM_VERSION, engine_options, wants_v2
 from app.engine.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
@@ -30,7 +30,7 @@ LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
 
 
 def launch(
-    settings: Settings, load: Load, loading: Callable[[], None]
+    settings: Settings, load: EngineLoad, loading: Callable[[], None]
 ) -> tuple[GatewayLLM, StepWatch]:
     """Import vllm, then (`loading`) build the engine's configuration and start its processes.
 

@@ -20,14 +20,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from app import metrics
-from app.engine.account import Account, current, trace
 from app.engine.cache_salt import tenant_cache_salt
 from app.engine.constraints import relax
-from app.engine.failures import ConstraintError, NonFiniteError, engine_lost
-from app.engine.first_output import watched
+from app.engine.first_token import settle_first_token
+from app.engine.json_whitespace import bounded
+from app.engine.request_usage import RequestUsage, current_usage, trace_headers
 from app.engine.stop_strings import hold_back_beginnings_only
 from app.engine.token_origins import attach, record, watch
-from app.engine.whitespace import bounded
+from app.engine.vllm_errors import ConstraintError, NonFiniteError, engine_lost
 from app.exposition import EXPOSITION
 from drafters.config import MAX_K, REPORT_TOKENS
 
@@ -40,13 +40,15 @@ NON_FINITE = "aerie-non-finite"  # a stop reason, of sequences whose logits are 
 class GatewayLLM(AsyncLLM):
     """vLLM's engine client (vllm/v1/engine/async_llm.py).
 
-    Its outputs settle the request's FirstOutput; a request that the engine gives up before
-    its first token raises; and the alternatives of each token come in order of probability:
-    stock puts the sampled token first, so that the k entries which the serving classes cut
-    off are not the k most likely ones. What a request uses is entered in its Account, where its
-    tokens come from is attached to them if it asked for that, and its tenant's salt goes with it
-    to the engine. Sequences whose logits are not finite end with a
-    NonFiniteError.
+    Beyond it:
+
+    - Outputs settle the request's FirstToken. A request that the engine gives up before its first
+      token raises.
+    - The alternatives of each token come in order of probability. vLLM puts the sampled token
+      first, and the serving classes would cut off others than the k most likely ones.
+    - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
+      it to the engine. The origin of its tokens is attached to them if it asked for that.
+    - Sequences whose logits are not finite end with a NonFiniteError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,14 +56,14 @@ class GatewayLLM(AsyncLLM):
         register = self.output_processor.add_request
 
         def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
-            account = current()
-            if account is not None and account.cache_tenant is not None:
-                request.cache_salt = tenant_cache_salt(account.cache_tenant, request.cache_salt)
+            usage = current_usage()
+            if usage is not None and usage.cache_tenant is not None:
+                request.cache_salt = tenant_cache_salt(usage.cache_tenant, request.cache_salt)
             register(request, *args, **kwargs)
             sequence = self.output_processor.request_states[request.request_id]
             hold_back_beginnings_only(sequence.detokenizer)
-            if account is not None:
-                account.sequences.append(sequence)
+            if usage is not None:
+                usage.sequences.append(sequence)
                 if reports_tokens(request.sampling_params):
                     watch(sequence)
 
@@ -91,13 +93,13 @@ class GatewayLLM(AsyncLLM):
             relax(constraint)
         if constraint and constraint.structural_tag and self._white_space_is_bounded:
             constraint.structural_tag = bounded(constraint.structural_tag)
-        if (account := current()) is not None:
-            self._obey(account, sampling_params, kwargs)
-        if (headers := trace()) is not None:
+        if (usage := current_usage()) is not None:
+            self._apply_tenant_limits(usage, sampling_params, kwargs)
+        if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
-        told = account if reports_tokens(sampling_params) else None
-        return watched(_corrected(outputs, constraint is not None, silent, told))
+        told = usage if reports_tokens(sampling_params) else None
+        return settle_first_token(_corrected(outputs, constraint is not None, silent, told))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py). Raises ApiError
@@ -152,24 +154,27 @@ class GatewayLLM(AsyncLLM):
         manager = self.engine_core.resources.engine_manager
         return [process.pid for process in getattr(manager, "processes", ()) if process.pid]
 
-    def give_up(self) -> None:
-        """Count the engine as dead, whatever its processes do: every request ends with an error
-        now, and none gets in. What it has counted stays on /metrics."""
+    def mark_failed(self) -> None:
+        """Mark the engine as dead, whatever its processes do.
+
+        Every request ends with an error now, and none is accepted. The engine's counters stay on
+        /metrics.
+        """
         self.engine_core.resources.engine_dead = True
         self.output_processor.propagate_error(EngineDeadError())
         if self.output_handler is not None:
             self.output_handler.cancel()
         EXPOSITION.retire(unregister_vllm_metrics)
 
-    def _obey(
-        self, account: Account, sampling_params: SamplingParams, kwargs: dict[str, Any]
+    def _apply_tenant_limits(
+        self, usage: RequestUsage, sampling_params: SamplingParams, kwargs: dict[str, Any]
     ) -> None:
-        """The tenant's priority, where the scheduler knows priorities, and its largest K."""
+        """Apply the tenant's priority, where the scheduler knows priorities, and its largest K."""
         if self.vllm_config.scheduler_config.policy == "priority":
-            kwargs["priority"] = account.priority
-        if account.max_k is not None:
+            kwargs["priority"] = usage.priority
+        if usage.max_k is not None:
             extra = dict(sampling_params.extra_args or {})
-            limit = min(account.max_k, extra.get(MAX_K, account.max_k))
+            limit = min(usage.max_k, extra.get(MAX_K, usage.max_k))
             sampling_params.extra_args = {**extra, MAX_K: limit}
 
     def __del__(self) -> None:
@@ -208,10 +213,12 @@ def reports_tokens(sampling_params: SamplingParams | None) -> bool:
 
 
 async def _corrected(
-    outputs: Outputs, constrained: bool, silent: bool, told: Account | None = None
+    outputs: Outputs, constrained: bool, silent: bool, told: RequestUsage | None = None
 ) -> Outputs:
-    """The outputs as the serving classes shall have them. `told` is the account of a request that
-    asked where its tokens come from."""
+    """The outputs as the serving classes expect them.
+
+    `told` is the usage of a request that asked where its tokens come from.
+    """
     begun = False
     try:
         async for output in outputs:

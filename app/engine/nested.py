@@ -25,7 +25,7 @@ from typing import (
 
 from pydantic import BaseModel
 
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
 
 _TAGS = ("type", "role")
 _WRAPPERS = (Annotated, Required, NotRequired)

@@ -1,4 +1,4 @@
-"""One API operation: JSON object in, answer out, errors as ApiError."""
+"""An API operation: JSON object in, answer out, errors as ApiError."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from app.engine import failures
+from app.engine import vllm_errors
 from app.engine.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
-from app.engine.first_output import FirstOutput, expect
-from app.engine.nulls import drop_null_fields, with_required_nulls, without_nulls
+from app.engine.first_token import FirstToken, watch_first_token
+from app.engine.null_fields import drop_null_fields, with_required_nulls, without_nulls
 from app.engine.output_limit import OutputLimit
 from app.engine.response_fields import published
 from app.errors import ApiError
@@ -27,7 +27,7 @@ class Reply:
     """An operation's result. `first` tells when a stream's first token exists."""
 
     answer: Answer
-    first: FirstOutput
+    first: FirstToken
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Operation:
     async def __call__(self, payload: Payload, size: int = 0) -> Reply:
         """Answer one request, whose body had `size` bytes and whose null fields are dropped first.
         Raises ApiError; never returns an error as an answer."""
-        first = expect()
+        first = watch_first_token()
         try:
             result = await self.call(await run_sized(size, self._checked, payload))
         except Exception as error:
@@ -75,9 +75,9 @@ class Operation:
         try:
             return self.parse(payload)
         except Exception as error:
-            raise failures.from_parsing(error, payload, self.prompt) from error
+            raise vllm_errors.from_parsing(error, payload, self.prompt) from error
 
-    def failure(self, error: BaseException, payload: Payload, first: FirstOutput) -> ApiError:
+    def failure(self, error: BaseException, payload: Payload, first: FirstToken) -> ApiError:
         """The ApiError for an error that came while a stream was awaited."""
         return self._error(error, payload, first)
 
@@ -86,23 +86,23 @@ class Operation:
         return error_event(error, self.name, sequence_number)
 
     def _error(
-        self, error: BaseException | ErrorResponse, payload: Payload, first: FirstOutput
+        self, error: BaseException | ErrorResponse, payload: Payload, first: FirstToken
     ) -> ApiError:
         """Once the engine has begun to answer, the request was good: what breaks then is ours,
         even if it looks like a mistake in a request. What breaks on a dead engine breaks in many
         ways."""
         if self.lost():
-            return failures.engine_lost()
+            return vllm_errors.engine_lost()
         # But for a grammar's dead end, and for what has an error code of its own.
-        if isinstance(first.late, failures.ConstraintError | failures.NonFiniteError):
-            return failures.from_exception(first.late, payload, self.prompt)
+        if isinstance(first.late, vllm_errors.ConstraintError | vllm_errors.NonFiniteError):
+            return vllm_errors.from_exception(first.late, payload, self.prompt)
         if first.answered:
-            return failures.internal(error)
+            return vllm_errors.internal(error)
         if isinstance(error, ErrorResponse):
-            told = failures.from_response(error, payload, self.prompt)
+            told = vllm_errors.from_response(error, payload, self.prompt)
         else:
-            told = failures.from_exception(error, payload, self.prompt)
-        return failures.chat_template() if self.template_fails(told.message) else told
+            told = vllm_errors.from_exception(error, payload, self.prompt)
+        return vllm_errors.chat_template() if self.template_fails(told.message) else told
 
     def _body(self, result: BaseModel) -> dict[str, Any]:
         if self.name == "responses":

@@ -63,7 +63,7 @@ def engine_options(
         options["kv_cache_memory_bytes"] = int(cpu.free_memory * CPU_KV_SHARE)
     if cpu is not None and not cpu.can_compile:
         options["enforce_eager"] = True
-    if settings.limits.media_hosts:  # app/engine/bounds.py refuses all others before vLLM does
+    if settings.limits.media_hosts:  # app/engine/size_limits.py refuses all others before vLLM does
         options["allowed_media_domains"] = sorted(settings.limits.media_hosts)
     if settings.server.otlp_traces_endpoint is not None:
         options["otlp_traces_endpoint"] = settings.server.otlp_traces_endpoint

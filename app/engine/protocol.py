@@ -49,7 +49,7 @@ class _ManyGreedyChoices:
 
     SamplingParams refuses the pair when it is built (vllm/sampling_params.py,
     _verify_greedy_sampling) and never looks again, so n is set afterwards. Its upper
-    bound is checked in app/engine/strict.py.
+    bound is checked in app/engine/field_checks.py.
     """
 
     n: int | None

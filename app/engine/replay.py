@@ -3,7 +3,7 @@
 vLLM reads one part of a message where there may be several, passes over refusals, and takes
 arguments that are no JSON object for none at all. Each function here rewrites its dialect's
 items so that nothing is lost, and refuses with a 400 what cannot be shown to the model. They run
-after the checks of shape (app/engine/conversation.py, app/engine/bounds.py). No vllm import.
+after the checks of shape (app/engine/message_checks.py, app/engine/size_limits.py). No vllm import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
 from app.errors import ApiError
 
 Item = dict[str, Any]

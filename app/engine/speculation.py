@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
 from drafters.config import MAX_K, REPORT_TOKENS
 
 FIELD = "speculation"

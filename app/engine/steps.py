@@ -9,7 +9,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 from app.engine.acceptance import FirstDrafts
-from app.engine.load import Load
+from app.engine.engine_load import EngineLoad
 
 
 class StepWatch(StatLoggerBase):
@@ -19,12 +19,12 @@ class StepWatch(StatLoggerBase):
         self,
         vllm_config: VllmConfig | None = None,
         engine_index: int = 0,
-        load: Load | None = None,
+        load: EngineLoad | None = None,
     ) -> None:
         self.draft_tokens = 0
         self.first_drafts = FirstDrafts(0, 0)
         self.outputs = 0  # of the engine, with or without tokens in them: it advances
-        self._load = load or Load()
+        self._load = load or EngineLoad()
 
     def record(
         self,

@@ -1,4 +1,7 @@
-"""The engine's life: start, prove, serve, start again, stop. Its phase is what /readyz tells."""
+"""Supervision of the engine: start, readiness checks, service, restarts, stop.
+
+`/readyz` answers with the phase.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ import psutil
 
 from app import metrics
 from app.background import BackgroundTask, is_being_cancelled
-from app.engine import heap
+from app.engine.engine_load import EngineLoad
+from app.engine.freeze_gc import freeze_gc
+from app.engine.hang_detector import HangDetector
 from app.engine.launch import launch, versions
-from app.engine.load import Load
-from app.engine.proof import (
+from app.engine.process_cleanup import ProcessCleanup, files_in_use
+from app.engine.readiness import (
     WARM_UP_TEXTS,
     WARM_UP_TOKENS,
     check_acceptance,
@@ -28,9 +33,7 @@ from app.engine.proof import (
     check_finite,
     check_reports,
 )
-from app.engine.pulse import Pulse
-from app.engine.remains import Remains, files_in_use
-from app.engine.restarts import Restarts
+from app.engine.restart_policy import RestartPolicy
 from app.engine.steering import Steering, fingerprint
 from app.errors import AerieError, ApiError, StartupError
 from app.settings import Settings
@@ -46,47 +49,48 @@ logger = logging.getLogger(__name__)
 RPC_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 0.2
-NOTE_INTERVAL_S = 0.5
-FIRST_START_S = 30.0  # what clients are told to wait for while nobody knows
-MOST_RETRY_S = 60
+RECORD_INTERVAL_S = 0.5
+FIRST_START_S = 30.0  # what clients are told to wait for before the first start
+MAX_RETRY_AFTER_S = 60
 DIED, HUNG = "died", "hung"
 
 
 class Phase(StrEnum):
-    """Where the engine is in its life, in order."""
+    """Phases of the engine, in order."""
 
     STARTING = "starting"  # importing vllm
     RESTARTING = "restarting"  # the engine is gone; then again from `loading` on
     LOADING = "loading"  # engine processes, weights, compilation
-    WARMING = "warming"  # warm-up request, proof of drafting
+    WARMING = "warming"  # warm-up requests, readiness checks
     READY = "ready"
     STOPPING = "stopping"
     FAILED = "failed"
 
 
 class Engine:
-    """One vLLM engine with its operations. Everything happens on the event loop's thread
-    but the blocking construction of the engine.
+    """A supervised vLLM engine with its operations.
 
-    `note_files` is called in a thread, again and again while the engine starts, with all files
+    Everything but the blocking construction of the engine happens on the event loop's thread.
+
+    `record_files` is called in a thread, again and again while the engine starts, with all files
     that would be left if everything were killed: shared memory and sockets.
     """
 
     def __init__(
-        self, settings: Settings, note_files: Callable[[Iterable[Path]], None] | None = None
+        self, settings: Settings, record_files: Callable[[Iterable[Path]], None] | None = None
     ) -> None:
         self.settings = settings
-        self._note_files = note_files
+        self._record_files = record_files
         # Engine processes end with the thread that made them: one that lasts as long as this.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="engine-launch")
         self.phase = Phase.STARTING
         self.failure: AerieError | None = None
         self.ended = asyncio.Event()
-        self.load = Load()
+        self.load = EngineLoad()
         self.drafter: dict[str, Any] | None = None
         self.steering: Steering | None = None
-        self._restarts = Restarts(settings.supervision)
-        self._supervision = BackgroundTask("engine_watch", self._keep_up, final=(AerieError,))
+        self._restart_policy = RestartPolicy(settings.supervision)
+        self._supervision = BackgroundTask("engine_watch", self._supervise, final=(AerieError,))
         self._polling = BackgroundTask("speculation_metrics", self._poll)
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:
@@ -100,7 +104,7 @@ class Engine:
         self._llm: GatewayLLM | None = None
         self._steps: StepWatch | None = None
         self._adapter: Adapter | None = None
-        self._remains: Remains | None = None
+        self._cleanup: ProcessCleanup | None = None
         self._back_at = time.monotonic() + FIRST_START_S
         self._start_s = FIRST_START_S
 
@@ -112,7 +116,7 @@ class Engine:
     @property
     def retry_after_s(self) -> int:
         """Seconds after which the engine may be there: as long as it took the last time."""
-        return min(MOST_RETRY_S, max(1, math.ceil(self._back_at - time.monotonic())))
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._back_at - time.monotonic())))
 
     def operation(self, name: str) -> Operation:
         """The operation to answer a request with. Raises ApiError 503 while there is none."""
@@ -142,7 +146,7 @@ class Engine:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Bring the engine up to READY and keep it there until `stop`. If it cannot start the first
         time, or dies too often, the phase is FAILED, `failure` says why and `ended` is set."""
-        noting = asyncio.create_task(self._note())
+        recording = asyncio.create_task(self._record_until_ready())
         try:
             await self._start()
             on_ready()
@@ -153,27 +157,29 @@ class Engine:
             if self.phase is not Phase.STOPPING:
                 self._fail(error)
         finally:
-            noting.cancel()
+            recording.cancel()
 
-    async def _note(self) -> None:
-        """Look for files until the engine is ready, and once more then; again when it restarts."""
-        note, complete = self._note_files, False
-        while note is not None:
+    async def _record_until_ready(self) -> None:
+        """Record files until the engine is ready, and once more then; again when it restarts."""
+        record, complete = self._record_files, False
+        while record is not None:
             ready = self.ready
             if not (ready and complete):
                 with contextlib.suppress(psutil.Error):  # of a process that ended meanwhile
-                    await asyncio.to_thread(lambda: note(files_in_use()))
+                    await asyncio.to_thread(lambda: record(files_in_use()))
                     complete = ready
-            await asyncio.sleep(NOTE_INTERVAL_S)
+            await asyncio.sleep(RECORD_INTERVAL_S)
 
-    async def _keep_up(self) -> None:
-        """Watch the engine and start it again, until `stop` or too many deaths. It may have been
-        interrupted anywhere: an engine that does not serve by then is replaced."""
+    async def _supervise(self) -> None:
+        """Watch the engine and start it again, until `stop` or too many deaths.
+
+        The task may have been interrupted anywhere: an engine that does not serve is replaced.
+        """
         while True:
             await self._restart(await self._watch() if self.ready else DIED)
 
     async def _watch(self) -> str:
-        """How the engine that serves ends: DIED or HUNG."""
+        """Wait until the serving engine has ended; returns DIED or HUNG."""
         async with contextlib.AsyncExitStack() as stack:
             if self.steering is not None:
                 await stack.enter_async_context(self._polling)
@@ -186,15 +192,15 @@ class Engine:
     async def _end_of(self, hang_timeout_s: float) -> str:
         llm, steps = self._llm, self._steps
         assert llm is not None and steps is not None
-        pulse = Pulse(hang_timeout_s, 2 * WATCH_INTERVAL_S)
+        hang_detector = HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S)
         while not (llm.errored or self._stopping.is_set()):
-            if pulse.hung(llm.unfinished, steps.outputs):
+            if hang_detector.hung(llm.unfinished, steps.outputs):
                 return HUNG
             await asyncio.sleep(WATCH_INTERVAL_S)
         return DIED
 
     async def _restart(self, reason: str) -> None:
-        """Until the engine serves again. Raises EngineLostError when it died too often."""
+        """Restart the engine until it serves again. Raises EngineLostError if it died too often."""
         if reason == HUNG:
             timeout_s = self.settings.supervision.hang_timeout_s
             cause = f"it made no step for {timeout_s:g} s while requests ran"
@@ -203,9 +209,9 @@ class Engine:
         while True:
             self._enter(Phase.RESTARTING)
             metrics.ENGINE_UP.set(0)
-            await self._bury()
+            await self._teardown()
             self._enter(Phase.RESTARTING)
-            wait_s = self._restarts.next(cause)
+            wait_s = self._restart_policy.next_delay_s(cause)
             metrics.ENGINE_RESTARTS.labels(reason).inc()
             logger.error("engine lost: %s; it is started again in %.1f s", cause, wait_s)
             self._back_at = time.monotonic() + wait_s + self._start_s
@@ -221,41 +227,43 @@ class Engine:
                 return
 
     async def _start_again(self) -> None:
-        """A start that is given up if the engine hangs in it. The first one is not: only then
-        compilers run that may take any time."""
+        """Start the engine, and fail if it hangs meanwhile.
+
+        The first start has no such limit: only then compilers run, which may take any time.
+        """
         began = time.monotonic()
         self._enter(Phase.LOADING)
-        await self._bring_up()
-        proving = asyncio.ensure_future(self._prove())
+        await self._launch()
+        readiness = asyncio.ensure_future(self._check_readiness())
         ending = asyncio.ensure_future(self._end_of(self.settings.supervision.hang_timeout_s))
         try:
-            await asyncio.wait({proving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not proving.done():
+            await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not readiness.done():
                 raise StartupError(f"the engine {ending.result()} while it warmed up")
-            proving.result()
+            readiness.result()
         finally:
-            proving.cancel()
+            readiness.cancel()
             ending.cancel()
-            await asyncio.gather(proving, ending, return_exceptions=True)
+            await asyncio.gather(readiness, ending, return_exceptions=True)
         logger.info("ready again after %.1f s", time.monotonic() - began)
 
-    async def _bury(self) -> None:
-        """End what runs on the dead engine, and all that it may leave behind."""
+    async def _teardown(self) -> None:
+        """End the requests on the dead engine, its processes, and the files that it leaves."""
         self._adapter = None
         self._steps = None
         self.load.clear()
         llm, self._llm = self._llm, None
-        remains, self._remains = self._remains, None
+        cleanup, self._cleanup = self._cleanup, None
         if llm is not None:
-            llm.give_up()
-            remains = remains or Remains(llm.processes)
-        if remains is not None:
-            await asyncio.to_thread(remains.clear)
+            llm.mark_failed()
+            cleanup = cleanup or ProcessCleanup(llm.processes)
+        if cleanup is not None:
+            await asyncio.to_thread(cleanup.run)
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
     def _enter(self, phase: Phase) -> None:
-        """Next phase, unless the end has begun meanwhile."""
+        """Enter the next phase. Raises StartupError if `stop` was called meanwhile."""
         if self.phase is Phase.STOPPING:
             raise StartupError("stopped while starting")
         self.phase = phase
@@ -268,12 +276,12 @@ class Engine:
 
     async def _start(self) -> None:
         began = time.monotonic()
-        await self._bring_up()
-        await self._prove()
+        await self._launch()
+        await self._check_readiness()
         self._start_s = time.monotonic() - began
 
-    async def _bring_up(self) -> None:
-        """An engine whose processes run and whose model is loaded."""
+    async def _launch(self) -> None:
+        """Start the engine's processes and load its model."""
         self._launching = True
         try:
             self._llm, self._steps = llm, _ = await asyncio.get_running_loop().run_in_executor(
@@ -283,15 +291,15 @@ class Engine:
                 self.load,
                 lambda: self._enter(Phase.LOADING),
             )
-            self._remains = Remains(llm.processes)
+            self._cleanup = ProcessCleanup(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
             self.takes_media = bool(llm.model_config.is_multimodal_model)
         finally:
             self._launching = False
         self._enter(Phase.WARMING)
 
-    async def _prove(self) -> None:
-        """Evidence that the engine does what was asked for; then requests are taken."""
+    async def _check_readiness(self) -> None:
+        """Check that the engine does what the settings say; then requests are taken."""
         from app.engine.adapter import Adapter
 
         llm, steps = self._llm, self._steps
@@ -313,9 +321,9 @@ class Engine:
                 steering = Steering(llm, self.settings, known)
                 await steering.begin(self.load.capacity)
                 self.steering = steering
-        if self._remains is not None:
-            self._remains.note()
-        heap.settle()
+        if self._cleanup is not None:
+            self._cleanup.record()
+        freeze_gc()
         self._adapter = adapter
         self._enter(Phase.READY)
         metrics.ENGINE_UP.set(1)
@@ -335,9 +343,9 @@ class Engine:
             if llm.output_handler is not None:  # or it reports the engine's end as a death
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
-        remains, self._remains = self._remains, None
-        if remains is not None:
-            await asyncio.to_thread(remains.clear)
+        cleanup, self._cleanup = self._cleanup, None
+        if cleanup is not None:
+            await asyncio.to_thread(cleanup.run)
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
 
 Unknown = Literal["refuse", "ignore"]
 

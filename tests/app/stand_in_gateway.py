@@ -26,7 +26,7 @@ from typing import Any
 
 from app import server
 from app.engine import supervisor
-from app.engine.first_output import FirstOutput
+from app.engine.first_token import FirstToken
 from app.engine.launch import block_terminal_signals
 from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
@@ -71,7 +71,7 @@ class StandInLLM:
     def errored(self) -> bool:
         return not self.process.is_alive()
 
-    def give_up(self) -> None:
+    def mark_failed(self) -> None:
         pass
 
     def shutdown(self, timeout: float) -> None:
@@ -103,11 +103,11 @@ class StandInOperation:
         self.engine = engine
 
     async def __call__(self, payload: dict[str, Any], size: int = 0) -> Any:
-        first = FirstOutput(True) if payload["prompt"] == "decode" else FirstOutput()
+        first = FirstToken(True) if payload["prompt"] == "decode" else FirstToken()
         print(json.dumps("asked"), flush=True)
         return SimpleNamespace(answer=self.events(first), first=first)
 
-    async def events(self, first: FirstOutput) -> AsyncGenerator[str, None]:
+    async def events(self, first: FirstToken) -> AsyncGenerator[str, None]:
         while self.engine.phase not in (Phase.FAILED, Phase.STOPPING):
             if first.settled:
                 yield "data: {}\n\n"
@@ -121,7 +121,7 @@ class StandInOperation:
 
 
 class StandInEngine(Engine):
-    async def _prove(self) -> None:
+    async def _check_readiness(self) -> None:
         while STAGE == "calibration":
             if self._llm is None or self._llm.errored:
                 raise RuntimeError("the engine core ended")

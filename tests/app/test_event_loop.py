@@ -25,9 +25,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from app.api.body_limits import BodyLimits, body_limits
 from app.api.routes import OPERATIONS
-from app.engine import heap
 from app.engine.adapter import Adapter
-from app.engine.first_output import watched
+from app.engine.first_token import settle_first_token
+from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import load
@@ -60,7 +60,7 @@ class EngineCore:
     def generate(
         self, prompt: Any, params: Any, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        return watched(self._tokens(params, request_id))
+        return settle_first_token(self._tokens(params, request_id))
 
     async def _tokens(self, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         endless = params.ignore_eos
@@ -166,7 +166,7 @@ class Gateway:
 @pytest.fixture(scope="module")
 def engine() -> ReadyEngine:
     engine = ReadyEngine(EngineCore())
-    heap.settle()  # as the supervisor does
+    freeze_gc()  # as the supervisor does
     return engine
 
 

@@ -55,7 +55,7 @@ def test_variables_become_a_command_line(environ: dict[str, str], line: list[str
 def parsed(environ: dict[str, str], folder: Path = NOWHERE) -> dict[str, Any]:
     """With vLLM's own parser."""
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from app.engine.arguments import engine_argument_names, parse
+    from app.engine.vllm_cli import engine_argument_names, parse
 
     return sagemaker.settings(environ, parse, engine_argument_names, folder)
 

@@ -138,7 +138,7 @@ def test_the_container_serves_what_was_wished_for_where_sagemaker_looks() -> Non
     """The environment goes through the gateway's own settings, with vLLM's own parser."""
     pytest.importorskip("vllm", reason="vllm is not installed")
     from app import sagemaker
-    from app.engine.arguments import engine_argument_names, parse
+    from app.engine.vllm_cli import engine_argument_names, parse
 
     environ = WISH.variables()
     assert sagemaker.hosted(environ, Path("/no/such/folder"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from app.admission.controller import AdmissionController
-from app.engine.load import Load
+from app.engine.engine_load import EngineLoad
 from app.settings import load as load_settings
 
 
 def controller(**given: str) -> AdmissionController:
-    return AdmissionController(load_settings(given, {}), Load(capacity=32))
+    return AdmissionController(load_settings(given, {}), EngineLoad(capacity=32))
 
 
 def test_the_queue_is_as_long_as_the_engine_is_wide_and_an_eighth_of_that_in_an_overload() -> None:

@@ -15,9 +15,9 @@ from fastapi import Depends
 
 from app.admission.tenants import digest_of
 from app.api.admin import admin_only
-from app.engine.account import counted, current
-from app.engine.first_output import FirstOutput
+from app.engine.first_token import FirstToken
 from app.engine.output_limit import OutputLimit
+from app.engine.request_usage import count_tokenized, current_usage
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
 from app.main import create_app
@@ -54,15 +54,15 @@ class FakeOperation:
     running: int = 0
     most_running: int = 0
     aborted: int = 0
-    accounts: list[Any] = field(default_factory=list)
+    usages: list[Any] = field(default_factory=list)
     output_limit: OutputLimit = field(default_factory=lambda: OutputLimit(("max_tokens",)))
 
     async def __call__(self, payload: dict[str, Any], size: int = 0) -> SimpleNamespace:
-        account = current()
-        assert account is not None
-        self.accounts.append((account.priority, account.max_k))
+        usage = current_usage()
+        assert usage is not None
+        self.usages.append((usage.priority, usage.max_k))
         if payload.get("tokenized") is not None:
-            return await counted(self.tokenize, lambda *_: payload["tokenized"])(payload)
+            return await count_tokenized(self.tokenize, lambda *_: payload["tokenized"])(payload)
         stats = SimpleNamespace(
             num_generation_tokens=0, first_token_ts=0.0, queued_ts=1.0, scheduled_ts=1.0,
             last_token_ts=0.0,
@@ -71,21 +71,21 @@ class FakeOperation:
             stats.num_generation_tokens, stats.first_token_ts = payload["used"], 2.0
             stats.last_token_ts = 3.0
         drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
-        account.sequences.append(
+        usage.sequences.append(
             SimpleNamespace(prompt_len=10, request_index=0, stats=stats, spec_decode_metrics=drafts)
         )
         if payload.get("stream"):
-            return SimpleNamespace(answer=self.events(payload), first=FirstOutput(True))
+            return SimpleNamespace(answer=self.events(payload), first=FirstToken(True))
         async with self.engine():
             if payload.get("wait"):
                 await self.go.wait()
-        return SimpleNamespace(answer={"ok": True}, first=FirstOutput(True))
+        return SimpleNamespace(answer={"ok": True}, first=FirstToken(True))
 
     async def tokenize(self, payload: dict[str, Any]) -> SimpleNamespace:
         async with self.engine():
             if payload.get("wait"):
                 await self.go.wait()
-        return SimpleNamespace(answer={"ok": True}, first=FirstOutput(True))
+        return SimpleNamespace(answer={"ok": True}, first=FirstToken(True))
 
     def engine(self) -> Any:
         outer = self
@@ -312,7 +312,7 @@ def test_models_that_a_key_may_not_use() -> None:
             error = refused(await post(client, **body), 403, "model_not_allowed")
             assert error["param"] == "model"
         assert (await post(client, key=OTHER)).status_code == 200
-        assert engine.fake.accounts == [(0, None)]
+        assert engine.fake.usages == [(0, None)]
 
     run(check, 'models = ["other"]')
 
@@ -320,7 +320,7 @@ def test_models_that_a_key_may_not_use() -> None:
 def test_priority_and_k_travel_with_the_request() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         assert (await post(client)).status_code == 200
-        assert engine.fake.accounts == [(-3, 2)]
+        assert engine.fake.usages == [(-3, 2)]
 
     run(check, "priority = -3\nmax_k = 2")
 
@@ -492,7 +492,7 @@ def test_who_cannot_start_in_time_is_told_and_pays_nothing() -> None:
         late = await post(client, max_tokens=100)
         refused(late, 503, "queue_timeout")
         assert int(late.headers["retry-after"]) >= 1
-        assert len(engine.fake.accounts) == 1, "it had reached the engine"
+        assert len(engine.fake.usages) == 1, "it had reached the engine"
         admission = client._transport.app.state.admission  # type: ignore[attr-defined]
         assert admission.limiter._tenants["one"].buckets["tokens"].level > 700
         engine.fake.go.set()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from app.engine.first_output import FirstOutput
+from app.engine.first_token import FirstToken
 from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 class Reply:
-    def __init__(self, answer: Any, first: FirstOutput) -> None:
+    def __init__(self, answer: Any, first: FirstToken) -> None:
         self.answer, self.first = answer, first
 
 
@@ -43,20 +43,18 @@ class FakeOperation:
         if payload.get("break"):
             raise KeyError("a defect")
         if payload.get("fail_late"):
-            return Reply(self.events(), FirstOutput(True, ValueError("bad grammar")))
+            return Reply(self.events(), FirstToken(True, ValueError("bad grammar")))
         if payload.get("stream"):
-            return Reply(self.events(), FirstOutput(True))
+            return Reply(self.events(), FirstToken(True))
         if "input" in payload:
-            return Reply({"id": "resp_1", "output": []}, FirstOutput(True))
-        return Reply({"ok": True}, FirstOutput(True))
+            return Reply({"id": "resp_1", "output": []}, FirstToken(True))
+        return Reply({"ok": True}, FirstToken(True))
 
     async def events(self) -> AsyncGenerator[str, None]:
         yield "data: 1\n\n"
         yield "data: [DONE]\n\n"
 
-    def failure(
-        self, error: BaseException, payload: dict[str, Any], first: FirstOutput
-    ) -> ApiError:
+    def failure(self, error: BaseException, payload: dict[str, Any], first: FirstToken) -> ApiError:
         return ApiError(400, str(error), param="stop")
 
     def event(self, error: ApiError, sequence_number: int) -> str:

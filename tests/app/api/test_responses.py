@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.admission.key_file import create
-from app.engine.first_output import FirstOutput
+from app.engine.first_token import FirstToken
 from app.engine.operation import Reply
 from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
@@ -40,7 +40,7 @@ class EchoOperation:
         content = [{"type": "output_text", "text": f"answer {number}", "annotations": []}]
         item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content}
         response = {"id": f"resp_{number}", "status": "completed", "output": [item]}
-        first = FirstOutput(settled=True)
+        first = FirstToken(settled=True)
         return Reply(self.events(response) if payload.get("stream") else response, first)
 
     def event(self, error: ApiError, sequence_number: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from app.api.streaming import KEEP_ALIVE, EventStream
-from app.engine.first_output import FirstOutput, expect, watched
+from app.engine.first_token import FirstToken, settle_first_token, watch_first_token
 
 
 async def collect(stream: EventStream) -> list[str]:
@@ -22,11 +22,11 @@ async def tokens(*names: str) -> AsyncGenerator[str, None]:
 
 def test_events_before_and_after_the_first_token_arrive_in_order() -> None:
     async def scenario() -> list[str]:
-        first = expect()
+        first = watch_first_token()
 
         async def events() -> AsyncGenerator[str, None]:
             yield "created"
-            async for token in watched(tokens("a", "b")):
+            async for token in settle_first_token(tokens("a", "b")):
                 yield token
 
         stream = EventStream(events(), keep_alive_s=5)
@@ -41,7 +41,7 @@ def test_an_error_before_the_first_token_is_handed_over() -> None:
     """The serving class turns it into an event; the status must still be an error's."""
 
     async def scenario() -> BaseException | None:
-        first = expect()
+        first = watch_first_token()
 
         async def failing() -> AsyncGenerator[str, None]:
             raise ValueError("bad grammar")
@@ -49,7 +49,7 @@ def test_an_error_before_the_first_token_is_handed_over() -> None:
 
         async def events() -> AsyncGenerator[str, None]:
             try:
-                async for token in watched(failing()):
+                async for token in settle_first_token(failing()):
                     yield token
             except ValueError:
                 yield "data: {error}"
@@ -63,15 +63,15 @@ def test_an_error_before_the_first_token_is_handed_over() -> None:
 
 
 def test_an_error_after_the_first_token_is_not_taken_back() -> None:
-    async def scenario() -> FirstOutput:
-        first = expect()
+    async def scenario() -> FirstToken:
+        first = watch_first_token()
 
         async def breaking() -> AsyncGenerator[str, None]:
             yield "a"
             raise ValueError
 
         async def events() -> AsyncGenerator[str, None]:
-            async for token in watched(breaking()):
+            async for token in settle_first_token(breaking()):
                 yield token
 
         stream = EventStream(events(), keep_alive_s=5)
@@ -91,7 +91,7 @@ def test_silence_sends_comments_and_loses_no_event() -> None:
             yield "b"
 
         stream = EventStream(events(), keep_alive_s=0.1)
-        await stream.begin(FirstOutput(settled=True))
+        await stream.begin(FirstToken(settled=True))
         return await collect(stream)
 
     got = asyncio.run(scenario())
@@ -106,7 +106,7 @@ def test_waiting_for_the_first_token_ends_at_the_keep_alive_time() -> None:
             yield "late"
 
         stream = EventStream(events(), keep_alive_s=0.1)
-        assert await stream.begin(FirstOutput()) is None
+        assert await stream.begin(FirstToken()) is None
         return await collect(stream)
 
     assert asyncio.run(scenario())[-1] == "late"

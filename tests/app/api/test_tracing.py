@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api import tracing
 from app.api.request_id import RequestIdMiddleware
-from app.engine import account
+from app.engine import request_usage
 from app.errors import SettingsError
 
 PATH = "/v1/completions"
@@ -31,7 +31,7 @@ def request(
         await send({"type": "http.response.body", "body": b""})
 
     async def engine() -> object:
-        return account.trace()
+        return request_usage.trace_headers()
 
     async def send(message: Message) -> None:
         pass

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.adapter import Adapter
-from app.engine.first_output import watched
+from app.engine.first_token import settle_first_token
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import load
@@ -43,7 +43,7 @@ class FakeLlm:
 
     def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncGenerator[Any]:
         """The answer token by token, in the steps that AsyncLLM would give it."""
-        return watched(self._outputs(prompt, params, request_id))
+        return settle_first_token(self._outputs(prompt, params, request_id))
 
     async def _outputs(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[Any]:
         from vllm.logprobs import Logprob

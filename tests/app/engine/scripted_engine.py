@@ -25,10 +25,10 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
-from app.engine.account import Account
 from app.engine.adapter import Adapter
-from app.engine.first_output import watched
+from app.engine.first_token import settle_first_token
 from app.engine.llm import _corrected, reports_tokens
+from app.engine.request_usage import RequestUsage
 from app.engine.token_origins import record, watch
 from app.settings import Settings
 
@@ -81,7 +81,7 @@ class ScriptedEngine:
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """The script, cut at `max_tokens`."""
-        return watched(self._generate(prompt, sampling_params, request_id))
+        return settle_first_token(self._generate(prompt, sampling_params, request_id))
 
     async def _generate(
         self, prompt: Any, params: SamplingParams, request_id: str
@@ -104,19 +104,19 @@ class ScriptedEngine:
             data_parallel_rank=None,
             external_req_id=request_id,
         )
-        account = Account()
+        usage = RequestUsage()
         parent = ParentRequest(request) if params.n > 1 else None
         for index in range(params.n):
             child = copy(request)
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
             processor.add_request(child, None, parent, index, queue)
-            account.sequences.append(processor.request_states[child.request_id])
+            usage.sequences.append(processor.request_states[child.request_id])
             if reports_tokens(params):
-                watch(account.sequences[-1])
-        told = account if reports_tokens(params) else None
+                watch(usage.sequences[-1])
+        told = usage if reports_tokens(params) else None
         async for output in _corrected(
-            self._steps(processor, queue, account, params), False, False, told
+            self._steps(processor, queue, usage, params), False, False, told
         ):
             yield output
 
@@ -124,11 +124,11 @@ class ScriptedEngine:
         self,
         processor: OutputProcessor,
         queue: RequestOutputCollector,
-        account: Account,
+        usage: RequestUsage,
         params: SamplingParams,
     ) -> AsyncGenerator[RequestOutput, None]:
         """A step of all sequences at a time, as the engine core and AsyncLLM have them."""
-        running = {sequence.request_id: self.tokens() for sequence in account.sequences}
+        running = {sequence.request_id: self.tokens() for sequence in usage.sequences}
         counts = {name: RequestSpecDecodeMetrics.new(self.k) for name in running}
         self.counts, step = list(counts.values()), 0
         while running:

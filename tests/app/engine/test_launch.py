@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from app.engine import launch as room
+from app.engine.engine_load import EngineLoad
 from app.engine.head import head_method
-from app.engine.load import Load
 from app.engine.options import V2
 from app.errors import StartupError
 from app.settings import load
@@ -67,7 +67,7 @@ def test_custom_logits_processors_are_refused_beside_drafts(
         "engine_args": '{"logits_processors": ["a.module:Processor"], "max_model_len": 64}',
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"logits_processors: a\.module:Processor.*--k 0"):
-        room.launch(load(given, {}), Load(), lambda: None)
+        room.launch(load(given, {}), EngineLoad(), lambda: None)
 
 
 def test_installed_ones_too_and_none_of_them_without_drafts(

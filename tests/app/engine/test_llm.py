@@ -14,8 +14,8 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app import metrics
-from app.engine.failures import ConstraintError, NonFiniteError
 from app.engine.llm import NON_FINITE, GatewayLLM, _corrected, end_non_finite
+from app.engine.vllm_errors import ConstraintError, NonFiniteError
 from app.errors import ApiError
 
 
@@ -73,13 +73,13 @@ def test_sequences_whose_logits_are_not_finite_lose_these_tokens() -> None:
     at_its_end = EngineCoreOutput(
         "at its end", [0], finish_reason=FinishReason.LENGTH, num_nans_in_logits=2
     )
-    counted = metrics.NON_FINITE._value.get()
+    count_before = metrics.NON_FINITE._value.get()
     assert end_non_finite([good, broken, at_its_end]) == ["broken"], "the engine ended the other"
     assert (good.new_token_ids, good.finish_reason) == ([3], None)
     for ended in (broken, at_its_end):
         assert ended.new_token_ids == []
         assert (ended.finish_reason, ended.stop_reason) == (FinishReason.ERROR, NON_FINITE)
-    assert metrics.NON_FINITE._value.get() == counted + 2
+    assert metrics.NON_FINITE._value.get() == count_before + 2
 
 
 def test_a_scored_prompt_has_no_output() -> None:

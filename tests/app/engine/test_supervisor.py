@@ -1,4 +1,4 @@
-"""The engine's life with a stand-in for vLLM: deaths, hangs, back-off, giving up, stopping."""
+"""Supervision of an engine with a stand-in for vLLM: deaths, hangs, back-off, the end, stopping."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 
 from app.cli import main
 from app.engine import supervisor
-from app.engine.pulse import Pulse
-from app.engine.restarts import Restarts
+from app.engine.hang_detector import HangDetector
+from app.engine.restart_policy import RestartPolicy
 from app.engine.supervisor import Engine, Phase
 from app.errors import EngineLostError, StartupError
 from app.settings import load
@@ -34,9 +34,9 @@ class FakeLlm:
         self.output_handler = None
         self.ends: list[str] = []
 
-    def give_up(self) -> None:
+    def mark_failed(self) -> None:
         self.errored = True
-        self.ends.append("given up")
+        self.ends.append("marked failed")
 
     def shutdown(self, timeout: float) -> None:
         self.ends.append("shut down")
@@ -49,11 +49,11 @@ class Life:
         self.engine = Engine(load({"restart_backoff_s": 0, **settings}, {}))
         self.launched: list[FakeLlm] = []
         self.fails: Callable[[int], bool] = lambda launch: False
-        self.proof: Callable[[FakeLlm], Awaitable[None]] | None = None
+        self.readiness: Callable[[FakeLlm], Awaitable[None]] | None = None
         self.steps = SimpleNamespace(outputs=0)
         monkeypatch.setattr(supervisor, "launch", self._launch)
         monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
-        monkeypatch.setattr(self.engine, "_prove", self._prove)
+        monkeypatch.setattr(self.engine, "_check_readiness", self._check_readiness)
 
     def _launch(self, settings: Any, load: Any, loading: Callable[[], None]) -> Any:
         loading()
@@ -62,9 +62,9 @@ class Life:
             raise RuntimeError("no memory")
         return self.launched[-1], self.steps
 
-    async def _prove(self) -> None:
-        if self.proof is not None:
-            await self.proof(self.launched[-1])
+    async def _check_readiness(self) -> None:
+        if self.readiness is not None:
+            await self.readiness(self.launched[-1])
         self.engine._enter(Phase.READY)
 
     async def until(self, happened: Callable[[], bool]) -> None:
@@ -116,7 +116,7 @@ def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -
         life.launched[0].errored = True
         assert not life.engine.ready, "at once, not at the next look"
         await life.until(life.serving(2))
-        assert life.launched[0].ends == ["given up", "shut down"]
+        assert life.launched[0].ends == ["marked failed", "shut down"]
         assert life.engine.load.waiting == 0, "figures of the dead one"
         assert life.engine.max_model_len == 2048
 
@@ -159,7 +159,7 @@ def test_a_crash_loop_ends_the_process(
     asyncio.run(without_stop())
     assert life.engine.phase is Phase.FAILED
     assert isinstance(life.engine.failure, EngineLostError)
-    assert all(llm.ends == ["given up", "shut down"] for llm in life.launched)
+    assert all(llm.ends == ["marked failed", "shut down"] for llm in life.launched)
 
     def serve(settings: Any) -> None:
         assert life.engine.failure is not None
@@ -179,7 +179,7 @@ def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         await life.until(life.serving(1))
         life.launched[0].unfinished = 1  # and no output for it
         await life.until(life.serving(2))
-        assert life.launched[0].ends == ["given up", "shut down"]
+        assert life.launched[0].ends == ["marked failed", "shut down"]
 
     run(life, scenario)
     assert restarts("hung") - before == 1
@@ -190,12 +190,12 @@ def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
 ) -> None:
     life = Life(monkeypatch, hang_timeout_s=0.1)
 
-    async def proof(llm: FakeLlm) -> None:
+    async def readiness(llm: FakeLlm) -> None:
         if len(life.launched) == 2:
             llm.unfinished = 1
             await asyncio.sleep(IN_TIME_S)
 
-    life.proof = proof
+    life.readiness = readiness
 
     async def scenario() -> None:
         await life.until(life.serving(1))
@@ -203,7 +203,7 @@ def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
         await life.until(life.serving(3))
 
     run(life, scenario)
-    assert life.launched[1].ends == ["given up", "shut down"]
+    assert life.launched[1].ends == ["marked failed", "shut down"]
 
 
 @pytest.mark.parametrize("backoff", [0, 30])
@@ -213,12 +213,12 @@ def test_stopping_while_it_restarts_is_quick_and_clean(
     """In the pause before the start, or in the start itself."""
     life = Life(monkeypatch, restart_backoff_s=backoff)
 
-    async def proof(llm: FakeLlm) -> None:
+    async def readiness(llm: FakeLlm) -> None:
         if len(life.launched) == 2:
             await life.until(lambda: "shut down" in llm.ends)
             raise RuntimeError("it has gone")
 
-    life.proof = proof
+    life.readiness = readiness
 
     async def scenario() -> None:
         await life.until(life.serving(1))
@@ -257,53 +257,55 @@ def test_the_back_off_doubles_up_to_its_bound_and_forgets() -> None:
         },
         {},
     )  # fmt: skip
-    waits = Restarts(settings.supervision, clock)
-    assert [waits.next("it died") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    policy = RestartPolicy(settings.supervision, clock)
+    assert [policy.next_delay_s("it died") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
     with pytest.raises(EngineLostError, match=r"7 times within 100 s.*at last: it died"):
-        waits.next("it died")
+        policy.next_delay_s("it died")
     clock.now += 101
-    assert waits.next("it died") == 1
+    assert policy.next_delay_s("it died") == 1
 
 
 def test_no_restarts_means_none() -> None:
     with pytest.raises(EngineLostError, match="max_restarts is 0"):
-        Restarts(load({"max_restarts": 0}, {}).supervision).next("it died while serving")
+        RestartPolicy(load({"max_restarts": 0}, {}).supervision).next_delay_s(
+            "it died while serving"
+        )
 
 
 def test_silence_counts_only_while_requests_run() -> None:
     clock = Clock()
-    pulse = Pulse(10.0, 1.0, clock)
+    hang_detector = HangDetector(10.0, 1.0, clock)
 
-    def look(after_s: float, requests: int, outputs: int) -> bool:
+    def check(after_s: float, requests: int, outputs: int) -> bool:
         clock.now += after_s
-        return pulse.hung(requests, outputs)
+        return hang_detector.hung(requests, outputs)
 
-    assert not any(look(1, 0, 5) for _ in range(30)), "idle"
-    assert not any(look(1, 4, outputs) for outputs in range(6, 36)), "busy"
-    assert [look(1, 4, 35) for _ in range(11)] == [False] * 9 + [True] * 2
-    assert not look(1, 4, 36), "it goes on"
+    assert not any(check(1, 0, 5) for _ in range(30)), "idle"
+    assert not any(check(1, 4, outputs) for outputs in range(6, 36)), "busy"
+    assert [check(1, 4, 35) for _ in range(11)] == [False] * 9 + [True] * 2
+    assert not check(1, 4, 36), "it goes on"
 
 
 def test_what_this_process_has_slept_is_not_the_engines_silence() -> None:
     clock = Clock()
-    pulse = Pulse(10.0, 1.0, clock)
-    pulse.hung(1, 1)
+    hang_detector = HangDetector(10.0, 1.0, clock)
+    hang_detector.hung(1, 1)
     clock.now += 3600  # stopped with Ctrl-Z, say
-    assert not pulse.hung(1, 1)
+    assert not hang_detector.hung(1, 1)
 
 
 def test_a_defect_of_the_watch_costs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """And whatever its restart trips over, the engine serves again."""
     life = Life(monkeypatch)
     trips = [RuntimeError("a defect"), asyncio.CancelledError()]
-    bury = life.engine._bury
+    teardown = life.engine._teardown
 
     async def trip() -> None:
         if trips:
             raise trips.pop()
-        await bury()
+        await teardown()
 
-    monkeypatch.setattr(life.engine, "_bury", trip)
+    monkeypatch.setattr(life.engine, "_teardown", trip)
 
     def defect(*arguments: object) -> bool:
         raise RuntimeError("a defect")
@@ -311,7 +313,7 @@ def test_a_defect_of_the_watch_costs_no_engine(monkeypatch: pytest.MonkeyPatch) 
     async def scenario() -> None:
         await life.until(life.serving(1))
         with monkeypatch.context() as patch:
-            patch.setattr(Pulse, "hung", defect)
+            patch.setattr(HangDetector, "hung", defect)
             await life.until(lambda: life.engine._supervision.failures == 1)
         assert life.engine.ready, "nothing is wrong with it"
         life.launched[0].errored = True
@@ -327,10 +329,10 @@ def test_a_start_that_is_cancelled_from_inside_is_a_failed_start(
 ) -> None:
     life = Life(monkeypatch)
 
-    async def proof(llm: FakeLlm) -> None:
+    async def readiness(llm: FakeLlm) -> None:
         raise asyncio.CancelledError
 
-    life.proof = proof
+    life.readiness = readiness
     asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
     assert life.engine.phase is Phase.FAILED
     assert life.engine.ended.is_set()

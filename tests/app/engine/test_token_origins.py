@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from app.engine.account import Account
+from app.engine.request_usage import RequestUsage
 from app.engine.token_origins import TokenLog
 from app.errors import ApiError
 
@@ -220,6 +220,6 @@ def test_the_header_counts_what_a_stop_string_ended() -> None:
     counts = RequestSpecDecodeMetrics.new(3)
     counts.observe(3, 2)
     sequence: Any = SimpleNamespace(spec_decode_metrics=counts)
-    drafts = Account(sequences=[sequence]).drafts
+    drafts = RequestUsage(sequences=[sequence]).drafts
     assert drafts is not None
     assert (drafts.drafted, drafts.accepted) == (3, 2)

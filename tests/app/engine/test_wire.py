@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from app.engine.events import events
-from app.engine.failures import ConstraintError, NonFiniteError
-from app.engine.first_output import watched
-from app.engine.nulls import without_nulls, without_streamed_nulls
+from app.engine.first_token import settle_first_token
+from app.engine.null_fields import without_nulls, without_streamed_nulls
 from app.engine.operation import Operation
+from app.engine.vllm_errors import ConstraintError, NonFiniteError
 from app.errors import ApiError
 
 
@@ -107,28 +107,28 @@ def operation(call: Callable[[Any], Awaitable[Any]]) -> Operation:
 
 
 async def broken_answer(request: Any) -> Any:
-    async for _ in watched(stream_of("token")):
+    async for _ in settle_first_token(stream_of("token")):
         pass
     return Answer.model_validate({"input": "no object"})
 
 
 async def dead_end(request: Any) -> Any:
-    async for _ in watched(stream_of("token", ConstraintError("a dead end"))):
+    async for _ in settle_first_token(stream_of("token", ConstraintError("a dead end"))):
         pass
 
 
 async def early_error(request: Any) -> Any:
-    async for _ in watched(stream_of(ValueError("'input' is too long"))):
+    async for _ in settle_first_token(stream_of(ValueError("'input' is too long"))):
         pass
 
 
 async def not_finite(request: Any) -> Any:
-    async for _ in watched(stream_of("token", NonFiniteError())):
+    async for _ in settle_first_token(stream_of("token", NonFiniteError())):
         pass
 
 
 async def not_finite_at_once(request: Any) -> Any:
-    async for _ in watched(stream_of(NonFiniteError())):
+    async for _ in settle_first_token(stream_of(NonFiniteError())):
         pass
 
 
@@ -137,7 +137,7 @@ async def not_finite_streamed(request: Any) -> Any:
 
     async def stream() -> AsyncGenerator[str, None]:
         try:
-            async for _ in watched(stream_of("token", NonFiniteError())):
+            async for _ in settle_first_token(stream_of("token", NonFiniteError())):
                 yield "data: 1\n\n"
         except NonFiniteError:
             yield 'data: {"error":{"message":"Internal server error","type":"x","code":500}}\n\n'

@@ -56,7 +56,7 @@ class StandInLlm(ScriptedEngine):
         return self.dead.is_set()
 
     async def _steps(
-        self, processor: Any, queue: Any, account: Any, params: SamplingParams
+        self, processor: Any, queue: Any, usage: Any, params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
         said = self.prompts[-1].rpartition("user\n")[2].partition("<|im_end|>")[0]
         _, asked, rest = said.partition(SAY)
@@ -67,7 +67,7 @@ class StandInLlm(ScriptedEngine):
         drafted = accepted = 0
         RUNNING.inc()
         try:
-            async for output in super()._steps(processor, queue, account, params):
+            async for output in super()._steps(processor, queue, usage, params):
                 if self.dead.is_set():
                     raise EngineDeadError()
                 counts = self.counts[0]

@@ -1,4 +1,4 @@
-"""What an engine leaves behind when it is killed: processes, shared memory, sockets (Linux).
+"""Cleanup after an engine that was killed: processes, shared memory, sockets (Linux).
 
 The engine core's workers end when they notice that it has gone, if they still notice anything. The
 segments of a killed process stay in /dev/shm and its sockets in the folder for temporary files:
@@ -20,20 +20,20 @@ SHARED_MEMORY = "/dev/shm/"
 END_TIMEOUT_S = 20.0
 
 
-class Remains:
-    """The processes of one engine and the files that only they use."""
+class ProcessCleanup:
+    """Ends the processes of one engine and removes the files that only they used."""
 
     def __init__(self, processes: Iterable[int]) -> None:
-        """`processes`: ids of the engine's own processes; their children are found."""
+        """Record the engine's `processes` (their ids), their children, and the files of all."""
         self._processes: list[psutil.Process] = []
         self._files: set[Path] = set()
         for pid in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._processes.append(psutil.Process(pid))
-        self.note()
+        self.record()
 
-    def note(self) -> None:
-        """Look at what there is now. Once the processes are dead it is too late."""
+    def record(self) -> None:
+        """Record the processes and files of now. Once the processes are dead it is too late."""
         known = {process.pid for process in self._processes}
         for process in list(self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -44,14 +44,14 @@ class Remains:
             self._files |= _files(process)
         self._files -= _files(psutil.Process())
 
-    def clear(self) -> None:
-        """Blocking: kill whoever still lives, wait for the ends, remove the files."""
-        left = [process for process in self._processes if process.is_running()]
-        for process in left:
+    def run(self) -> None:
+        """Kill the processes that still live, wait until they end, remove the files. Blocking."""
+        running = [process for process in self._processes if process.is_running()]
+        for process in running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()  # also of a stopped one
-        _, waited_for = psutil.wait_procs(left, END_TIMEOUT_S)
-        alive = [process for process in waited_for if not _ended(process)]
+        _, unfinished = psutil.wait_procs(running, END_TIMEOUT_S)
+        alive = [process for process in unfinished if not _ended(process)]
         if alive:  # in a system call that does not end: a driver's, most likely
             logger.error("processes of the engine cannot be killed: %s", [p.pid for p in alive])
             return
@@ -60,8 +60,8 @@ class Remains:
             with contextlib.suppress(FileNotFoundError):
                 file.unlink()
                 removed += 1
-        if left or removed:
-            logger.info("removed %d processes and %d files", len(left), removed)
+        if running or removed:
+            logger.info("removed %d processes and %d files", len(running), removed)
 
 
 def files_in_use() -> set[Path]:
@@ -71,7 +71,10 @@ def files_in_use() -> set[Path]:
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Also if nobody asks for its exit status: the first process of a container often does not."""
+    """Whether a process has ended, a zombie included.
+
+    The first process of a container often does not ask for exit statuses.
+    """
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,11 +1,11 @@
-"""Messages, content parts and tools as OpenAI defines them. No vllm import."""
+"""Checks of messages, content parts and tools, as OpenAI defines them. No vllm import."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Content parts that hold text -> the field that holds it.

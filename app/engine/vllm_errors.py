@@ -1,4 +1,4 @@
-"""vLLM's errors -> ours. Every way in which a vLLM serving class can refuse or break."""
+"""Maps vLLM's errors to ApiError: every way in which a serving class can refuse or break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives as long as the engine, kept from Python's garbage collector.
+"""Keeps objects that live as long as the engine out of Python's garbage collections.
 
 vLLM, torch and transformers leave more than 600,000 objects behind in the gateway's process. A full
 collection walks them all: 0.3 to 0.6 s in which no stream moves and nobody is answered, whenever
@@ -11,9 +11,11 @@ from __future__ import annotations
 import gc
 
 
-def settle() -> None:
-    """Collect once, then take what is left for permanent. Again for the next engine: what the one
-    before has left behind is collected then."""
+def freeze_gc() -> None:
+    """Collect garbage once, then freeze the survivors out of later collections.
+
+    Called again for the next engine, which then collects what the engine before it left behind.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""vLLM's command line, read by vLLM's own parser: `vllm serve` options -> typed values."""
+"""The command line of `vllm serve`, read by vLLM's own parser: options -> typed values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from app.errors import SettingsError
 
 
 def parse(tokens: Sequence[str]) -> dict[str, Any]:
-    """Option (with underscores) -> value, for the options that are given. As `vllm serve` it takes
-    names with underscores, and parts of JSON (`--compilation-config.mode 3`).
+    """Parse `vllm serve` options: name (with underscores) -> value, for those that are given.
+
+    Like `vllm serve` it takes names with underscores, and parts of JSON
+    (`--compilation-config.mode 3`).
 
     Imports vllm, which takes seconds. Raises SettingsError naming the option that it does not
     have, or cannot read.
@@ -48,7 +50,7 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def engine_argument_names() -> frozenset[str]:
-    """What `engine.engine_args` may hold (vllm/engine/arg_utils.py)."""
+    """Names that `engine.engine_args` may hold (vllm/engine/arg_utils.py)."""
     from dataclasses import fields
 
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app import metrics
-from app.engine import proof
+from app.engine import readiness
 from app.engine.acceptance import FirstDrafts
-from app.engine.failures import NonFiniteError
+from app.engine.vllm_errors import NonFiniteError
 from app.errors import StartupError
 from app.settings import load
 
@@ -29,7 +29,7 @@ SETTINGS = load({"k": "5"}, {})
 
 def test_a_good_report_is_returned() -> None:
     for report in (GOOD, EAGLE_3, {**GOOD, "proposer": "ParallelSpeculator"}):
-        assert proof.check_reports(SETTINGS, [report, report]) == report
+        assert readiness.check_reports(SETTINGS, [report, report]) == report
 
 
 def test_our_proposers_are_known_by_their_names() -> None:
@@ -39,7 +39,7 @@ def test_our_proposers_are_known_by_their_names() -> None:
     from drafters.vllm.v2.speculator import ParallelSpeculator
 
     ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)
-    assert set(proof.DRAFTERS) == {kind.__name__ for kind in ours}
+    assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
 
 
 @pytest.mark.parametrize(
@@ -57,32 +57,32 @@ def test_any_worker_without_its_head_stops_the_start(
     report: dict[str, Any] | None, reason: str
 ) -> None:
     with pytest.raises(StartupError, match=reason):
-        proof.check_reports(SETTINGS, [GOOD, report])
+        readiness.check_reports(SETTINGS, [GOOD, report])
 
 
 def test_a_head_without_weights_has_no_mask_to_look_at() -> None:
     settings = load({"k": "5", "engine_args": '{"load_format": "dummy"}'}, {})
     report = {**GOOD, "mask_hidden": False}
-    assert proof.check_reports(settings, [report]) == report
+    assert readiness.check_reports(settings, [report]) == report
     with pytest.raises(StartupError, match="parallel"):
-        proof.check_reports(settings, [{**report, "parallel": False}])
+        readiness.check_reports(settings, [{**report, "parallel": False}])
 
 
 def test_no_reports_at_all_is_no_proof() -> None:
     with pytest.raises(StartupError):
-        proof.check_reports(SETTINGS, [])
+        readiness.check_reports(SETTINGS, [])
 
 
 def test_without_speculation_nothing_is_asked() -> None:
     plain = load({"k": "0"}, {})
-    assert proof.check_reports(plain, [None]) is None
-    assert asyncio.run(proof.check_drafts(plain, SimpleNamespace(draft_tokens=0))) == 0
+    assert readiness.check_reports(plain, [None]) is None
+    assert asyncio.run(readiness.check_drafts(plain, SimpleNamespace(draft_tokens=0))) == 0
 
 
 def test_a_head_that_drafts_nothing_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "STATS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(readiness, "STATS_TIMEOUT_S", 0.1)
     with pytest.raises(StartupError, match="drafted no token"):
-        asyncio.run(proof.check_drafts(SETTINGS, SimpleNamespace(draft_tokens=0)))
+        asyncio.run(readiness.check_drafts(SETTINGS, SimpleNamespace(draft_tokens=0)))
 
 
 def test_the_count_may_arrive_late() -> None:
@@ -90,7 +90,7 @@ def test_the_count_may_arrive_late() -> None:
 
     async def scenario() -> int:
         asyncio.get_running_loop().call_later(0.1, setattr, drafts, "draft_tokens", 15)
-        return await proof.check_drafts(SETTINGS, drafts)
+        return await readiness.check_drafts(SETTINGS, drafts)
 
     assert asyncio.run(scenario()) == 15
 
@@ -101,7 +101,7 @@ def test_logits_that_are_not_finite_stop_the_start() -> None:
 
     settings = load({"model": "org/target", "dtype": "float16", "k": "0"}, {})
     with pytest.raises(StartupError, match=r"org/target computes .* not finite.*--dtype float16"):
-        asyncio.run(proof.check_finite(settings, warm_up()))
+        asyncio.run(readiness.check_finite(settings, warm_up()))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_a_head_of_which_little_is_accepted_is_warned_of(
 ) -> None:
     metrics.WARM_UP_ACCEPTANCE_LOW.set(0)
     settings = load({"model": "org/target", "drafter": "heads/mine", **changes}, {})
-    proof.check_acceptance(settings, SimpleNamespace(draft_tokens=1, first_drafts=seen))
+    readiness.check_acceptance(settings, SimpleNamespace(draft_tokens=1, first_drafts=seen))
     assert metrics.WARM_UP_ACCEPTANCE_LOW._value.get() == low
     assert ("heads/mine" in caplog.text) == low

@@ -1,4 +1,4 @@
-"""How full the engine is, as its scheduler last said."""
+"""Load of the engine, as its schedulers last reported it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ STALE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Report:
-    """One scheduler's figures after a step."""
+class SchedulerReport:
+    """One scheduler's load after a step."""
 
     running: int
-    queued: int  # for want of room
-    deferred: int  # for something else: a grammar that is being compiled
+    queued: int  # waiting for room
+    deferred: int  # waiting for something else: a grammar that is being compiled
     kv_usage: float
     at: float
 
 
 @dataclass
-class Load:
-    """The sum over all schedulers (one, unless the engine runs data-parallel copies)."""
+class EngineLoad:
+    """Load summed over all schedulers (one, unless the engine runs data-parallel copies)."""
 
     capacity: int = 0  # sequences in one batch, all copies together; 0 before the engine is up
     clock: Callable[[], float] = time.monotonic
     on_step: Callable[[], None] | None = None
-    _reports: dict[int, Report] = field(default_factory=dict)
+    _reports: dict[int, SchedulerReport] = field(default_factory=dict)
 
     def update(self, index: int, running: int, queued: int, deferred: int, kv_usage: float) -> None:
-        """Called once per step of scheduler `index`."""
-        self._reports[index] = Report(running, queued, deferred, kv_usage, self.clock())
+        """Record a step of scheduler `index`, and call `on_step`."""
+        self._reports[index] = SchedulerReport(running, queued, deferred, kv_usage, self.clock())
         if self.on_step is not None:
             self.on_step()
 
     def clear(self) -> None:
-        """The engine is another one now."""
+        """Forget all reports: the engine is another one now."""
         self._reports.clear()
 
     @property
     def waiting(self) -> int:
-        """Requests that the schedulers have taken and not begun, by the last word of each, however
-        old: one that is stuck in a step says nothing, and who waited still does."""
+        """Requests that the schedulers have taken and not begun.
+
+        The last report of each counts, however old: a scheduler that is stuck in a step reports
+        nothing, and its requests still wait.
+        """
         return sum(report.queued + report.deferred for report in self._reports.values())
 
     @property
     def queued(self) -> int:
-        """Those of them that wait because the engine is full."""
+        """Requests among `waiting` that wait because the engine is full."""
         return sum(report.queued for report in self._fresh())
 
     @property
@@ -56,6 +59,6 @@ class Load:
         """Share of the KV cache in use, where it is fullest."""
         return max((report.kv_usage for report in self._fresh()), default=0.0)
 
-    def _fresh(self) -> list[Report]:
+    def _fresh(self) -> list[SchedulerReport]:
         now = self.clock()
         return [report for report in self._reports.values() if now - report.at <= STALE_S]

@@ -1,6 +1,6 @@
-"""What one HTTP request asks of the engine and what it got: sequences, tokens, times.
+"""Usage of the engine by one HTTP request: its limits, sequences, tokens, times.
 
-The gateway opens an account for a request; GatewayLLM, further down in the same task or in one
+The gateway sets the usage of a request's task. GatewayLLM, further down in the same task or in one
 made by it, reads the request's priority and largest K from it and enters every sequence.
 """
 
@@ -26,7 +26,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Draft tokens of a request: over all steps that verified any."""
+    """Draft tokens of a request, over all steps that verified any."""
 
     steps: int
     drafted: int
@@ -44,10 +44,13 @@ class Drafts:
 
 
 @dataclass
-class Account:
-    """One request's. `cache_tenant` names whose entries of the prefix cache it may use (None: all
-    share them). `sequences` are vLLM's RequestState objects: they know their counts and
-    times while they run and after they have ended, however that came."""
+class RequestUsage:
+    """What one request may use of the engine, and what it has used.
+
+    `cache_tenant` names whose entries of the prefix cache it may use (None: all share them).
+    `sequences` are vLLM's RequestState objects, which have their counts and times while they run
+    and after they have ended, in whatever way.
+    """
 
     priority: int = 0
     max_k: int | None = None
@@ -92,7 +95,7 @@ class Account:
 
     @property
     def timing(self) -> Timing | None:
-        """None before the first token."""
+        """Times in the engine; None before the first token."""
         begun = [s.stats for s in self.sequences if _begun(s)]
         if not begun:
             return None
@@ -108,46 +111,49 @@ def _begun(sequence: Any) -> bool:
     return sequence.stats is not None and sequence.stats.first_token_ts > 0
 
 
-_current: ContextVar[Account | None] = ContextVar("account", default=None)
+_current: ContextVar[RequestUsage | None] = ContextVar("usage", default=None)
 
 
 # W3C trace context that the engine's span of this task's request belongs under.
 _trace: ContextVar[Mapping[str, str] | None] = ContextVar("trace", default=None)
 
 
-def open_trace(headers: Mapping[str, str]) -> None:
-    """For the current task and the tasks it creates."""
+def set_trace_headers(headers: Mapping[str, str]) -> None:
+    """Set the trace context of the current task and the tasks that it creates."""
     _trace.set(headers)
 
 
-def trace() -> Mapping[str, str] | None:
-    """What `open_trace` was given; None while spans are off."""
+def trace_headers() -> Mapping[str, str] | None:
+    """The current task's trace context; None while tracing is off."""
     return _trace.get()
 
 
-def open_account(account: Account) -> None:
-    """For the current task and the tasks it creates."""
-    _current.set(account)
+def set_current_usage(usage: RequestUsage) -> None:
+    """Set the usage of the current task and the tasks that it creates."""
+    _current.set(usage)
 
 
-def counted(
+def count_tokenized(
     call: Callable[[R], Awaitable[A]], tokens: Callable[[R, A], int | None]
 ) -> Callable[[R], Awaitable[A]]:
-    """`call`, entering in the request's account how many `tokens` it worked on. While it runs, and
-    where it ends without an answer, that is what was charged: the work has been done."""
+    """Wrap `call` so that the request's usage counts the `tokens` that it worked on.
+
+    While it runs, and if it ends without an answer, the charged tokens count: the work has been
+    done.
+    """
 
     async def call_and_count(request: R) -> A:
-        account = current()
-        if account is not None:
-            account.tokenized = account.charged
+        usage = current_usage()
+        if usage is not None:
+            usage.tokenized = usage.charged
         answer = await call(request)
-        if account is not None and (count := tokens(request, answer)) is not None:
-            account.tokenized = count
+        if usage is not None and (count := tokens(request, answer)) is not None:
+            usage.tokenized = count
         return answer
 
     return call_and_count
 
 
-def current() -> Account | None:
-    """The account of the request that this code runs for."""
+def current_usage() -> RequestUsage | None:
+    """The usage of the request that the current task serves; None outside of one."""
     return _current.get()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from app.engine import bounds
+from app.engine import size_limits
 from app.errors import ApiError
 from app.settings import LimitSettings
 
@@ -46,8 +46,8 @@ def calls(values: int) -> Any:
 
 def refusal(payload: dict[str, Any]) -> ApiError | None:
     try:
-        bounds.check_counts(payload, LIMITS)
-        bounds.check_constraints(payload, LIMITS)
+        size_limits.check_counts(payload, LIMITS)
+        size_limits.check_constraints(payload, LIMITS)
     except ApiError as error:
         return error
     return None
@@ -148,10 +148,10 @@ def test_what_has_the_wrong_shape_is_left_to_others(payload: dict[str, Any]) -> 
 def test_templates_are_not_taken_from_requests() -> None:
     for payload in ({"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": ""}}):
         with pytest.raises(ApiError) as caught:
-            bounds.check_template(payload)
+            size_limits.check_template(payload)
         assert caught.value.param in payload
-    bounds.check_template({"chat_template": None, "chat_template_kwargs": {"enable": True}})
-    bounds.check_template({"chat_template_kwargs": "x"})
+    size_limits.check_template({"chat_template": None, "chat_template_kwargs": {"enable": True}})
+    size_limits.check_template({"chat_template_kwargs": "x"})
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_templates_are_not_taken_from_requests() -> None:
 def test_only_variables_of_the_template_are_handed_to_it(given: dict[str, Any]) -> None:
     """The renderer would take these for arguments of its own, and nobody has checked them."""
     with pytest.raises(ApiError) as caught:
-        bounds.check_template({"chat_template_kwargs": given})
+        size_limits.check_template({"chat_template_kwargs": given})
     assert caught.value.param == f"chat_template_kwargs.{next(iter(given))}"
 
 
@@ -175,7 +175,7 @@ def test_every_parameter_of_the_renderer_is_known() -> None:
     """A new one of the tokenizers' library would be a new way past the checks."""
     signature = inspect.signature(PreTrainedTokenizerBase.apply_chat_template)
     named = {p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
-    assert named - {"self", "chat_template"} <= bounds._RENDERING
+    assert named - {"self", "chat_template"} <= size_limits._RENDERING
 
 
 def image(url: Any) -> list[Any]:
@@ -204,7 +204,7 @@ def image(url: Any) -> list[Any]:
 )
 def test_urls_outside_of_the_list_are_refused(url: str) -> None:
     with pytest.raises(ApiError) as caught:
-        bounds.check_urls(image(url), "messages", frozenset({"example.org"}))
+        size_limits.check_urls(image(url), "messages", frozenset({"example.org"}))
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
 
@@ -218,17 +218,17 @@ def test_urls_outside_of_the_list_are_refused(url: str) -> None:
     ],
 )
 def test_media_inside_or_from_an_allowed_host_pass(url: str) -> None:
-    bounds.check_urls(image(url), "messages", frozenset({"example.org"}))
+    size_limits.check_urls(image(url), "messages", frozenset({"example.org"}))
 
 
 def test_no_host_is_allowed_unless_named() -> None:
     assert LimitSettings().media_hosts == frozenset()
     assert LimitSettings(media_domains=" a.test, B.test,").media_hosts == {"a.test", "b.test"}
     with pytest.raises(ApiError):
-        bounds.check_urls(image("https://example.org/a"), "messages", frozenset())
+        size_limits.check_urls(image("https://example.org/a"), "messages", frozenset())
 
 
 def test_text_that_speaks_of_urls_is_text() -> None:
     talk = [{"role": "user", "content": [{"type": "text", "text": "http://evil.test"}]}]
-    bounds.check_urls(talk, "messages", frozenset())
-    bounds.check_urls([{"role": "user", "content": "http://x"}], "messages", frozenset())
+    size_limits.check_urls(talk, "messages", frozenset())
+    size_limits.check_urls([{"role": "user", "content": "http://x"}], "messages", frozenset())

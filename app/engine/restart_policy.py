@@ -1,4 +1,4 @@
-"""How long to wait before the engine is started again, and when to give up."""
+"""Restart policy of the engine: how long to wait before a restart, and when to stop trying."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from app.errors import EngineLostError
 from app.settings import SupervisionSettings
 
 
-class Restarts:
-    """The restarts of the last `restart_window_s` seconds."""
+class RestartPolicy:
+    """Exponential back-off with a limit on restarts within `restart_window_s` seconds."""
 
     def __init__(
         self, settings: SupervisionSettings, clock: Callable[[], float] = time.monotonic
@@ -20,10 +20,12 @@ class Restarts:
         self._clock = clock
         self._at: deque[float] = deque()
 
-    def next(self, cause: str) -> float:
-        """Seconds to wait before the restart that `cause` calls for: `restart_backoff_s`, doubled
-        for every other restart within the window. Raises EngineLostError if there were
-        `max_restarts` of them."""
+    def next_delay_s(self, cause: str) -> float:
+        """Seconds to wait before the restart that `cause` calls for.
+
+        This is `restart_backoff_s`, doubled for every other restart within the window. Raises
+        EngineLostError if there were `max_restarts` of them.
+        """
         settings, now = self._settings, self._clock()
         while self._at and now - self._at[0] > settings.restart_window_s:
             self._at.popleft()

@@ -1,4 +1,4 @@
-"""Which checks a body passes, by operation, before vLLM's request model sees it."""
+"""Validation of a request body, by operation, before vLLM's request model sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 
-from app.engine import bounds, constraints, conversation, fields, nested, replay, strict, tools
+from app.engine import (
+    constraints,
+    field_checks,
+    fields,
+    message_checks,
+    nested,
+    replay,
+    size_limits,
+    tools,
+)
 from app.engine.protocol import (
     ChatRequest,
     TextRequest,
@@ -43,21 +52,21 @@ class Checks:
 
     def chat(self, payload: Payload) -> None:
         """Check a body of POST /v1/chat/completions."""
-        conversation.check_messages(payload.get("messages"))
+        message_checks.check_messages(payload.get("messages"))
         self._check_tools(payload, "chat")
         self._common(payload, ChatRequest, "chat", "messages")
         self._replay_chat(payload)
 
     def completions(self, payload: Payload) -> None:
         """Check a body of POST /v1/completions."""
-        strict.check_token_ids(payload, "prompt", self.vocabulary)
+        field_checks.check_token_ids(payload, "prompt", self.vocabulary)
         self._common(payload, TextRequest, "completions")
 
     def responses(self, payload: Payload) -> None:
         """Check a body of POST /v1/responses."""
         if payload.get("input") == []:
-            raise strict.invalid("input", "'input' must hold at least one item.")
-        conversation.check_items(payload.get("input"))
+            raise field_checks.invalid("input", "'input' must hold at least one item.")
+        message_checks.check_items(payload.get("input"))
         self._check_tools(payload, "responses")
         self._common(payload, ResponsesRequest, "responses", "input")
         if payload.get("top_logprobs"):  # which ask for what OpenAI's API has a second field for
@@ -69,14 +78,14 @@ class Checks:
 
     def messages(self, payload: Payload) -> None:
         """Check a body of POST /v1/messages."""
-        conversation.check_blocks(payload.get("messages"))
+        message_checks.check_blocks(payload.get("messages"))
         self._check_tools(payload, "messages")
         self._common(payload, AnthropicMessagesRequest, "messages", "messages")
         _replay_anthropic(payload)
 
     def count_tokens(self, payload: Payload) -> None:
         """Check a body of POST /v1/messages/count_tokens."""
-        conversation.check_blocks(payload.get("messages"))
+        message_checks.check_blocks(payload.get("messages"))
         self._check_tools(payload, "count_tokens")
         self._common(payload, AnthropicCountTokensRequest, "count_tokens", "messages")
         _replay_anthropic(payload)
@@ -84,7 +93,7 @@ class Checks:
     def tokenize(self, payload: Payload) -> None:
         """Check a body of POST /tokenize, with a prompt or with messages."""
         if "messages" in payload:
-            conversation.check_messages(payload["messages"])
+            message_checks.check_messages(payload["messages"])
         self._check_tools(payload, "tokenize")
         self._common(payload, tokenize_model(payload), "tokenize", "messages")
         if "messages" in payload:
@@ -92,8 +101,8 @@ class Checks:
 
     def detokenize(self, payload: Payload) -> None:
         """Check a body of POST /detokenize."""
-        strict.check_token_count(payload.get("tokens"), "tokens", self.context)
-        strict.check_token_ids(payload, "tokens", self.vocabulary)
+        field_checks.check_token_count(payload.get("tokens"), "tokens", self.context)
+        field_checks.check_token_ids(payload, "tokens", self.vocabulary)
         self._common(payload, DetokenizeRequest, "detokenize")
 
     def _replay_chat(self, payload: Payload) -> None:
@@ -104,22 +113,22 @@ class Checks:
     def _common(
         self, payload: Payload, model: type[BaseModel], operation: str, items: str = ""
     ) -> None:
-        bounds.check_template(payload)
-        bounds.check_counts(payload, self.limits)
-        bounds.check_constraints(payload, self.limits)
+        size_limits.check_template(payload)
+        size_limits.check_counts(payload, self.limits)
+        size_limits.check_constraints(payload, self.limits)
         if self.text_only:
-            conversation.check_media(payload.get(items), items)
+            message_checks.check_media(payload.get(items), items)
         else:
-            bounds.check_urls(payload.get(items), items, self.limits.media_hosts)
+            size_limits.check_urls(payload.get(items), items, self.limits.media_hosts)
         if operation in GENERATES:
             take_options(payload, operation, told=self.tells_tokens)
-        strict.check_fields(payload, model, operation)
-        strict.check_scalars(payload, model)
-        strict.check_containers(payload, model)
+        field_checks.check_fields(payload, model, operation)
+        field_checks.check_scalars(payload, model)
+        field_checks.check_containers(payload, model)
         nested.check_nested(payload, model, operation)
         constraints.check_formats(payload)
         constraints.check_schemas(payload)
-        strict.check_generation(payload, operation, self.limits, self.context)
+        field_checks.check_generation(payload, operation, self.limits, self.context)
         if not self.reads_reasoning:
             _refuse_thinking_budget(payload)
         fields.rename(payload, operation)
@@ -127,7 +136,7 @@ class Checks:
     def _check_tools(self, payload: Payload, operation: str) -> None:
         tools.take_unknown_tools(payload, operation, self.unknown_tools)
         if operation in ("chat", "tokenize"):
-            conversation.check_tools(payload)
+            message_checks.check_tools(payload)
         constraints.name_parameters(payload)
         if not self.reads_calls:
             tools.check_calls_are_read(payload, operation)
@@ -142,7 +151,7 @@ def _refuse_thinking_budget(payload: Payload) -> None:
         name = "thinking_token_budget"
     else:
         return
-    raise strict.invalid(
+    raise field_checks.invalid(
         name,
         f"'{name}' is not supported: this server does not tell the model's reasoning from its "
         "answer, as it was started without --reasoning-parser.",

@@ -1,9 +1,9 @@
-"""When has a request produced its first token, or failed before it?
+"""First-token state of a request: its first token has come, or an error came instead.
 
 vLLM validates sampling parameters and grammars inside `generate`, which runs only once
 somebody iterates the stream: too late for a status code if the headers are out. Each
-HTTP request therefore carries a FirstOutput that the engine settles, and the response
-waits for it before it sends headers (app/api/streaming.py).
+HTTP request therefore has a FirstToken that the engine settles, and the response waits for
+it before it sends headers (app/api/streaming.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 @dataclass
-class FirstOutput:
-    """Settled once: by the engine's first output or by the error that came instead."""
+class FirstToken:
+    """State that is settled once: by the engine's first output or by an error before it."""
 
     settled: bool = False
     error: BaseException | None = None
-    late: BaseException | None = None  # an error after the first output
+    late: BaseException | None = None  # an error after the first token
 
     @property
     def answered(self) -> bool:
@@ -30,18 +30,18 @@ class FirstOutput:
         return self.settled and self.error is None
 
 
-_current: ContextVar[FirstOutput | None] = ContextVar("first_output", default=None)
+_current: ContextVar[FirstToken | None] = ContextVar("first_token", default=None)
 
 
-def expect() -> FirstOutput:
-    """Start watching for the current task and the tasks it creates."""
-    first = FirstOutput()
+def watch_first_token() -> FirstToken:
+    """Create the FirstToken of the current task and the tasks that it creates."""
+    first = FirstToken()
     _current.set(first)
     return first
 
 
-async def watched(outputs: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The same outputs, settling the current FirstOutput on the way."""
+async def settle_first_token(outputs: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The same outputs. The first one, or an error, settles the current FirstToken."""
     first = _current.get()
     try:
         async for output in outputs:

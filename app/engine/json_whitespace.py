@@ -1,11 +1,11 @@
-"""White space in JSON that a structural tag constrains (forced tool calls)."""
+"""Limits white space in JSON that a structural tag constrains (forced tool calls)."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-MOST = 1  # xgrammar takes no 0
+MAX_WHITESPACE = 1  # xgrammar takes no 0
 
 
 def bounded(tag: str) -> str:
@@ -30,4 +30,4 @@ def _bound(value: Any) -> None:
         for item in value.values():
             _bound(item)
     elif isinstance(value, dict) and value.get("max_whitespace_cnt") is None:
-        value["max_whitespace_cnt"] = MOST
+        value["max_whitespace_cnt"] = MAX_WHITESPACE

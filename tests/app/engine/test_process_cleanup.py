@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.engine.remains import Remains
+from app.engine.process_cleanup import ProcessCleanup
 
 if not Path("/proc/self/maps").exists():
     pytest.skip("needs Linux's /proc", allow_module_level=True)
@@ -48,10 +48,10 @@ def test_processes_segments_and_sockets_go(tmp_path: Path) -> None:
         segment = Path("/dev/shm") / name
         assert segment.exists()
         assert socket.exists()
-        remains = Remains([core.pid])
+        cleanup = ProcessCleanup([core.pid])
         core.kill()  # its child is an orphan now
         core.wait()
-        remains.clear()
+        cleanup.run()
         assert not segment.exists()
         assert not socket.exists()
         assert (Path("/dev/shm") / ours.name).exists(), "this process uses it"
@@ -68,4 +68,4 @@ def test_processes_segments_and_sockets_go(tmp_path: Path) -> None:
 def test_processes_that_have_gone_already() -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    Remains([done.pid]).clear()
+    ProcessCleanup([done.pid]).run()

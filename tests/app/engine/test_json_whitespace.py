@@ -7,7 +7,7 @@ from typing import Any
 
 import xgrammar
 
-from app.engine.whitespace import bounded
+from app.engine.json_whitespace import bounded
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -1,5 +1,8 @@
-"""Nulls: of requests, where they mean that a field is not given, and of answers, which have only
-those that OpenAI's schema of chat and completions has."""
+"""Null fields of requests and answers.
+
+In a request a null means that the field is not given. An answer has only those nulls that OpenAI's
+schemas of chat and completions have.
+"""
 
 from __future__ import annotations
 

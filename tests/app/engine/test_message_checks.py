@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.engine import conversation
+from app.engine import message_checks
 from app.errors import ApiError
 
 USER = {"role": "user", "content": "hi"}
@@ -49,12 +49,12 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 )
 def test_bad_messages_name_their_place(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        conversation.check_messages(messages)
+        message_checks.check_messages(messages)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_legal_messages_pass() -> None:
-    conversation.check_messages(
+    message_checks.check_messages(
         [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -78,7 +78,7 @@ def test_legal_messages_pass() -> None:
 )
 def test_tools_must_name_a_function(tool: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        conversation.check_tools({"tools": [tool]})
+        message_checks.check_tools({"tools": [tool]})
     assert caught.value.param == param
 
 
@@ -101,10 +101,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 )
 def test_a_text_model_is_given_text_only(items: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        conversation.check_media(items, "m")
+        message_checks.check_media(items, "m")
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("items", [None, "x", [USER], [5], [{"type": ["image"]}], [{"content": 5}]])
 def test_text_and_what_is_no_message_pass(items: Any) -> None:
-    conversation.check_media(items, "m")
+    message_checks.check_media(items, "m")

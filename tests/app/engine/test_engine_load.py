@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.admission.controller import AdmissionController
-from app.engine.load import STALE_S, Load
+from app.engine.engine_load import STALE_S, EngineLoad
 from app.settings import load as load_settings
 
 
@@ -15,7 +15,7 @@ class Clock:
 
 
 def test_figures_of_several_schedulers() -> None:
-    load = Load(clock=Clock())
+    load = EngineLoad(clock=Clock())
     load.update(0, running=3, queued=1, deferred=2, kv_usage=0.2)
     load.update(1, running=1, queued=4, deferred=0, kv_usage=0.7)
     assert (load.waiting, load.queued, load.kv_usage) == (7, 5, 0.7)
@@ -26,7 +26,7 @@ def test_figures_of_several_schedulers() -> None:
 def test_an_engine_that_says_nothing_any_more_has_nothing_to_do() -> None:
     """The last figures before it fell idle must not hold requests back for ever."""
     clock = Clock()
-    load = Load(clock=clock)
+    load = EngineLoad(clock=clock)
     load.update(0, running=3, queued=9, deferred=0, kv_usage=1.0)
     clock.now += STALE_S + 0.1
     assert (load.queued, load.kv_usage) == (0, 0.0)
@@ -34,7 +34,7 @@ def test_an_engine_that_says_nothing_any_more_has_nothing_to_do() -> None:
 
 
 def test_what_makes_the_engine_saturated() -> None:
-    load = Load(capacity=8)
+    load = EngineLoad(capacity=8)
     queue = AdmissionController(load_settings({"max_kv_usage": "0.9"}, {}), load).queue
     assert queue.slots() == 9
     for queued, deferred, kv_usage, saturated in (
@@ -50,6 +50,6 @@ def test_what_makes_the_engine_saturated() -> None:
 
 def test_every_step_calls_on_step() -> None:
     seen: list[int] = []
-    load = Load(on_step=lambda: seen.append(1))
+    load = EngineLoad(on_step=lambda: seen.append(1))
     load.update(0, 1, 0, 0, 0.1)
     assert seen == [1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-from app.engine import strict
+from app.engine import field_checks
 from app.engine.protocol import ChatRequest, TextRequest
 from app.errors import ApiError
 from app.settings import LimitSettings
@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "hi"}
 @pytest.mark.parametrize("value", ["5", True, 5.5, [5], {"a": 5}])
 def test_a_number_must_be_a_number(value: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        strict.check_scalars({"max_tokens": value}, ChatRequest)
+        field_checks.check_scalars({"max_tokens": value}, ChatRequest)
     assert caught.value.param == "max_tokens"
 
 
@@ -26,12 +26,12 @@ def test_a_number_must_be_a_number(value: Any) -> None:
 @pytest.mark.parametrize("value", ["0.5", True, [0.5]])
 def test_a_float_must_be_a_number(field: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        strict.check_scalars({field: value}, TextRequest)
+        field_checks.check_scalars({field: value}, TextRequest)
     assert caught.value.param == field
 
 
 def test_numbers_nulls_and_whole_floats_pass() -> None:
-    strict.check_scalars(
+    field_checks.check_scalars(
         {"temperature": 1, "max_tokens": None, "n": 2, "stream": True}, ChatRequest
     )
 
@@ -49,28 +49,30 @@ def test_numbers_nulls_and_whole_floats_pass() -> None:
 def test_a_list_must_be_a_list_and_an_object_an_object(model: Any, field: str, value: Any) -> None:
     """The models of vLLM take the length of some before they know what it is."""
     with pytest.raises(ApiError) as caught:
-        strict.check_containers({field: value}, model)
+        field_checks.check_containers({field: value}, model)
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
 def test_containers_nulls_and_fields_of_several_kinds_pass() -> None:
-    strict.check_containers({"prompt": "a", "stop": "a", "logit_bias": None}, TextRequest)
-    strict.check_containers({"prompt": ["a"], "stop": ["a"], "logit_bias": {"5": 1}}, TextRequest)
-    strict.check_containers({"input": "a", "tools": []}, ResponsesRequest)
+    field_checks.check_containers({"prompt": "a", "stop": "a", "logit_bias": None}, TextRequest)
+    field_checks.check_containers(
+        {"prompt": ["a"], "stop": ["a"], "logit_bias": {"5": 1}}, TextRequest
+    )
+    field_checks.check_containers({"input": "a", "tools": []}, ResponsesRequest)
 
 
 def test_unknown_fields_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="tempurature") as caught:
-        strict.check_fields({"tempurature": 1}, ChatRequest, "chat")
+        field_checks.check_fields({"tempurature": 1}, ChatRequest, "chat")
     assert caught.value.param == "tempurature"
 
 
 def test_fields_without_effect_are_dropped_and_checked() -> None:
     payload = {"store": True, "metadata": {"a": "b"}, "temperature": 1}
-    strict.check_fields(payload, ChatRequest, "chat")
+    field_checks.check_fields(payload, ChatRequest, "chat")
     assert payload == {"temperature": 1}
     with pytest.raises(ApiError) as caught:
-        strict.check_fields({"metadata": 5}, ChatRequest, "chat")
+        field_checks.check_fields({"metadata": 5}, ChatRequest, "chat")
     assert caught.value.param == "metadata"
 
 
@@ -81,9 +83,9 @@ def test_fields_without_effect_are_dropped_and_checked() -> None:
 def test_what_cannot_be_honoured_is_refused_not_ignored(
     field: str, harmless: Any, refused: Any
 ) -> None:
-    strict.check_fields({field: harmless}, TextRequest, "completions")
+    field_checks.check_fields({field: harmless}, TextRequest, "completions")
     with pytest.raises(ApiError) as caught:
-        strict.check_fields({field: refused}, TextRequest, "completions")
+        field_checks.check_fields({field: refused}, TextRequest, "completions")
     assert caught.value.param == field
 
 
@@ -114,15 +116,15 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
 )
 def test_bounds(payload: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        strict.check_generation(payload, "chat", LimitSettings())
+        field_checks.check_generation(payload, "chat", LimitSettings())
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_limit_beyond_the_models_context_is_named(name: str) -> None:
-    strict.check_generation({name: 512}, "chat", LimitSettings(), context=512)
+    field_checks.check_generation({name: 512}, "chat", LimitSettings(), context=512)
     with pytest.raises(ApiError, match=r"513.*512") as caught:
-        strict.check_generation({name: 513}, "chat", LimitSettings(), context=512)
+        field_checks.check_generation({name: 513}, "chat", LimitSettings(), context=512)
     assert (caught.value.param, caught.value.code) == (name, "invalid_value")
 
 
@@ -141,13 +143,15 @@ def test_many_greedy_choices_are_allowed() -> None:
     ],
 )
 def test_what_is_within_bounds_passes(payload: dict[str, Any]) -> None:
-    strict.check_generation(payload, "completions", LimitSettings())
+    field_checks.check_generation(payload, "completions", LimitSettings())
 
 
 def test_an_echo_alone_needs_no_output() -> None:
-    strict.check_generation({"max_tokens": 0, "echo": True}, "completions", LimitSettings())
+    field_checks.check_generation({"max_tokens": 0, "echo": True}, "completions", LimitSettings())
     with pytest.raises(ApiError):
-        strict.check_generation({"max_tokens": 0, "echo": False}, "completions", LimitSettings())
+        field_checks.check_generation(
+            {"max_tokens": 0, "echo": False}, "completions", LimitSettings()
+        )
     request = TextRequest.model_validate({"prompt": "a", "max_tokens": 0, "echo": True})
     assert request.to_sampling_params(16, {}).max_tokens == 0
     spoken = TextRequest.model_validate({"prompt": "a", "max_tokens": 3, "echo": True})
@@ -157,17 +161,17 @@ def test_an_echo_alone_needs_no_output() -> None:
 @pytest.mark.parametrize("prompt", [[10], [1, 10], [-1], [[1], [10]], [[1], [2, -1]]])
 def test_tokens_outside_of_the_vocabulary(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        strict.check_token_ids({"prompt": prompt}, "prompt", vocabulary=10)
+        field_checks.check_token_ids({"prompt": prompt}, "prompt", vocabulary=10)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
 @pytest.mark.parametrize("prompt", [[0, 9], [[0], [9]], ["text"], "text", [], [1.5], None])
 def test_tokens_and_what_is_no_token_pass(prompt: Any) -> None:
-    strict.check_token_ids({"prompt": prompt}, "prompt", vocabulary=10)
+    field_checks.check_token_ids({"prompt": prompt}, "prompt", vocabulary=10)
 
 
 def test_more_token_ids_than_the_context_holds() -> None:
-    strict.check_token_count([1] * 10, "tokens", 10)
+    field_checks.check_token_count([1] * 10, "tokens", 10)
     with pytest.raises(ApiError) as caught:
-        strict.check_token_count([1] * 11, "tokens", 10)
+        field_checks.check_token_count([1] * 11, "tokens", 10)
     assert (caught.value.param, caught.value.code) == ("tokens", "context_length_exceeded")

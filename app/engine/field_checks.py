@@ -1,4 +1,4 @@
-"""What vLLM's request models let through and OpenAI's API refuses.
+"""Checks of request fields that vLLM's models let through and OpenAI's API refuses.
 
 vLLM accepts unknown fields, unknown roles, messages without content, and numbers given as
 text; each of them hides a client's mistake. The checks here run on the raw JSON before

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine.heap import settle
+from app.engine.freeze_gc import freeze_gc
 
 
 class Node:
@@ -25,7 +25,7 @@ def thawed() -> Iterator[None]:
 def test_a_full_collection_leaves_out_what_was_there_before() -> None:
     old = Node()
     before = gc.get_freeze_count()
-    settle()
+    freeze_gc()
     assert gc.get_freeze_count() > before
     assert not any(thing is old for thing in gc.get_objects())
     young = Node()
@@ -35,9 +35,9 @@ def test_a_full_collection_leaves_out_what_was_there_before() -> None:
 def test_what_an_engine_leaves_behind_is_gone_with_the_next() -> None:
     gone = Node()
     ended = weakref.ref(gone)
-    settle()
+    freeze_gc()
     del gone
     gc.collect()
     assert ended() is not None
-    settle()
+    freeze_gc()
     assert ended() is None

@@ -1,4 +1,4 @@
-"""Evidence that the target computes numbers and the head drafts: readiness depends on it.
+"""Readiness checks: the target computes finite numbers, and the head drafts.
 
 vLLM only logs a plugin or a drafter that falls away, and then decodes plainly. It serves damaged
 weights as if they were whole: empty texts, and drafts of which none is accepted. A gateway must
@@ -33,7 +33,7 @@ STATS_TIMEOUT_S = 10.0
 
 
 class Drafts(Protocol):
-    """Where the counts of drafts so far come from (app/engine/steps.py)."""
+    """Counts of drafts so far (app/engine/steps.py)."""
 
     draft_tokens: int
     first_drafts: FirstDrafts
@@ -42,7 +42,7 @@ class Drafts(Protocol):
 def check_reports(
     settings: Settings, reports: list[dict[str, Any] | None]
 ) -> dict[str, Any] | None:
-    """Compare every worker's account with what was asked for; returns the first account.
+    """Compare every worker's report with the settings; returns the first report.
 
     Raises StartupError naming what is wrong.
     """
@@ -71,8 +71,8 @@ def check_reports(
 
 
 async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
-    """Run the warm-up requests. Logits that are not finite are a StartupError."""
-    from app.engine.failures import NonFiniteError
+    """Run the warm-up requests. Raises StartupError for logits that are not finite."""
+    from app.engine.vllm_errors import NonFiniteError
 
     try:
         await warm_up
@@ -84,7 +84,7 @@ async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
 
 
 async def check_drafts(settings: Settings, drafts: Drafts) -> int:
-    """After the warm-up requests: how many tokens were drafted. Zero is a StartupError."""
+    """Number of tokens drafted in the warm-up requests. Raises StartupError for zero."""
     if not settings.speculates:
         return 0
     deadline = asyncio.get_running_loop().time() + STATS_TIMEOUT_S
@@ -96,7 +96,7 @@ async def check_drafts(settings: Settings, drafts: Drafts) -> int:
 
 
 def check_acceptance(settings: Settings, drafts: Drafts) -> None:
-    """After the warm-up requests: warn of a head whose drafts are hardly accepted.
+    """Warn of a head whose drafts were hardly accepted in the warm-up requests.
 
     A warning only: every draft is verified, so that answers are right whatever the head drafts.
     """

@@ -1,6 +1,6 @@
-"""Bounds on how much a request may hold: lists, schemas, grammars, URLs. No vllm import.
+"""Size limits of a request: lists, schemas, grammars, URLs. No vllm import.
 
-A schema within its bounds is parsed in a third of a second (xgrammar, 64 KiB, depth 64) and
+A schema within its limits is parsed in a third of a second (xgrammar, 64 KiB, depth 64) and
 compiled in half of one; without them, 300 nested objects take 15 s of the event loop, and 1,500
 properties 20 s of the engine's compiler, which every other constrained request waits for.
 """
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.engine.conversation import MEDIA
-from app.engine.strict import invalid
+from app.engine.field_checks import invalid
+from app.engine.message_checks import MEDIA
 from app.errors import shorten
 from app.json_structure import at_most
 from app.settings import LimitSettings

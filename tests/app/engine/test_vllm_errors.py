@@ -9,8 +9,8 @@ from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidatio
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from app.engine.failures import ConstraintError, from_exception, from_parsing, from_response
 from app.engine.protocol import ChatRequest, TextRequest
+from app.engine.vllm_errors import ConstraintError, from_exception, from_parsing, from_response
 from app.errors import ApiError
 
 

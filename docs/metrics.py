@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 
 from app import metrics
-from deploy.grafana.asked import queries
+from deploy.grafana.dashboard_queries import queries
 
 PAGE = Path(__file__).with_name("metrics.md")
 RULES = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "rules"
@@ -63,7 +63,7 @@ def _ours() -> list[str]:
 
 
 def _theirs() -> list[str]:
-    texts = [asked.expr for asked in queries()]
+    texts = [query.expr for query in queries()]
     texts += [file.read_text("utf-8") for file in RULES.glob("*.yml")]
     names = {name for text in texts for name in re.findall(r"\bvllm:\w+", text)}
     # A histogram's parts are one metric.

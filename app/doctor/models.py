@@ -114,13 +114,13 @@ def check_head(
     taps = _taps(config) or f"vLLM's default layers {list(_default_taps(text))}"
     detail = f"{KINDS[kind]}, {config.get('num_hidden_layers')} layers, taps {taps}, K {k}"
     trained_k = head.trained_k or trained_k
-    doubts = _doubts(head, target, max_model_len, dtype)
+    warnings = _warnings(head, target, max_model_len, dtype)
     if trained_k is not None and k > trained_k:
-        doubts[f"K {k} is over the {trained_k} that it was trained for"] = (
+        warnings[f"K {k} is over the {trained_k} that it was trained for"] = (
             f"--k {trained_k}: later positions are rarely accepted"
         )
-    if doubts:
-        return warn("head", f"{detail}; {'; '.join(doubts)}", "; ".join(doubts.values()))
+    if warnings:
+        return warn("head", f"{detail}; {'; '.join(warnings)}", "; ".join(warnings.values()))
     return ok("head", detail)
 
 
@@ -196,29 +196,29 @@ def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any], kind: Method) ->
     return problems
 
 
-def _doubts(
+def _warnings(
     head: Checkpoint, target: Checkpoint, max_model_len: int | None, dtype: str
 ) -> dict[str, str]:
-    """What works, though not as it could -> what to do about it."""
+    """Problems with which the head still works -> their remedies."""
     config, text = head.text(), target.text()
-    doubts: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     longest, wanted = config.get("max_position_embeddings"), max_model_len
     wanted = wanted or text.get("max_position_embeddings")
     if longest and wanted and longest < wanted:
-        doubts[f"it knows {longest} positions, requests may have {wanted}"] = (
+        warnings[f"it knows {longest} positions, requests may have {wanted}"] = (
             f"--max-model-len {longest}, or a head for long contexts"
         )
     stored = config.get("dtype") or config.get("torch_dtype")
     served = (text.get("dtype") or text.get("torch_dtype")) if dtype == "auto" else dtype
     if stored and served and {stored, served} == {"float16", "bfloat16"}:
-        doubts[f"stored in {stored}, served in {served}"] = (
+        warnings[f"stored in {stored}, served in {served}"] = (
             f"--dtype {stored}, or accept fewer drafts: the two round differently"
         )
     made_for = _made_for(head.config)
     name = Path(target.folder).name
     if made_for and Path(made_for).name != name and not Path(target.folder).is_dir():
-        doubts[f"it names {made_for} as its target"] = "expect lower acceptance on another model"
-    return doubts
+        warnings[f"it names {made_for} as its target"] = "expect lower acceptance on another model"
+    return warnings
 
 
 def _made_for(config: Mapping[str, Any]) -> str | None:

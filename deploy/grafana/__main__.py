@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from deploy.grafana import gateway, speculation
-from deploy.grafana.asked import FOLDER
+from deploy.grafana.dashboard_queries import FOLDER
 
 
 def rendered() -> dict[str, str]:

@@ -53,13 +53,13 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "First token, 95%",
-            "95% of requests had their first token within this time, from the gate on.",
+            "95% of requests had their first token within this time, from admission on.",
             Query(f"histogram_quantile(0.95, {ttft})", "p95"),
             unit="s",
         ),
         number(
             "Waiting",
-            "Requests at the gate and in the engine's queue.",
+            "Requests in the admission queue and in the engine's.",
             Query(
                 f"sum(aerie_gate_waiting{{{OURS}}}) + sum(vllm:num_requests_waiting{{{VLLM}}})",
                 "requests",
@@ -137,7 +137,7 @@ def _latency() -> tuple[str, list[Any]]:
     return "Latency", [
         lines(
             "Time to first token",
-            "From the gate on: the engine's queue and the prompt. The alert's objective is 2.5 s.",
+            "From admission on: the engine's queue and the prompt. The alert's objective is 2.5 s.",
             quantiles("vllm:time_to_first_token_seconds"),
             unit="s",
             width=8,
@@ -151,7 +151,7 @@ def _latency() -> tuple[str, list[Any]]:
         ),
         lines(
             "Whole request",
-            "From the gate to the last token.",
+            "From admission to the last token.",
             quantiles("vllm:e2e_request_latency_seconds"),
             unit="s",
             width=8,
@@ -166,21 +166,21 @@ def _queue() -> tuple[str, list[Any]]:
     return "Queue and engine", [
         lines(
             "Running and waiting",
-            "At the gate wait requests, in the engine sequences: `n` of a request are as many.",
+            "Requests wait for admission, sequences in the engine: `n` of a request are as many.",
             [
                 Query(f"sum(vllm:num_requests_running{{{VLLM}}})", "running"),
                 Query(f"sum(vllm:num_requests_waiting{{{VLLM}}})", "waiting in the engine"),
-                Query(f"sum(aerie_gate_waiting{{{OURS}}})", "waiting at the gate"),
-                Query(f"sum(aerie_gate_running{{{OURS}}})", "let in by the gate"),
+                Query(f"sum(aerie_gate_waiting{{{OURS}}})", "waiting for admission"),
+                Query(f"sum(aerie_gate_running{{{OURS}}})", "admitted"),
             ],
         ),
         lines(
             "Time in queues",
-            "95% of requests waited less: at the gate, then in the engine.",
+            "95% of requests waited less: for admission, then in the engine.",
             [
                 Query(
                     f"histogram_quantile(0.95, {rate('aerie_gate_wait_seconds_bucket', 'le')})",
-                    "gate, p95",
+                    "admission, p95",
                 ),
                 Query(
                     "histogram_quantile(0.95, "

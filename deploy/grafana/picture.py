@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from deploy.grafana.asked import FOLDER, Asked, panels
+from deploy.grafana.dashboard_queries import FOLDER, DashboardQuery, panels
 
 COLUMN, ROW = 0.68, 0.33  # inches of one cell of Grafana's grid of 24 columns
 WINDOW = "20s"  # of rates: four scrapes of five seconds
@@ -70,17 +70,17 @@ def _name(legend: str, labels: dict[str, str]) -> str:
     return legend
 
 
-def _queries(panel: dict[str, Any]) -> list[Asked]:
+def _queries(panel: dict[str, Any]) -> list[DashboardQuery]:
     unit = panel["fieldConfig"]["defaults"].get("unit", "short")
     return [
-        Asked("", panel["title"], panel["type"], unit, t["legendFormat"], t["expr"])
+        DashboardQuery("", panel["title"], panel["type"], unit, t["legendFormat"], t["expr"])
         for t in panel["targets"]
     ]
 
 
-def _lines(axes: Axes, span: Span, asked: list[Asked]) -> None:
-    factor, suffix = UNITS[asked[0].unit]
-    for query in asked:
+def _lines(axes: Axes, span: Span, queries: list[DashboardQuery]) -> None:
+    factor, suffix = UNITS[queries[0].unit]
+    for query in queries:
         for labels, minutes, values in span.series(query.filled(WINDOW)):
             axes.plot(minutes, values * factor, label=_name(query.legend, labels), lw=1.2)
     axes.set_xlim(0, (span.end - span.start) / 60)
@@ -91,8 +91,8 @@ def _lines(axes: Axes, span: Span, asked: list[Asked]) -> None:
         axes.legend(fontsize=6, ncols=3, loc="upper right", framealpha=0.6)
 
 
-def _number_now(axes: Axes, span: Span, asked: list[Asked]) -> None:
-    [query] = asked
+def _number_now(axes: Axes, span: Span, queries: list[DashboardQuery]) -> None:
+    [query] = queries
     factor, suffix = UNITS[query.unit]
     axes.set_axis_off()
     shown = span.series(query.filled(WINDOW))
@@ -101,8 +101,8 @@ def _number_now(axes: Axes, span: Span, asked: list[Asked]) -> None:
     axes.text(0.5, 0.45, text, fontsize=20, ha="center", va="center", color="#1f60c4")
 
 
-def _bars(axes: Axes, span: Span, asked: list[Asked]) -> None:
-    [query] = asked
+def _bars(axes: Axes, span: Span, queries: list[DashboardQuery]) -> None:
+    [query] = queries
     factor, suffix = UNITS[query.unit]
     shown = span.series(query.filled(WINDOW))
     names = [_name(query.legend, labels) for labels, _, _ in shown]
@@ -114,8 +114,8 @@ def _bars(axes: Axes, span: Span, asked: list[Asked]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{suffix}")
 
 
-def _heat(axes: Axes, span: Span, asked: list[Asked]) -> None:
-    [query] = asked
+def _heat(axes: Axes, span: Span, queries: list[DashboardQuery]) -> None:
+    [query] = queries
     factor, suffix = UNITS[query.unit]
     shown = span.series(query.filled(WINDOW))
     if not shown:
@@ -134,21 +134,21 @@ def _heat(axes: Axes, span: Span, asked: list[Asked]) -> None:
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}{suffix}")
 
 
-def _cloud(axes: Axes, span: Span, asked: list[Asked]) -> None:
-    across, up = (dict(_points(span, query)) for query in asked)
+def _cloud(axes: Axes, span: Span, queries: list[DashboardQuery]) -> None:
+    across, up = (dict(_points(span, query)) for query in queries)
     both = sorted(set(across) & set(up))
     axes.scatter([across[t] for t in both], [up[t] for t in both], s=8, alpha=0.5)
-    axes.set_xlabel(asked[0].legend, fontsize=7)
-    axes.set_ylabel(asked[1].legend, fontsize=7)
+    axes.set_xlabel(queries[0].legend, fontsize=7)
+    axes.set_ylabel(queries[1].legend, fontsize=7)
     axes.grid(alpha=0.25)
 
 
-def _points(span: Span, query: Asked) -> list[tuple[float, float]]:
+def _points(span: Span, query: DashboardQuery) -> list[tuple[float, float]]:
     [(_, minutes, values)] = span.series(query.filled(WINDOW)) or [({}, np.empty(0), np.empty(0))]
     return [(m, v) for m, v in zip(minutes, values, strict=True) if math.isfinite(v)]
 
 
-DRAW: dict[str, Callable[[Axes, Span, list[Asked]], None]] = {
+DRAW: dict[str, Callable[[Axes, Span, list[DashboardQuery]], None]] = {
     "timeseries": _lines,
     "stat": _number_now,
     "bargauge": _bars,

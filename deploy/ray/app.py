@@ -192,7 +192,7 @@ def build(arguments: dict[str, Any]) -> Any:
     checked = Arguments.model_validate(arguments)
     options: dict[str, Any] = {
         "name": "gateway",
-        # Beyond that Ray queues; the gateway's own gate refuses with 429 before it is reached.
+        # Beyond that Ray queues; the gateway's own admission queue rejects with 429 before that.
         "max_ongoing_requests": 1000,
         "health_check_period_s": 5,
         "health_check_timeout_s": HEALTH_TIMEOUT_S + 5,

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.grafana.__main__ import rendered
-from deploy.grafana.asked import FOLDER
+from deploy.grafana.dashboard_queries import FOLDER
 
 PROVISIONING = FOLDER.parents[1]
 COMPOSE = Path(__file__).resolve().parents[2] / "docker-compose.yml"

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.grafana.asked import Asked, queries
+from deploy.grafana.dashboard_queries import DashboardQuery, queries
 from deploy.grafana.picture import Span, picture
 from docs.metrics import exported as declared
 
@@ -26,7 +26,7 @@ from .gateway import MODEL, Gateway
 from .prometheus import RULES, Prometheus, scraping
 from .prompts import PROMPTS
 
-ASKED = list(queries())
+QUERIES = list(queries())
 RECORDED: list[tuple[str, str]] = []  # name, expression; an alert's name has no colon
 for file in sorted(RULES.glob("*.yml")):
     for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
@@ -74,7 +74,9 @@ def exported(http: httpx.Client) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "expr"), [(str(asked), asked.expr) for asked in ASKED] + RECORDED)
+@pytest.mark.parametrize(
+    ("name", "expr"), [(str(query), query.expr) for query in QUERIES] + RECORDED
+)
 def test_metrics_and_labels_exist(exported: dict[str, set[str]], name: str, expr: str) -> None:
     recorded = {name for name, _ in RECORDED}
     used = {n: labels for n, labels in named(expr).items() if n not in recorded}
@@ -154,9 +156,9 @@ def shout(url: str) -> None:
         assert b" 431 " in connection.recv(100)
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_panel_shows_what_happened(load: Load, asked: Asked) -> None:
-    expr = asked.filled(WINDOW)
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+def test_a_panel_shows_what_happened(load: Load, query: DashboardQuery) -> None:
+    expr = query.filled(WINDOW)
     shown = load.prometheus.ask(
         "query_range",
         query=expr,
@@ -169,7 +171,7 @@ def test_a_panel_shows_what_happened(load: Load, asked: Asked) -> None:
         assert [n for n in numbers if math.isfinite(n)], "the panel is empty"
     last = load.prometheus.values(expr, load.ended)
     # A quantile of no requests is not a number, and Grafana leaves it out.
-    assert all(math.isnan(n) or 0 <= n <= MOST.get(asked.unit, math.inf) for n in last), last
+    assert all(math.isnan(n) or 0 <= n <= MOST.get(query.unit, math.inf) for n in last), last
     assert not [n for n in numbers if math.isinf(n) or n < 0]
 
 
@@ -209,7 +211,7 @@ def test_no_rule_fails(load: Load) -> None:
             assert load.prometheus.values(name, load.ended), f"{name} has no series"
 
 
-@pytest.mark.parametrize("name", sorted({asked.dashboard for asked in ASKED}))
+@pytest.mark.parametrize("name", sorted({query.dashboard for query in QUERIES}))
 def test_a_dashboard_can_be_drawn(load: Load, name: str, tmp_path: Path) -> None:
     """docs/images without a Grafana: every kind of panel has its way of drawing."""
     file = tmp_path / f"{name}.png"

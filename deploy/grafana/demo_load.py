@@ -1,4 +1,4 @@
-"""A load that comes and goes, for looking at the dashboards: python -m deploy.grafana.tide URL"""
+"""Demo load for the dashboards, in phases: python -m deploy.grafana.demo_load URL"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import httpx
 
-# Requests at once, and for how many seconds.
-TIDE: Sequence[tuple[int, float]] = ((1, 40), (4, 30), (16, 40), (40, 50), (8, 30), (1, 40))
+# Phases of the load: concurrent requests, seconds.
+PHASES: Sequence[tuple[int, float]] = ((1, 40), (4, 30), (16, 40), (40, 50), (8, 30), (1, 40))
 TOKENS = (48, 160, 96, 240)
 PROMPTS = (
     "def read_config(path):\n",
@@ -23,8 +23,8 @@ PROMPTS = (
 TIMEOUT_S = 120.0
 
 
-async def tide(url: str, scale: float = 1.0) -> int:
-    """Send the load; returns how many requests were answered with 200. `scale` stretches time."""
+async def send_load(url: str, scale: float = 1.0) -> int:
+    """Send the load, its phases stretched by `scale`; returns the number of responses with 200."""
     answered = 0
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
@@ -45,19 +45,19 @@ async def tide(url: str, scale: float = 1.0) -> int:
                 if response.status_code == 429:
                     await asyncio.sleep(1)
 
-        for at_once, seconds in TIDE:
+        for concurrency, seconds in PHASES:
             until = time.monotonic() + seconds * scale
-            await asyncio.gather(*(client(until) for _ in range(at_once)))
+            await asyncio.gather(*(client(until) for _ in range(concurrency)))
     return answered
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.grafana.tide", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deploy.grafana.demo_load", description=__doc__)
     parser.add_argument("url", help="the gateway, as http://127.0.0.1:8000")
     parser.add_argument("--scale", type=float, default=1.0, help="stretch the time [1.0]")
     options = parser.parse_args()
-    print(f"{asyncio.run(tide(options.url, options.scale))} requests answered")
+    print(f"{asyncio.run(send_load(options.url, options.scale))} requests answered")
 
 
 if __name__ == "__main__":

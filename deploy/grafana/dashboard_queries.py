@@ -1,4 +1,4 @@
-"""What the dashboards ask Prometheus, read from the JSON that Grafana reads."""
+"""The dashboards' queries to Prometheus, read from the JSON that Grafana reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FOLDER = Path(__file__).resolve().parent / "provisioning" / "dashboards" / "json
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One query of one panel."""
+class DashboardQuery:
+    """A query of a panel of a dashboard."""
 
     dashboard: str
     panel: str
@@ -37,13 +37,13 @@ def panels(name: str, headings: bool = False) -> list[dict[str, Any]]:
     return [panel for panel in document["panels"] if (panel["type"] == "row") == headings]
 
 
-def queries() -> Iterator[Asked]:
+def queries() -> Iterator[DashboardQuery]:
     """Every query of every dashboard."""
     for file in sorted(FOLDER.glob("*.json")):
         for panel in panels(file.stem):
             unit = panel["fieldConfig"]["defaults"].get("unit", "")
             for target in panel["targets"]:
-                yield Asked(
+                yield DashboardQuery(
                     file.stem,
                     panel["title"],
                     panel["type"],

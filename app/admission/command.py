@@ -58,8 +58,8 @@ def _list(path: Path) -> None:
 
 
 def _limits(tenant: Tenant) -> str:
-    given = tenant.model_dump(exclude={"name"}, exclude_defaults=True)
-    return " ".join(f"{name}={value}" for name, value in given.items()) or "unlimited"
+    limits = tenant.model_dump(exclude={"name"}, exclude_defaults=True)
+    return " ".join(f"{name}={value}" for name, value in limits.items()) or "unlimited"
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -102,8 +102,8 @@ class Keyring:
         if not 0 < len(secret) <= MAX_KEY_LENGTH:
             return None
         digest = digest_of(secret)
-        known, identity = self._identities.get(digest, ("", None))
-        return identity if hmac.compare_digest(known.encode(), digest.encode()) else None
+        stored, identity = self._identities.get(digest, ("", None))
+        return identity if hmac.compare_digest(stored.encode(), digest.encode()) else None
 
 
 def digest_of(secret: bytes) -> str:

@@ -57,10 +57,10 @@ def decoder_for(headers: Sequence[str]) -> Decoder | None:
     if not names:
         return None
     if len(names) > 1 or names[0] not in _WBITS:
-        given = shorten(", ".join(names))
+        encodings = shorten(", ".join(names))
         raise ApiError(
             415,
-            f"Unsupported Content-Encoding '{given}': send the body as it is, or encoded once "
+            f"Unsupported Content-Encoding '{encodings}': send the body as it is, or encoded once "
             f"with one of {', '.join(ACCEPTED)}.",
             headers={"Accept-Encoding": ", ".join(ACCEPTED)},
         )

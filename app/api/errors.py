@@ -60,7 +60,7 @@ def body(request: Request, error: ApiError) -> dict[str, Any]:
         return error.envelope()
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, default)
-    found: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+    content: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
     if (request_id := id_headers(request.scope).get(HEADER)) is not None:
-        found["request_id"] = request_id
-    return found
+        content["request_id"] = request_id
+    return content

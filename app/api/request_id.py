@@ -30,8 +30,8 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if _HARMLESS.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        client_id = Headers(scope=scope).get(HEADER, "")
+        request_id = client_id if _HARMLESS.fullmatch(client_id) else f"req_{uuid.uuid4().hex}"
         scope[_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:

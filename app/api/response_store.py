@@ -37,19 +37,19 @@ class ResponseStore:
         self.limit_bytes = limit_bytes
         self.ttl_s = ttl_s
         self._clock = clock
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantResponses] = {}
 
     def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
         """Keep a response; False if it is larger than all that a tenant may keep."""
         data = json.dumps({"input": stored.input, "response": stored.response}).encode()
         if len(data) > self.limit_bytes:
             return False
-        kept = self._current(tenant, create=True)
+        history = self._current(tenant, create=True)
         items = stored.response.get("output", ())
         ids = tuple(item["id"] for item in items if isinstance(item.get("id"), str))
-        kept.add(response_id, _Entry(data, self._clock() + self.ttl_s, ids))
-        while kept.size > self.limit_bytes:
-            kept.remove(next(iter(kept.entries)))
+        history.add(response_id, _Entry(data, self._clock() + self.ttl_s, ids))
+        while history.size > self.limit_bytes:
+            history.remove(next(iter(history.entries)))
         return True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -68,23 +68,25 @@ class ResponseStore:
         """Forget a response; False if there is none."""
         return self._current(tenant).remove(response_id)
 
-    def _current(self, tenant: str, *, create: bool = False) -> _Tenant:
-        """What a tenant has, without what has expired: entries expire in the order they came."""
-        kept = self._tenants.get(tenant)
-        if kept is None:
-            kept = _Tenant()
+    def _current(self, tenant: str, *, create: bool = False) -> _TenantResponses:
+        """Unexpired responses of a tenant; they expire in the order in which they came."""
+        history = self._tenants.get(tenant)
+        if history is None:
+            history = _TenantResponses()
             if create:
-                self._tenants[tenant] = kept
-            return kept
+                self._tenants[tenant] = history
+            return history
         now = self._clock()
-        while kept.entries and (first := next(iter(kept.entries.items())))[1].expires_at <= now:
-            kept.remove(first[0])
-        if not kept.entries and not create:
+        while (
+            history.entries and (first := next(iter(history.entries.items())))[1].expires_at <= now
+        ):
+            history.remove(first[0])
+        if not history.entries and not create:
             del self._tenants[tenant]
-        return kept
+        return history
 
 
-class _Tenant:
+class _TenantResponses:
     """The entries of one tenant, oldest first."""
 
     def __init__(self) -> None:

@@ -70,16 +70,16 @@ class Turn:
 def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
     """The request with the turns that it refers to. Raises ApiError 400 naming what is not kept
     here. Fields of a wrong type are left to the checks of all fields."""
-    wanted = payload.get("store") is not False and store.limit_bytes > 0
+    keep = payload.get("store") is not False and store.limit_bytes > 0
     previous = payload.get("previous_response_id")
     items = payload.get("input")
     earlier: list[Item] = []
     changed: dict[str, Any] = {}
     if isinstance(previous, str) and items is not None:
-        found = store.get(tenant, previous)
-        if found is None:
+        stored = store.get(tenant, previous)
+        if stored is None:
             raise _missing("response", previous, "previous_response_id", store)
-        earlier = [*found.input, *found.response["output"]]
+        earlier = [*stored.input, *stored.response["output"]]
         changed = {"previous_response_id": None, "input": [*earlier, *_items(items)]}
     elif isinstance(items, list) and any(_reference(item) for item in items):
         changed = {"input": items}
@@ -98,7 +98,7 @@ def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
         tenant,
         {**payload, **changed},
         previous if isinstance(previous, str) else None,
-        wanted,
+        keep,
         len(json.dumps(earlier)) if earlier else 0,
     )
 

@@ -57,8 +57,8 @@ def _routed(attributes: str) -> str | None:
         if name.strip() != "route":
             continue
         if path.strip() not in OPERATIONS:
-            known = ", ".join(OPERATIONS)
-            raise ApiError(400, f"{ATTRIBUTES}: route must be one of {known}.", param="route")
+            paths = ", ".join(OPERATIONS)
+            raise ApiError(400, f"{ATTRIBUTES}: route must be one of {paths}.", param="route")
         return OPERATIONS[path.strip()]
     return None
 

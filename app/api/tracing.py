@@ -83,9 +83,9 @@ class TracingMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        parent = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         with self._tracer.start_as_current_span(
-            self._name(scope), _W3C.extract(given), SpanKind.SERVER
+            self._name(scope), _W3C.extract(parent), SpanKind.SERVER
         ) as span:
             carried: dict[str, str] = {}
             _W3C.inject(carried)
@@ -129,5 +129,5 @@ class TracingMiddleware:
 
 def _method(scope: Scope) -> str:
     """The HTTP method, `_OTHER` for one that a client made up."""
-    known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-    return scope["method"] if scope["method"] in known else "_OTHER"
+    methods = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+    return scope["method"] if scope["method"] in methods else "_OTHER"

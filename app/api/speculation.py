@@ -37,7 +37,7 @@ async def state(request: Request) -> dict[str, Any]:
     engine: Engine = request.app.state.engine
     if not engine.settings.speculates:
         return {"enabled": False}
-    return {"enabled": True, **await _in_time(engine.steered().state())}
+    return {"enabled": True, **await _in_time(engine.running_speculation().state())}
 
 
 @router.patch(PATH, dependencies=[Depends(admin_only)])
@@ -51,7 +51,7 @@ async def steer(request: Request) -> dict[str, Any]:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
     if not engine.settings.speculates:
         raise ApiError(400, "This gateway was started without a drafter.", param="objective")
-    return {"enabled": True, **await _in_time(engine.steered().steer(changes))}
+    return {"enabled": True, **await _in_time(engine.running_speculation().steer(changes))}
 
 
 async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:

@@ -119,14 +119,14 @@ class GatewayLLM(AsyncLLM):
         finally:
             asking.cancel()
 
-    async def occupy(self, requests: int, tokens: int) -> None:
-        """Run so many requests at once, each with so many output tokens."""
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
+        """Run `requests` requests at once, each with `tokens` output tokens."""
         await self._run([[1 + number % 4, 2, 3, 4] for number in range(requests)], tokens)
 
     async def answer(self, texts: Sequence[str], tokens: int) -> None:
-        """Continue all texts at once, each by so many tokens."""
+        """Continue all texts at once, each by `tokens` tokens."""
         if self.tokenizer is None:  # not loaded, as was asked for: requests are token ids
-            await self.occupy(len(texts), tokens)
+            await self.run_dummy_batch(len(texts), tokens)
         else:
             await self._run([self.tokenizer.encode(text) for text in texts], tokens)
 
@@ -135,13 +135,13 @@ class GatewayLLM(AsyncLLM):
 
         async def one(prompt: list[int]) -> None:
             params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-            name = f"aerie-warm-up-{next(self._occupied)}"
+            name = f"aerie-warm-up-{next(self._dummy_numbers)}"
             async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
                 pass
 
         await asyncio.gather(*map(one, prompts))
 
-    _occupied = count()
+    _dummy_numbers = count()
 
     @property
     def unfinished(self) -> int:

@@ -34,7 +34,7 @@ from app.engine.readiness import (
     check_reports,
 )
 from app.engine.restart_policy import RestartPolicy
-from app.engine.steering import Steering, fingerprint
+from app.engine.speculation_client import SpeculationClient, fingerprint
 from app.errors import AerieError, ApiError, StartupError
 from app.settings import Settings
 
@@ -88,7 +88,7 @@ class Engine:
         self.ended = asyncio.Event()
         self.load = EngineLoad()
         self.drafter: dict[str, Any] | None = None
-        self.steering: Steering | None = None
+        self.speculation: SpeculationClient | None = None
         self._restart_policy = RestartPolicy(settings.supervision)
         self._supervision = BackgroundTask("engine_watch", self._supervise, final=(AerieError,))
         self._polling = BackgroundTask("speculation_metrics", self._poll)
@@ -124,11 +124,11 @@ class Engine:
             raise self._not_ready()
         return self._adapter.operations[name]
 
-    def steered(self) -> Steering:
-        """The hand on K. Raises ApiError 503 while there is none."""
-        if not self.ready or self.steering is None:
+    def running_speculation(self) -> SpeculationClient:
+        """The client of the policy that chooses K. Raises ApiError 503 while there is none."""
+        if not self.ready or self.speculation is None:
             raise self._not_ready()
-        return self.steering
+        return self.speculation
 
     def _not_ready(self) -> ApiError:
         return ApiError(
@@ -181,13 +181,13 @@ class Engine:
     async def _watch(self) -> str:
         """Wait until the serving engine has ended; returns DIED or HUNG."""
         async with contextlib.AsyncExitStack() as stack:
-            if self.steering is not None:
+            if self.speculation is not None:
                 await stack.enter_async_context(self._polling)
             return await self._end_of(self.settings.supervision.hang_timeout_s)
 
     async def _poll(self) -> None:
-        assert self.steering is not None
-        await self.steering.poll()
+        assert self.speculation is not None
+        await self.speculation.poll()
 
     async def _end_of(self, hang_timeout_s: float) -> str:
         llm, steps = self._llm, self._steps
@@ -314,13 +314,13 @@ class Engine:
         check_acceptance(self.settings, steps)
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
-            if self.steering is not None:
-                await self.steering.resume(llm)
+            if self.speculation is not None:
+                await self.speculation.resume(llm)
             else:
                 known = fingerprint(self.settings, versions(llm))
-                steering = Steering(llm, self.settings, known)
-                await steering.begin(self.load.capacity)
-                self.steering = steering
+                speculation = SpeculationClient(llm, self.settings, known)
+                await speculation.begin(self.load.capacity)
+                self.speculation = speculation
         if self._cleanup is not None:
             self._cleanup.record()
         freeze_gc()

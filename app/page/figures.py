@@ -41,7 +41,7 @@ async def figures(request: Request) -> JSONResponse:
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     admission: AdmissionController = request.app.state.admission
-    state = engine.steering.latest() if engine.ready and engine.steering is not None else None
+    state = engine.speculation.latest() if engine.ready and engine.speculation is not None else None
     shown: dict[str, Any] = {
         "phase": engine.phase,
         "retry_after_s": None if engine.ready else engine.retry_after_s,

@@ -108,7 +108,7 @@ class FakeEngine(Engine):
 
     async def _start(self) -> None:
         self.phase = Phase.READY
-        self.steering = FakeSteering()  # type: ignore[assignment]
+        self.speculation = FakeSpeculationClient()  # type: ignore[assignment]
 
     async def stop(self) -> None:
         self.phase = Phase.STOPPING
@@ -127,7 +127,7 @@ class FakeEngine(Engine):
         return "died"
 
 
-class FakeSteering:
+class FakeSpeculationClient:
     async def poll(self) -> None:
         await asyncio.Event().wait()
 
@@ -136,7 +136,7 @@ class FakeSteering:
     ("task", "broken"),
     [
         ("keys_file", "app.admission.key_store.KeyStore.refresh"),
-        ("speculation_metrics", f"{__name__}.FakeSteering.poll"),
+        ("speculation_metrics", f"{__name__}.FakeSpeculationClient.poll"),
         ("engine_watch", f"{__name__}.FakeEngine._end_of"),
     ],
 )

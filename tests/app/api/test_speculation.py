@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api import speculation
-from app.engine.steering import Steering
+from app.engine.speculation_client import SpeculationClient
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import Settings, load
@@ -36,21 +36,21 @@ class Core:
             self.policy.steer(Objective(**arguments))
         return self.policy.snapshot()
 
-    async def occupy(self, requests: int, tokens: int) -> None:
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
         raise NotImplementedError
 
 
 class SteeredEngine(Engine):
-    """Serves at once; its `Steering` asks `core`, also every second as in service."""
+    """Serves at once; its `SpeculationClient` asks `core`, also every second as in service."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.core = Core()
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        self.steering = Steering(self.core, self.settings, {})
+        self.speculation = SpeculationClient(self.core, self.settings, {})
         self.phase = Phase.READY
-        self.polling = asyncio.create_task(self.steering.poll())
+        self.polling = asyncio.create_task(self.speculation.poll())
 
     async def stop(self) -> None:
         self.phase = Phase.STOPPING

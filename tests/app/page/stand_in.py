@@ -45,7 +45,7 @@ ACCEPTED = Counter("vllm:spec_decode_num_accepted_tokens", "As vLLM's.")
 class StandInLlm(ScriptedEngine):
     """One request at a time is exact; the policy's K bounds what is drafted."""
 
-    def __init__(self, policy: StandInSteering) -> None:
+    def __init__(self, policy: StandInSpeculation) -> None:
         super().__init__()
         self.policy = policy
         self.step_s = STEP_S
@@ -82,7 +82,7 @@ class StandInLlm(ScriptedEngine):
             RUNNING.dec()
 
 
-class StandInSteering:
+class StandInSpeculation:
     """The policy's end of /v1/speculation."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class StandInEngine(Engine):
 
     def begin(self) -> None:
         """An engine that serves."""
-        self.steering = self.policy  # type: ignore[assignment]
+        self.speculation = self.policy  # type: ignore[assignment]
         self.llm = StandInLlm(self.policy)
         self._adapter = Adapter(self.llm, self.settings)  # type: ignore[arg-type]
         self._max_model_len = 2048
@@ -133,7 +133,7 @@ class StandInEngine(Engine):
         self.phase = Phase.RESTARTING
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        self.policy = StandInSteering()
+        self.policy = StandInSpeculation()
         self.begin()
 
     async def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""The gateway's hand on K: it sets the objective, measures costs, and reads what came of it.
+"""Client of the policy that chooses K: sets its objective, measures step costs, polls its state.
 
-The policy runs in the engine core's scheduler (drafters/vllm/scheduler.py); this is its other end.
+The policy runs in the engine core's scheduler (drafters/vllm/scheduler.py).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from drafters.control.objective import FIXED, Objective, ObjectiveError
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-TELL_EVERY_S = 60.0  # at most: whether drafts are made, and why
+LOG_INTERVAL_S = 60.0  # at least, between log lines of whether drafts are made and why
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
-LARGEST_BATCH = 64  # that start-up measures; the fitted cost goes on from there
+LARGEST_BATCH = 64  # measured at start-up; beyond it the fitted cost extrapolates
 STEPS = 4  # measured at each batch and K
 
 
-class Core(Protocol):
-    """What is asked of the engine."""
+class EngineCalls(Protocol):
+    """Calls into the engine that the client makes (app/engine/llm.py)."""
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A command of DraftingScheduler.speculation."""
+        """Run a command of DraftingScheduler.speculation; returns the policy's state."""
         ...
 
-    async def occupy(self, requests: int, tokens: int) -> None:
-        """Run so many requests at once, each with so many output tokens."""
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
+        """Run `requests` requests at once, each with `tokens` output tokens."""
         ...
 
 
@@ -54,13 +54,15 @@ class _Sample:
     plain_s: float
 
 
-class Steering:
-    """Objective, state and speed-up of the engine that speculates. It outlives an engine: what was
-    measured and what was asked for hold for the next one."""
+class SpeculationClient:
+    """Objective, state and speed-up of speculation.
+
+    The client outlives an engine: measured costs and the objective hold for the next one.
+    """
 
     def __init__(
         self,
-        core: Core,
+        core: EngineCalls,
         settings: Settings,
         fingerprint: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
@@ -70,25 +72,27 @@ class Steering:
         self._fingerprint = fingerprint
         self._clock = clock
         self._samples: deque[_Sample] = deque()
-        self._told: tuple[bool, float] | None = None  # whether drafts were made, and when
+        self._last_log: tuple[bool, float] | None = None  # whether drafts were made, and when
         self._last: dict[str, Any] | None = None
         self._cells: tuple[Cell, ...] = ()  # measured costs
         self._objective = self._settings.aim()
-        self._asking = asyncio.Lock()  # states are counted in the order that they were made in
+        self._call_lock = asyncio.Lock()  # states are counted in the order that they were made in
 
     async def begin(self, max_requests: int) -> None:
-        """Measured or remembered costs first, then the objective of the settings."""
+        """Give the policy measured or saved step costs, then the objective of the settings."""
         self._cells = await self._calibrate(min(max_requests, LARGEST_BATCH))
         await self._load_calibration()
-        await self._pursue(self._objective)
+        await self._set_objective(self._objective)
 
-    async def resume(self, core: Core) -> None:
-        """Another engine has come up: what the last one knew and was told."""
+    async def resume(self, core: EngineCalls) -> None:
+        """Give another engine's policy the step costs and the objective of the last one."""
         self._core, self._last = core, None
-        self._asking = asyncio.Lock()  # a question to the one that is gone may hold the old one
+        self._call_lock = (
+            asyncio.Lock()
+        )  # a call into the engine that is gone may hold the old lock
         self._samples.clear()
         await self._load_calibration()
-        await self._pursue(self._objective)
+        await self._set_objective(self._objective)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
@@ -97,50 +101,51 @@ class Steering:
         except ObjectiveError as error:
             message = f"'{error.field}': {error.problem}."
             raise ApiError(400, message, param=error.field) from None
-        return await self._pursue(objective)
+        return await self._set_objective(objective)
 
-    async def _pursue(self, objective: Objective) -> dict[str, Any]:
-        """The state after the engine has been told an objective, which the next engine is, too."""
-        answer = await self._asked("steer", objective.entries())
+    async def _set_objective(self, objective: Objective) -> dict[str, Any]:
+        """Set an objective, for the next engine too; returns the policy's state."""
+        answer = await self._command("steer", objective.entries())
         self._objective = objective
         return self._with_speedup(answer)
 
     async def state(self) -> dict[str, Any]:
-        """What the policy believes and has done, and the speed-up of late. The metrics then say
-        the same."""
-        return self._with_speedup(await self._asked("state", {}))
+        """The policy's state, with the recent speed-up. The metrics are updated with it."""
+        return self._with_speedup(await self._command("state", {}))
 
     def latest(self) -> dict[str, Any] | None:
-        """The same as of the last poll, without asking the engine; None before the first."""
+        """The state of the last poll, without a call into the engine; None before the first."""
         return self._with_speedup(self._last) if self._last is not None else None
 
     async def poll(self) -> None:
-        """Keep the metrics current until cancelled."""
+        """Poll the state for the metrics until cancelled."""
         while True:
             with contextlib.suppress(ApiError):  # of a dying engine, which its supervisor notices
-                self.sample(await self._asked("state", {}))
+                self.sample(await self._command("state", {}))
             await asyncio.sleep(POLL_S)
 
     def sample(self, state: dict[str, Any]) -> None:
-        """Remember a state for the speed-up of the windows that it is in."""
+        """Keep a state as a sample for the speed-up of the windows that it is in."""
         now, totals = self._clock(), state["totals"]
         self._samples.append(_Sample(now, totals["decode_seconds"], totals["plain_seconds"]))
         while now - self._samples[0].at > max(WINDOWS_S.values()) + POLL_S:
             self._samples.popleft()
-        self._tell(state, now)
+        self._log_change(state, now)
 
-    def _tell(self, state: dict[str, Any], now: float) -> None:
+    def _log_change(self, state: dict[str, Any], now: float) -> None:
         """Log why drafts are made or not, when that has changed under requests."""
         drafting = state["k"] > 0
-        if not state["requests"] or (self._told is not None and self._told[0] == drafting):
+        if not state["requests"] or (self._last_log is not None and self._last_log[0] == drafting):
             return
-        if self._told is None or now - self._told[1] >= TELL_EVERY_S:
-            self._told = drafting, now
+        if self._last_log is None or now - self._last_log[1] >= LOG_INTERVAL_S:
+            self._last_log = drafting, now
             logger.info("speculation: %s", state["why"])
 
     def speedup(self, window_s: float) -> float | None:
-        """Seconds that decoding would have taken without drafts over those it took, within the
-        last `window_s`; None while nothing was decoded."""
+        """Decoding time without drafts over decoding time with them, in the last `window_s`.
+
+        None while nothing was decoded.
+        """
         if not self._samples:
             return None
         last = self._samples[-1]
@@ -148,9 +153,9 @@ class Steering:
         decode = last.decode_s - first.decode_s
         return (last.plain_s - first.plain_s) / decode if decode > 0 else None
 
-    async def _asked(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The policy's state after a command, counted in the metrics."""
-        async with self._asking:
+    async def _command(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run a command; returns the policy's state, which the metrics are updated with."""
+        async with self._call_lock:
             state = await self._core.speculation(command, arguments)
             metrics.count_speculation(state, self._last)
             self._last = state
@@ -199,9 +204,11 @@ class Steering:
         return cells
 
     async def _cell(self, requests: int, k: int) -> Sequence[float]:
-        """Seconds of steps with so many requests that verify and draft K tokens each."""
+        """Seconds of steps with `requests` requests that verify and draft K tokens each."""
         await self._core.speculation("steer", Objective(FIXED, k=k).entries())
-        await self._core.occupy(requests, STEPS + 2 + k)  # a few steps, however much is accepted
+        await self._core.run_dummy_batch(
+            requests, STEPS + 2 + k
+        )  # a few steps, however much is accepted
         steps = (await self._core.speculation("recent", {}))["steps"]
         wanted = (requests, requests * k, 0, k)
         seconds = [
@@ -219,7 +226,7 @@ class Steering:
 
 
 def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:
-    """Whatever changes what a step costs."""
+    """Everything that step costs depend on: hardware, model, head, versions."""
     return {
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "cpus": str(len(os.sched_getaffinity(0))),

@@ -1,4 +1,4 @@
-"""The gateway's end of the policy, with a stand-in for the engine."""
+"""The client of the policy that chooses K, with a stand-in for the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from app.engine.steering import Steering
+from app.engine.speculation_client import SpeculationClient
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
@@ -62,21 +62,21 @@ class Core:
             self.policy.steer(Objective(**arguments))
         return self.policy.snapshot()
 
-    async def occupy(self, requests: int, tokens: int) -> None:
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
         self.recent.clear()
         for _ in range(3):
             self.step(requests, self.policy.choose(Load(requests)))
 
 
-def steering(core: Core, clock: Any = None, **settings: Any) -> Steering:
+def speculation_client(core: Core, clock: Any = None, **settings: Any) -> SpeculationClient:
     given = {"calibration_s": 0, "k": core.policy.k_max, **settings}
     asked = load(given, {}, preset="embedded")
-    return Steering(core, asked, FINGERPRINT, **({"clock": clock} if clock else {}))
+    return SpeculationClient(core, asked, FINGERPRINT, **({"clock": clock} if clock else {}))
 
 
 def test_costs_are_measured_before_the_objective_holds() -> None:
     core = Core()
-    asyncio.run(steering(core, calibration_s=10).begin(max_requests=16))
+    asyncio.run(speculation_client(core, calibration_s=10).begin(max_requests=16))
     measured = {(int(n), k): seconds for n, k, seconds, _ in core.loaded}
     assert {(1, 0), (16, 0), (1, 5), (16, 5)} <= set(measured)
     assert measured[16, 5] == pytest.approx(core.seconds(16, 5))
@@ -86,11 +86,11 @@ def test_costs_are_measured_before_the_objective_holds() -> None:
 def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
     file = str(tmp_path / "costs.json")
     first, second, other = Core(), Core(), Core()
-    asyncio.run(steering(first, calibration_s=10, calibration_file=file).begin(8))
-    asyncio.run(steering(second, calibration_s=10, calibration_file=file).begin(8))
+    asyncio.run(speculation_client(first, calibration_s=10, calibration_file=file).begin(8))
+    asyncio.run(speculation_client(second, calibration_s=10, calibration_file=file).begin(8))
     assert second.loaded == first.loaded
     assert [name for name, _ in second.commands] == ["load_calibration", "steer"]
-    elsewhere = Steering(
+    elsewhere = SpeculationClient(
         other, load({"calibration_s": 10, "calibration_file": file}, {}), {"machine": "c"}
     )
     asyncio.run(elsewhere.begin(8))
@@ -109,7 +109,7 @@ def test_the_objective_of_the_settings_is_set(
     settings: dict[str, Any], steered: dict[str, Any]
 ) -> None:
     core = Core()
-    asyncio.run(steering(core, **settings).begin(8))
+    asyncio.run(speculation_client(core, **settings).begin(8))
     assert core.commands == [("steer", steered)]
 
 
@@ -120,29 +120,29 @@ def test_a_change_that_makes_no_sense_is_a_400_that_names_the_field() -> None:
         ({"objective": "latency", "tpot_s": -1.0}, "tpot_s"),
     ):
         with pytest.raises(ApiError) as caught:
-            asyncio.run(steering(Core()).steer(changes))
+            asyncio.run(speculation_client(Core()).steer(changes))
         assert (caught.value.status, caught.value.param) == (400, field)
 
 
 def test_the_speed_up_is_of_its_window_alone() -> None:
     now = [0.0]
     core = Core()
-    hand = steering(core, clock=lambda: now[0])
-    hand.sample(core.policy.snapshot())
-    assert hand.speedup(60) is None
+    client = speculation_client(core, clock=lambda: now[0])
+    client.sample(core.policy.snapshot())
+    assert client.speedup(60) is None
     for _ in range(40):  # plain steps first: nothing is gained
         core.step(4, 0)
     now[0] = 100.0
-    hand.sample(core.policy.snapshot())
-    assert hand.speedup(900) == pytest.approx(1.0)
+    client.sample(core.policy.snapshot())
+    assert client.speedup(900) == pytest.approx(1.0)
     for _ in range(40):
         core.step(4, 5, accepted=5)
     now[0] = 150.0
-    hand.sample(core.policy.snapshot())
+    client.sample(core.policy.snapshot())
     # Six tokens in one step instead of one in each of six.
     gained = 6 * core.seconds(4, 0) / core.seconds(4, 5)
-    assert hand.speedup(60) == pytest.approx(gained, rel=0.05)
-    assert 1.0 < (hand.speedup(900) or 0) < gained
+    assert client.speedup(60) == pytest.approx(gained, rel=0.05)
+    assert 1.0 < (client.speedup(900) or 0) < gained
 
 
 def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
@@ -150,8 +150,8 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     core = Core()
-    hand = steering(core, objective="fixed", k=5)
-    asyncio.run(hand.begin(8))
+    client = speculation_client(core, objective="fixed", k=5)
+    asyncio.run(client.begin(8))
     names = (
         ("aerie_steps_total", {"k": "5"}),
         ("aerie_steps_k_total", {}),
@@ -159,13 +159,13 @@ def test_counters_grow_by_what_is_new_and_survive_another_engine() -> None:
     )
     before = [value(name, **labels) for name, labels in names]
     core.step(3, 5, accepted=2)
-    asyncio.run(hand.state())
-    asyncio.run(hand.state())  # nothing new
+    asyncio.run(client.state())
+    asyncio.run(client.state())  # nothing new
     assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [1, 5, 3]
     core = Core()
-    asyncio.run(hand.resume(core))
+    asyncio.run(client.resume(core))
     core.step(2, 5, accepted=1)
-    asyncio.run(hand.steer({"k": 5}))
+    asyncio.run(client.steer({"k": 5}))
     assert [value(n, **ls) - b for (n, ls), b in zip(names, before, strict=True)] == [2, 10, 5]
     assert value("aerie_objective", objective="fixed") == 1
     assert value("aerie_objective", objective="throughput") == 0
@@ -176,18 +176,18 @@ def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
     first, second, third = Core(), Core(), Core()
 
     async def scenario() -> None:
-        hand = steering(first, calibration_s=10)
-        await hand.begin(8)
-        await hand.steer({"objective": "fixed", "k": 2})
-        await hand.steer({"k": 3})
-        hand.sample(await hand.state())
-        await hand.resume(second)
+        client = speculation_client(first, calibration_s=10)
+        await client.begin(8)
+        await client.steer({"objective": "fixed", "k": 2})
+        await client.steer({"k": 3})
+        client.sample(await client.state())
+        await client.resume(second)
         assert second.loaded == first.loaded
         assert second.commands[-1] == ("steer", {"objective": "fixed", "k": 3})
         assert "recent" not in [name for name, _ in second.commands], "measured again"
-        assert hand.speedup(60.0) is None, "the last engine's seconds"
-        await hand.steer({"objective": "throughput"})
-        await hand.resume(third)
+        assert client.speedup(60.0) is None, "the last engine's seconds"
+        await client.steer({"objective": "throughput"})
+        await client.resume(third)
         assert third.commands[-1] == ("steer", {"objective": "throughput"})
 
     asyncio.run(scenario())
@@ -197,9 +197,9 @@ def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
-    told = steering(Core(), clock=lambda: now[0])
+    client = speculation_client(Core(), clock=lambda: now[0])
     state = {"totals": {"decode_seconds": 0.0, "plain_seconds": 0.0}}
-    with caplog.at_level("INFO", logger="app.engine.steering"):
+    with caplog.at_level("INFO", logger="app.engine.speculation_client"):
         for seconds, requests, k in (
             (0, 0, 5),
             (1, 2, 5),
@@ -210,7 +210,7 @@ def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
             (63, 2, 5),
         ):
             now[0] = float(seconds)
-            told.sample({**state, "requests": requests, "k": k, "why": f"why {k} at {seconds}"})
+            client.sample({**state, "requests": requests, "k": k, "why": f"why {k} at {seconds}"})
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["speculation: why 5 at 1", "speculation: why 0 at 61"]
 
@@ -220,12 +220,12 @@ def test_the_latest_state_asks_nobody() -> None:
 
     async def scenario() -> None:
         core = Core()
-        steering = Steering(core, load({"calibration_s": "0"}, {}), FINGERPRINT)
-        assert steering.latest() is None
+        client = SpeculationClient(core, load({"calibration_s": "0"}, {}), FINGERPRINT)
+        assert client.latest() is None
         core.step(2, 3)
-        state = await steering.state()
+        state = await client.state()
         asked = len(core.commands)
-        assert steering.latest() == state
+        assert client.latest() == state
         assert len(core.commands) == asked
 
     asyncio.run(scenario())

@@ -27,6 +27,13 @@ SOURCES = [
     for source in (REPOSITORY / folder).rglob(f"*.{ending}")
     if "node_modules" not in source.parts
 )
+GUIDES = [
+    page for page in sorted(DOCS.glob("*.md")) if page.name not in {"README.md", "glossary.md"}
+]
+PROSE = [REPOSITORY / page for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+    DOCS.rglob("*.md")
+)
+COLUMNS = 100
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^()\s]+)(?: \"[^\"]*\")?\)")
 # Words of prose -> the heading of the glossary that defines them.
@@ -92,6 +99,11 @@ def without_code(text: str) -> str:
     return re.sub(r"(`+)(?:(?!\1).)+?\1(?!`)", "", text, flags=re.DOTALL)
 
 
+def width(line: str) -> int:
+    """Columns of a line, without where its links lead."""
+    return len(re.sub(r"\]\([^)]*\)|https?://\S+", "", line))
+
+
 def dead(page: Path) -> list[str]:
     """Links of a page to nothing, within this repository."""
     lost = []
@@ -144,6 +156,21 @@ def test_pages_that_sources_name_are_there() -> None:
     assert not lost
 
 
+@pytest.mark.parametrize("page", PROSE, ids=name)
+def test_lines_wrap(page: Path) -> None:
+    """Tables, code and the destinations of links aside."""
+    wide = [
+        f"{name(page)}:{number}: {width(line)} columns"
+        for number, line in outside_code(page.read_text("utf-8"))
+        if not line.startswith("|") and width(line) > COLUMNS
+    ]
+    assert not wide
+
+
+def test_the_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = set(LINK.findall((DOCS / "README.md").read_text("utf-8")))
     pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
@@ -159,11 +186,6 @@ def test_each_term_stands_alone() -> None:
         assert definition.endswith("."), term
         assert 1 <= len(sentences) <= 5, term
     assert set(TERMS.values()) <= anchors(GLOSSARY)
-
-
-GUIDES = [
-    page for page in sorted(DOCS.glob("*.md")) if page.name not in {"README.md", "glossary.md"}
-]
 
 
 @pytest.mark.parametrize("page", [REPOSITORY / "README.md", *GUIDES], ids=name)

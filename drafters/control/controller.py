@@ -165,7 +165,9 @@ class Controller:
             return
         settled = asked > 0 or self._plain_s >= self._tuning.settling_s
         if settled and verified == asked and read < seconds:
-            costs.observe(load.requests, asked, seconds - read, (read / seconds) ** 2)
+            calm = costs.observe(load.requests, asked, seconds - read, (read / seconds) ** 2)
+            if calm:  # what a disturbance made of a probe is no debt
+                self._allowance = max(0.0, self._allowance)
 
     def _charge(self, probe: Probe, step: Step) -> None:
         """Count what a probe loses, up to the step that verifies its last drafts."""
@@ -284,7 +286,7 @@ class Controller:
         steps = tuning.probe_steps + (1.0 if k else tuning.settling_s / seconds)
         lost = max(0.0, steps * (seconds - estimate.tokens[k] / rate))
         if self._k == 0:
-            lost += self._catching_up(load)
+            lost += self._catching_up(load) * math.exp(-tuning.optimism * tuning.unproven**0.5)
         if self._allowance < lost * rate:
             return None
         kind = PLAIN if not k else DRAFT if not self._k else DEEPER if k > self._k else SHALLOWER

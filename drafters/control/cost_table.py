@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter, mul
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class CostTable:
         # Seconds of a step, a request, a draft, a drafter pass.
         self._terms: Sequence[float] = tuning.guess
         self._pace = self._pace_variance = self._now = 0.0
-        self._noise = tuning.step_noise  # variance of a step of late: more beside a busy neighbour
+        self._noise = self._most_noise = tuning.step_noise  # variance of a step of late; its peak
         self._odd = False  # whether the last step was an outlier
         self._observed = 0
 
@@ -63,8 +64,9 @@ class CostTable:
             self._insert(cell.requests, cell.k, math.log(cell.seconds), cell.steps)
         self._fit()
 
-    def observe(self, requests: int, k: int, seconds: float, noise: float = 0.0) -> None:
-        """Learn from a steady step; `noise` is variance beyond that of every step."""
+    def observe(self, requests: int, k: int, seconds: float, noise: float = 0.0) -> bool:
+        """Learn from a steady step; `noise` is variance beyond that of every step. True: it ends a
+        disturbance, which leaves all costs unproven."""
         tuning = self._tuning
         self._now += seconds
         self._pace_variance += tuning.pace_noise * seconds
@@ -82,8 +84,14 @@ class CostTable:
         self._noise += (max(tuning.step_noise, excess) - self._noise) / tuning.enough
         odd = surprise**2 > limit
         again, self._odd = odd and self._odd, odd and not self._odd
+        self._most_noise = max(self._most_noise, self._noise)
+        calm = tuning.outlier**2 * self._noise < self._most_noise
+        if calm:
+            self._most_noise = self._noise
+            for known in chain.from_iterable(column.values() for column in self._columns):
+                known.variance = max(known.variance, tuning.unproven)
         if self._odd:  # one alone is a pause and tells nothing
-            return
+            return calm
         if again:  # two are another pace
             self._pace_variance += surprise**2
             total += surprise**2
@@ -95,6 +103,7 @@ class CostTable:
         self._observed += 1
         if self._observed.bit_count() == 1:
             self._fit()
+        return calm
 
     def row(self, requests: int) -> tuple[list[float], list[float]]:
         """Seconds at each K, and the variance of their logarithms: [k_max + 1] each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -166,3 +167,20 @@ def test_monotone_is_the_nearest_rising_sequence(pairs: list[tuple[float, float]
 
 def test_buckets_are_half_octaves() -> None:
     assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 16)] == [0, 2, 3, 4, 5, 5, 6, 8]
+
+
+def test_what_was_measured_in_a_disturbance_is_doubted_when_it_is_over() -> None:
+    """Steps of 1 to 4 times the length, then calm ones: that is told as it subsides, never in calm,
+    and what was not measured since is as uncertain as what nobody measured."""
+    tuning, rng = Tuning(), random.Random(3)
+    table = CostTable(2, tuning)
+    for step in range(1500):
+        k = step % 3
+        assert not table.observe(4, k, 0.01 * (1 + k) * math.exp(rng.gauss(0.0, 0.08)))
+    certain = table.row(4)[1]
+    for _ in range(100):
+        table.observe(4, 2, 0.03 * rng.choice((1.0, 2.0, 3.0, 4.0)))
+    over = [table.observe(4, 0, 0.01 * math.exp(rng.gauss(0.0, 0.08))) for _ in range(200)]
+    assert any(over[:50]) and not any(over[100:])
+    plain, *drafting = table.row(4)[1]
+    assert max(certain) < 0.05 and plain < 0.05 and min(drafting) >= tuning.unproven

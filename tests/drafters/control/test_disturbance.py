@@ -54,9 +54,9 @@ def calibrated(step: Callable[[int, int], float]) -> Controller:
 def seconds_until_drafts(
     policy: Controller, requests: int, seed: int, disturbed_s: float = 0.0
 ) -> float:
-    """Of requests, from when the disturbance is over until drafts are made for good."""
+    """Of requests, from when the disturbance is over until K is above 0."""
     run = engine(
-        policy, [(math.inf, requests)], hardware=beside(seed) if disturbed_s else SMOLLM2,
+        policy, [(math.inf, requests)], hardware=beside(seed + 1000) if disturbed_s else SMOLLM2,
         survival=HUMANEVAL, prompt=24, output=96, asynchronous=False, together=True, seed=seed,
     )  # fmt: skip
     for _ in run.steps():
@@ -70,11 +70,11 @@ def seconds_until_drafts(
 
 @pytest.mark.parametrize("requests", [1, 4, 16])
 def test_a_start_beside_a_busy_process_does_not_end_drafting(requests: int) -> None:
-    """Calibration and the first 20 s beside it: every step takes 1 to 4 times as long."""
+    """Calibration and the first 20 s beside it: every step takes 1 to 4 times as long. Catches: a
+    debt of probes, and certainty about costs, that outlast what made them."""
     assert best(SMOLLM2, requests, HUMANEVAL, K_MAX) > 0
-    for seed in range(3):
-        machine = beside(seed)
-        policy = calibrated(machine.steady)
+    for seed in range(12 if requests == 16 else 4):
+        policy = calibrated(beside(seed).steady)
         assert seconds_until_drafts(policy, requests, seed, disturbed_s=20.0) < COME_BACK_S
 
 

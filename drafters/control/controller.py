@@ -82,6 +82,8 @@ class Controller:
         self._missed = math.inf if turns_on else 0.0
 
     def _reconsider(self) -> None:
+        if not self._objective.adapts:
+            self._k = self.k_limit
         self._estimate: Estimate | None = None
         self._probe: Probe | None = None
         self._missed = 0.0  # seconds that drafts would have saved since they began to promise more
@@ -100,9 +102,7 @@ class Controller:
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being laid out."""
         self._load = load
-        if not self._objective.adapts:
-            self._k = self.k_limit
-        elif load.requests and self.costs.measured:
+        if self._objective.adapts and load.requests and self.costs.measured:
             if self._probe is None or self._probe.to_choose == 0:
                 before, estimate = self._estimate, self._estimated(load)
                 self._switch(estimate)
@@ -296,7 +296,7 @@ class Controller:
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
         load = self._load._replace(prefill_tokens=0) if self._load.requests else Load(1)
-        costs = []
+        costs, waits = [], 0.0 < self._missed < math.inf
         if self.costs.measured:
             known = self._appraise(load)
             steps = [self.costs.steps(load.requests, k) for k in range(self.k_max + 1)]
@@ -306,7 +306,7 @@ class Controller:
             "k": self._k,
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
-            "why": why(self._objective, self._k, load.requests, costs, self._missed > 0.0),
+            "why": why(self._objective, self._k, load.requests, costs, waits),
             "requests": self._load.requests,
             "waiting": self._load.waiting,
             "switches": self._switches,

@@ -315,6 +315,22 @@ def test_steering_takes_effect_at_the_next_step() -> None:
     assert policy.choose(Load(1)) != 0 and policy.k_limit == K_MAX
 
 
+def test_the_state_tells_of_a_steered_k_at_once() -> None:
+    """Before any step is laid out with it: whoever steers reads the answer."""
+    policy = controller()
+    engine(policy, [(math.inf, 1)], output=10**9).run(steps=100)
+    for objective, k, why in (
+        (Objective(FIXED, k=3), 3, "3 drafts: the objective is fixed"),
+        (Objective(OFF), 0, "off: the objective is off"),
+    ):
+        policy.steer(objective)
+        assert (policy.snapshot()["k"], policy.snapshot()["why"]) == (k, why)
+    policy.steer(Objective(FIXED, k=3))
+    policy.steer(Objective(THROUGHPUT))
+    state = policy.snapshot()
+    assert state["k"] == 3 and "must read first" not in state["why"]
+
+
 def test_steering_ends_a_probe() -> None:
     policy = controller()
     run = engine(policy, [(math.inf, 2)], output=10**9)

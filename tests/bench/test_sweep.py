@@ -97,7 +97,7 @@ def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:
     assert all(body["ignore_eos"] for method, _, body in gateway.seen if method == "POST")
 
 
-class Growing(dict[str, str]):
+class PagesThatGrow(dict[str, str]):
     """Pages of a server that makes so many tokens a second, whoever asks."""
 
     speed = 1000.0
@@ -113,7 +113,7 @@ class Growing(dict[str, str]):
 
 
 def test_turns_are_taken_under_one_load(tmp_path: Path) -> None:
-    gateway = Script(20, 20, gap_s=0.005, pages=Growing())
+    gateway = Script(20, 20, gap_s=0.005, pages=PagesThatGrow())
     asked = plan(methods="off,k:3,adaptive", seconds=0.4, rounds=2, switchback=True, settle=0.01)
     journal = run(asked, tmp_path / "a.jsonl", Script(2, 2), gateway)
     assert len(journal.cells) == 3 * 2 * 2
@@ -147,12 +147,12 @@ def test_a_turn_without_tokens_or_with_failures_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = plan(methods="off,adaptive", seconds=0.05, switchback=True, settle=0.01)
-    idle = Growing()
+    idle = PagesThatGrow()
     idle.speed = 0.0
     with pytest.raises(RuntimeError, match="did not grow"):
         run(asked, tmp_path / "a.jsonl", Script(2, 2), Script(20, 20, gap_s=0.005, pages=idle))
     monkeypatch.setattr("bench.sweep.run.takes_ignore_eos", takes)
-    broken = Script(20, 20, gap_s=0.005, pages=Growing(), done=False)
+    broken = Script(20, 20, gap_s=0.005, pages=PagesThatGrow(), done=False)
     with pytest.raises(RuntimeError, match="a request failed"):
         run(asked, tmp_path / "b.jsonl", Script(2, 2), broken)
 

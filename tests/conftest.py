@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +17,11 @@ def no_settings() -> Iterator[None]:
         for name in [n for n in os.environ if n.startswith(("AERIE_", "SM_VLLM_"))]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hang_ups_are_heard() -> Iterator[None]:
+    """Under `nohup` processes that tests start would ignore SIGHUP, as they should for a user."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -42,6 +42,7 @@ class Probe:
     rate: float  # tokens per second of what it interrupts
     to_choose: int  # steps that are still to be laid out with it
     seen: bool = False  # a step of it has been observed
+    lost_s: float = 0.0  # by what it has taken so far; below 0 where it gained
 
 
 class Controller:
@@ -177,10 +178,11 @@ class Controller:
             read = (self._prompt.seconds + self._reading.seconds) * load.prefill_tokens
             made = self._tokens(load)[self._depth(load, load.draft_tokens)]
             lost = max(0.0, step.seconds - read) - made / probe.rate
-            self._lost_s += lost
-            self._lost_tokens += lost * probe.rate
+            probe.lost_s += lost
             self._allowance -= lost * probe.rate
         if probe.to_choose == 0 and (step.k != probe.k or probe.k == self._k):
+            self._lost_s += max(0.0, probe.lost_s)
+            self._lost_tokens += max(0.0, probe.lost_s) * probe.rate
             self._probe = None
 
     def _estimated(self, load: Load) -> Estimate:

@@ -78,7 +78,8 @@ def why(objective: Objective, k: int, requests: int, costs: Sequence[Row], waits
         return f"{name}: no step has been measured yet"
     if len(costs) == 1:
         return "off: the largest K is 0"
-    plain, drafting = costs[0], costs[k] if k else max(costs[1:], key=_goodput)
+    plain, best = costs[0], max(costs[1:], key=lambda row: row["tokens_per_second"])
+    drafting = costs[k] if k else best
     longer = drafting["step_seconds"] / plain["step_seconds"]
     more = drafting["step_tokens"] / plain["step_tokens"]
     other, subject = (plain, "without drafts ") if k else (drafting, "")
@@ -89,10 +90,6 @@ def why(objective: Objective, k: int, requests: int, costs: Sequence[Row], waits
         + (f"measured in {steps}" if other["steps_measured"] else "estimated from other loads")
         + "; drafts start once they are sure to pay for what the drafter must read first" * waits
     )
-
-
-def _goodput(row: Row) -> float:
-    return row["tokens_per_second"]
 
 
 def _drafts(k: float) -> str:

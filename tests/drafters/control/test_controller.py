@@ -186,6 +186,25 @@ def test_what_trials_lose_is_bounded(requests: int, survival: list[float]) -> No
     assert state["busy_seconds"] == pytest.approx(totals.busy_s, rel=0.01)
 
 
+@pytest.mark.parametrize("requests", [1, 6, 20])
+def test_sums_only_grow(requests: int) -> None:
+    """A probe that gains is no negative loss: the gateway's counters take these over."""
+    policy = controller(calibrated=False)
+    run = engine(policy, [(math.inf, requests)], survival=CODE, output=200, pauses=0.01)
+    before: dict[str, float] = {}
+    gained = False
+    for step in range(1, 1500):
+        run.run(steps=step)
+        state = policy.snapshot()
+        now = {name: state[name] for name in ("probe_seconds", "probe_tokens", "busy_seconds")}
+        now |= {f"steps {k}": count for k, count in enumerate(state["totals"]["steps"])}
+        now |= {name: state["totals"][name] for name in ("tokens", "plain_seconds")}
+        assert all(now[name] >= value for name, value in before.items())
+        gained |= policy._probe is not None and policy._probe.lost_s < 0.0
+        before = now
+    assert gained
+
+
 def test_an_unused_allowance_is_not_saved_for_a_burst() -> None:
     policy = controller()
     engine(policy, [(120.0, 1)], hardware=SMOLLM2, output=60).run()

@@ -15,7 +15,7 @@ from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Poisson, Rounds, Trace, burst, day, ramp
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
-from drafters.control.policy import Load, Policy, Step
+from drafters.control.policy import Load, Policy
 
 STEPS = 3000  # at each published place, the controller's first ones included
 CALIBRATION_S, CALIBRATED_STEPS = 10.0, 16  # in all, a cell
@@ -68,23 +68,12 @@ class Moving:
         return self.oracle / self.fixed[self.best_k]
 
 
-class Oracle:
-    """Knows the true rates."""
-
-    max_deferred_steps = 1
+class Oracle(Fixed):
+    """Knows the true rates: any K up to the largest may be next."""
 
     def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
-        self._hardware, self._survival, self._k_max = hardware, list(survival), k_max
-
-    @property
-    def k_max(self) -> int:
-        """The most tokens that may be drafted."""
-        return self._k_max
-
-    @property
-    def k_limit(self) -> int:
-        """Any may be next."""
-        return self._k_max
+        super().__init__(k_max, k_max)
+        self._hardware, self._survival = hardware, list(survival)
 
     def choose(self, load: Load) -> int:
         """The K with the highest true rate at this batch."""
@@ -92,9 +81,6 @@ class Oracle:
             range(self._k_max + 1),
             key=lambda k: self._hardware.rate(max(1, load.requests), k, self._survival),
         )
-
-    def observe(self, step: Step) -> None:
-        """Nothing is left to learn."""
 
 
 def calibrate(

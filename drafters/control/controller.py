@@ -237,7 +237,7 @@ class Controller:
         return list(accumulate(made, initial=float(load.requests)))
 
     def _reading_price(self) -> float:
-        """Of a token that the drafter reads: no more than the target's, which is always fresh."""
+        """Seconds for the drafter to read a token: at most the target's, which are always fresh."""
         reading, prompt = self._reading.seconds, self._prompt.seconds
         return min(reading or prompt, prompt or reading)
 
@@ -269,8 +269,8 @@ class Controller:
         self._switches += 1
 
     def _next_probe(self, estimate: Estimate) -> Probe | None:
-        """Of the K that may be better than the one in force, all doubt in its favour; or of K = 0
-        where it is known less well than a probe tells, for what drafts save is counted from it."""
+        """A trial of the K that may be better than the one in force, all doubt in its favour; or of
+        K = 0, from which savings are counted, where it is known less well than a trial tells."""
         load, hopes, tuning = estimate.load, estimate.hopes, self._tuning
         others = [k for k in range(self.k_max + 1) if k != self._k and (load.drafts(k) or not k)]
         k = max(others, key=hopes.__getitem__, default=self._k)

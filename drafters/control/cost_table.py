@@ -141,7 +141,7 @@ class CostTable:
         return cost, self._variance(high if share > 0.5 else low, requests)
 
     def _variance(self, entry: Entry, requests: float | None = None) -> float:
-        """Of what an entry says now: it ages, and tells less of another pace or batch."""
+        """Variance of an entry's cost now: it grows with age, and at another pace or batch."""
         tuning = self._tuning
         away = self._pace - entry.pace
         apart = math.log2(requests / entry.requests) if requests else 0.0

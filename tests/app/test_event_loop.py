@@ -28,9 +28,10 @@ from app.api.routes import OPERATIONS
 from app.engine.adapter import Adapter
 from app.engine.first_token import settle_first_token
 from app.engine.freeze_gc import freeze_gc
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 SETTINGS = load({}, {}, preset="embedded")
 MODEL = SETTINGS.served_model_name
@@ -73,7 +74,7 @@ class EngineCore:
             await asyncio.sleep(CHUNK_S)
 
 
-class ReadyEngine(Engine):
+class ReadyEngine(PhasedEngine):
     """An engine without processes that serves from the start."""
 
     def __init__(self, core: EngineCore) -> None:
@@ -86,10 +87,6 @@ class ReadyEngine(Engine):
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Nothing to start."""
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
 
 @dataclass

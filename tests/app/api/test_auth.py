@@ -18,10 +18,11 @@ from app.api.admin import admin_only
 from app.engine.first_token import FirstToken
 from app.engine.output_limit import OutputLimit
 from app.engine.request_usage import count_tokenized, current_usage
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.errors import ApiError
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 KEY, OTHER, ADMIN = "sk-aerie-one", "sk-aerie-two", "sk-aerie-admin"
 KEYS = f"""
@@ -115,18 +116,11 @@ class FakeOperation:
         return f"data: {json.dumps(error.envelope())}\n\n"
 
 
-class FakeEngine(Engine):
+class FakeEngine(PhasedEngine):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.fake = FakeOperation()
         self.load.capacity = 8
-
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        self.phase = Phase.READY
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
     def operation(self, name: str) -> Any:
         return self.fake if self.ready else super().operation(name)

@@ -11,10 +11,11 @@ import pytest
 
 from app.admission.tenants import digest_of
 from app.api.cors import EXPOSED_HEADERS
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.errors import SettingsError
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 KEY = "sk-aerie-one"
 KEYS = f"""
@@ -30,12 +31,8 @@ PATH = "/v1/chat/completions"
 HEADERS = "authorization,content-type,x-stainless-lang"
 
 
-class FakeEngine(Engine):
+class FakeEngine(PhasedEngine):
     """An engine that is ready and fails every operation."""
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
     def operation(self, name: str) -> Any:
         raise KeyError("a defect")

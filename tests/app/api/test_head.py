@@ -11,9 +11,10 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from app.admission.tenants import digest_of
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 KEY = "sk-aerie-one"
 KEYS = f"""
@@ -26,17 +27,9 @@ sha256 = "{digest_of(KEY.encode())}"
 VARIABLE = {"x-request-id", "date"}
 
 
-class FakeEngine(Engine):
-    """An engine whose readiness is the test's to say."""
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
-
-
 def gateway(phase: Phase = Phase.READY, **given: str) -> Any:
     settings = load({"k": "0", **given}, {}, preset="embedded")
-    engine = FakeEngine(settings)
+    engine = PhasedEngine(settings)
     engine.phase = phase
     return create_app(settings, engine)
 

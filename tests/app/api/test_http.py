@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import httpx
@@ -13,10 +13,11 @@ from fastapi.testclient import TestClient
 
 from app.engine.first_token import FirstToken
 from app.engine.output_limit import OutputLimit
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.errors import ApiError
 from app.main import create_app
 from app.settings import Settings, load
+from tests.app.phased_engine import PhasedEngine
 
 SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -61,20 +62,10 @@ class FakeOperation:
         return f"data: {json.dumps(error.envelope())}\n\n"
 
 
-class FakeEngine(Engine):
+class FakeEngine(PhasedEngine):
     """Starts at once; the phase is set by the test."""
 
     operations = FakeOperation()
-
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        self.phase = Phase.READY
-
-    async def stop(self) -> None:
-        self.phase = Phase.STOPPING
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
     def operation(self, name: str) -> Any:
         return self.operations if self.ready else super().operation(name)

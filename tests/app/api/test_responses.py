@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from app.admission.key_file import create
 from app.engine.first_token import FirstToken
 from app.engine.operation import Reply
 from app.engine.output_limit import OutputLimit
-from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 PATH = "/v1/responses"
 JSON = dict[str, Any]
@@ -58,20 +58,10 @@ class EchoOperation:
             yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
-class EchoEngine(Engine):
+class EchoEngine(PhasedEngine):
     """Ready at once."""
 
     echo: EchoOperation
-
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        self.phase = Phase.READY
-
-    async def stop(self) -> None:
-        self.phase = Phase.STOPPING
-
-    @property
-    def ready(self) -> bool:
-        return True
 
     def operation(self, name: str) -> Any:
         return self.echo

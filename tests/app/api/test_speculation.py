@@ -12,11 +12,12 @@ from fastapi.testclient import TestClient
 
 from app.api import speculation
 from app.engine.speculation_client import SpeculationClient
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import Settings, load
 from drafters.control.controller import Controller
 from drafters.control.objective import Objective
+from tests.app.phased_engine import PhasedEngine
 
 SETTINGS = load({"calibration_s": 0}, {}, preset="embedded")
 PATH = "/v1/speculation"
@@ -40,7 +41,7 @@ class Core:
         raise NotImplementedError
 
 
-class SteeredEngine(Engine):
+class SteeredEngine(PhasedEngine):
     """Serves at once; its `SpeculationClient` asks `core`, also every second as in service."""
 
     def __init__(self, settings: Settings) -> None:
@@ -55,10 +56,6 @@ class SteeredEngine(Engine):
     async def stop(self) -> None:
         self.phase = Phase.STOPPING
         self.polling.cancel()
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
 
 @pytest.fixture

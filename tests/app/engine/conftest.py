@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 
 from app.engine.adapter import Adapter
 from app.engine.first_token import settle_first_token
-from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 TARGET = Path(__file__).resolve().parents[3] / "models" / "embedded" / "target"
 CONTEXT = 2048  # tokens
@@ -99,20 +99,10 @@ def engine_parts() -> tuple[Any, Any]:
     return config, renderer_from_config(config)
 
 
-class FakeEngine(Engine):
+class FakeEngine(PhasedEngine):
     """Ready at once, with the operations of an adapter over a FakeLlm."""
 
     llm: FakeLlm
-
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        self.phase = Phase.READY
-
-    async def stop(self) -> None:
-        self.phase = Phase.STOPPING
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
 
 Gateway = Callable[..., TestClient]

@@ -20,11 +20,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.engine.adapter import Adapter
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
 from drafters.config import MAX_K
 from tests.app.engine.scripted_engine import ScriptedEngine
+from tests.app.phased_engine import PhasedEngine
 
 K_MAX = 5
 STEP_S = 0.02
@@ -114,7 +115,7 @@ class StandInSpeculation:
         return self.latest()
 
 
-class StandInEngine(Engine):
+class StandInEngine(PhasedEngine):
     """Ready when it is told to be."""
 
     llm: StandInLlm
@@ -135,13 +136,6 @@ class StandInEngine(Engine):
     async def run(self, on_ready: Callable[[], None]) -> None:
         self.policy = StandInSpeculation()
         self.begin()
-
-    async def stop(self) -> None:
-        self.phase = Phase.STOPPING
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.READY
 
 
 class StandInGateway:

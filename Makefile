@@ -76,7 +76,7 @@ gpu-kernel-times:
 	@$(BIN)/python -m app.cli bench kernels --device cuda $(call RESULT,kernels)
 
 gpu-drafts:
-	@$(BIN)/python -m pytest -q tests/drafters/vllm/test_v2.py
+	@$(BIN)/python -m pytest -q tests/drafters/vllm/v2/test_v2.py
 
 gpu-steps:
 	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench device --model-free $(SHAPES) $(call RESULT,device)
@@ -104,7 +104,7 @@ screenshots: $(TOOLS) ## Pictures of the page, of a gateway that runs (URL=, nee
 	@$(BIN)/python -m tests.app.page.screenshots $(or $(URL),http://$(HOST):$(PORT))
 
 models: $(INSTALLED) ## Retrain the embedded models
-	@$(BIN)/python -m drafters.train.embedded.build $(ARGS)
+	@$(BIN)/python -m drafters.train.build_embedded $(ARGS)
 
 evaluate: $(INSTALLED) ## Acceptance length of the default head on HumanEval and held-out chats
 	@$(BIN)/aerie evaluate $(ARGS)

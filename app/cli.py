@@ -41,19 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["evaluate"]:  # these have their own options and need no gateway
-        from drafters.train.evaluate import main as evaluate
+        from drafters.train.evaluation.evaluate_head import main as evaluate
 
         return evaluate(arguments[1:])
     if arguments[:1] == ["bench"]:
-        from bench.command import main as bench
+        from bench.cli import main as bench
 
         return bench(arguments[1:])
     if arguments[:1] == ["train"]:
-        from drafters.train.command import main as train
+        from drafters.train.train_head import main as train
 
         return train(arguments[1:])
     if arguments[:1] == ["prompts"]:
-        from drafters.train.prompts.command import main as prompts
+        from drafters.train.prompts.generate_prompts import main as prompts
 
         return prompts(arguments[1:])
     if arguments[:1] == ["keys"]:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["models"]:
         return _models(arguments[1:])
     if arguments[:1] == ["simulate"]:
-        from bench.simulate.command import main as simulate
+        from bench.simulate.replay_tables import main as simulate
 
         return simulate(arguments[1:])
     parser, commands = _parser()

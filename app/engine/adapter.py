@@ -241,7 +241,7 @@ def _parse_tokenize(payload: dict[str, Any]) -> BaseModel:
 
 def _tells_tokens(engine: EngineClient, settings: Settings) -> bool:
     """Whether the engine core tells with each output what was drafted for it: nothing, or what the
-    scheduler of this project counts (drafters/vllm/scheduler.py)."""
+    scheduler of this project counts (drafters/vllm/scheduling/scheduler.py)."""
     if engine.vllm_config.speculative_config is None:
         return True
     return settings.speculates and settings.speculation.speculation_header

@@ -77,8 +77,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What the engine's processes are started with, beside `environ`.
 
     torch puts large tensors on huge pages if asked to (c10/core/impl/alloc_cpu.cpp); what is
-    not torch's memory follows when the weights are loaded (drafters/vllm/pages.py). vLLM gives
-    worker processes a number of threads of their own.
+    not torch's memory follows when the weights are loaded (drafters/vllm/v1/huge_pages.py). vLLM
+    gives worker processes a number of threads of their own.
     """
     found = {**libraries(environ), "THP_MEM_ALLOC_ENABLE": environ.get("THP_MEM_ALLOC_ENABLE", "1")}
     if count := threads(environ):

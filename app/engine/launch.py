@@ -98,7 +98,7 @@ def _stay_on_v1() -> None:
 
 def _refuse_logits_processors(config: Any) -> None:
     """Beside drafts nothing would apply them to the rows of drafted tokens. The engine refuses them
-    too (drafters/vllm/compat.py), from another process, where the reason is lost."""
+    too (drafters/vllm/patches.py), from another process, where the reason is lost."""
     if config.speculative_config is None:
         return
     named = [str(name) for name in config.model_config.logits_processors or ()]

@@ -102,8 +102,8 @@ class GatewayLLM(AsyncLLM):
         return settle_first_token(_corrected(outputs, constraint is not None, silent, told))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A command of DraftingScheduler.speculation (drafters/vllm/scheduler.py). Raises ApiError
-        503 when the engine dies over it."""
+        """A command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
+        Raises ApiError 503 when the engine dies over it."""
         self._run_output_handler()
         asking = asyncio.ensure_future(
             self.engine_core.call_utility_async("aerie_speculation", command, arguments)
@@ -191,8 +191,8 @@ def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
     """End sequences whose tokens were chosen from logits that are not finite: they lose these
     tokens and finish with an error. Returns those that the engine core would go on with.
 
-    The engine core counts such logits (drafters/vllm/finite.py). It passes the count on and
-    otherwise goes on as if nothing had happened.
+    The engine core counts such logits (drafters/vllm/verification/finite.py). It passes the count
+    on and otherwise goes on as if nothing had happened.
     """
     running = []
     for output in outputs:

@@ -26,7 +26,7 @@ WARM_UP_TEXTS = (
     "The capital of France is Paris, and the capital of Italy is",
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
-# Our proposers, and whether each drafts in parallel (drafters/vllm/parallel.py, sequential.py,
+# Our proposers, and whether each drafts in parallel (drafters/vllm/v1/parallel.py, sequential.py,
 # v2/speculator.py).
 DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
 STATS_TIMEOUT_S = 10.0

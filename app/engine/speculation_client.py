@@ -1,6 +1,6 @@
 """Client of the policy that chooses K: sets its objective, measures step costs, polls its state.
 
-The policy runs in the engine core's scheduler (drafters/vllm/scheduler.py).
+The policy runs in the engine core's scheduler (drafters/vllm/scheduling/scheduler.py).
 """
 
 from __future__ import annotations

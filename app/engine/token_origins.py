@@ -1,8 +1,9 @@
 """Which token of an answer was drafted and which one the target chose itself, step by step.
 
 The engine core tells with each output how many draft tokens a sequence has had verified so far, and
-how many were accepted (drafters/vllm/scheduler.py). What a step adds to these counts says where its
-tokens come from: the accepted drafts come first, and the target's own token ends the step.
+how many were accepted (drafters/vllm/scheduling/scheduler.py). What a step adds to these counts
+says where its tokens come from: the accepted drafts come first, and the target's own token ends the
+step.
 
 A token's text is what it added to the answer, as vLLM's detokenizer says. It is handed out once the
 text that the client has been sent reaches to its end: text that might still turn out to be a stop

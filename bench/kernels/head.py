@@ -27,7 +27,7 @@ def head(
         every[:, torch.arange(words, device=device) + offsets] = logits
         return every.argmax(-1)
 
-    def served() -> torch.Tensor:  # drafters/vllm/drafter.py
+    def served() -> torch.Tensor:  # drafters/vllm/v1/drafter.py
         ids = torch.nn.functional.linear(states, weight).argmax(-1)
         return ids if offsets is None else ids + offsets[ids]
 

@@ -13,7 +13,7 @@ import torch
 
 from bench.kernels.clock import Arm
 from drafters.ops.gather import gather
-from drafters.vllm.layout import Rows, lay_out
+from drafters.vllm.v1.layout import Rows, lay_out
 
 TAPS, BLOCK, MASK, CONTEXT, WINDOW = 3, 16, 3, 200, 256
 
@@ -45,7 +45,7 @@ def inputs(batch: int, k: int, hidden: int, dtype: torch.dtype, device: str) -> 
     def put(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
-    def served() -> None:  # what drafters/vllm/drafter.py does
+    def served() -> None:  # what drafters/vllm/v1/drafter.py does
         layout = lay_out(rows, **given)
         ids[:tokens], positions[:tokens] = put(layout.ids), put(layout.positions)
         chosen = put(layout.fresh_from)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.load.client import Client
 from bench.workloads.prompt import CHAT, COMPLETIONS
-from drafters.train.humaneval import Problem, chat_prompt
+from drafters.train.data.humaneval import Problem, chat_prompt
 
 NO_DRAFTS = {"speculation": {"enabled": False}}
 LIKELIEST = 5  # tokens asked for where two answers part; the candidates of a tie are the first two

@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from itertools import takewhile
 
-from drafters.train.humaneval import Problem
+from drafters.train.data.humaneval import Problem
 
 # An answer that was cut off at its token limit has no closing fence.
 _FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)

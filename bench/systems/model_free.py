@@ -6,7 +6,8 @@ synthetic`), position by position at the rates that were published for the head.
 the engine: kernels, scheduler, drafter, gateway. The text means nothing, and the policy is told by
 the same dice, so acceptance does not depend on the load.
 
-On a CPU only this gateway can do that (drafters/vllm/synthetic.py): vLLM's own CPU kernels refuse.
+On a CPU only this gateway can do that (drafters/vllm/verification/synthetic.py): vLLM's own CPU
+kernels refuse.
 """
 
 from __future__ import annotations

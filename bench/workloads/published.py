@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.workloads.prompt import Prompt
-from drafters.train.held_out_chat import conversations
-from drafters.train.humaneval import chat_prompt, problems
+from drafters.train.data.held_out_chat import conversations
+from drafters.train.data.humaneval import chat_prompt, problems
 
 
 def humaneval() -> list[Prompt]:

@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests of a pass, `[requests]` of int64 each: `drafters.vllm.layout.Rows` as tensors,
-    and where their tokens begin. Every request has tokens."""
+    """The requests of a pass, `[requests]` of int64 each: `drafters.vllm.v1.layout.Rows` as
+    tensors, and where their tokens begin. Every request has tokens."""
 
     index: torch.Tensor  # row in the batch
     slot: torch.Tensor  # row in the store, and among the tokens

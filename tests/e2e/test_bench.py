@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench import run
+from bench.served import run
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal

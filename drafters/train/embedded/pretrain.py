@@ -23,8 +23,8 @@ from drafters.train.embedded.data import Corpus, load_corpus
 from drafters.train.embedded.prompts import some_files
 from drafters.train.embedded.stream import rows, tokenise
 from drafters.train.embedded.tokenizer import END_OF_TEXT, IM_END, MAX_LENGTH, load_tokenizer
-from drafters.train.loss import cross_entropy_backward
-from drafters.train.optimizer import MixedOptimizer, trapezoid
+from drafters.train.optimisation.loss import cross_entropy_backward
+from drafters.train.optimisation.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from drafters.train.humaneval import problems
+from drafters.train.data.humaneval import problems
 
 NGRAM_WORDS = 10
 _WORD = re.compile(r"\w+")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from drafters.train.examples import Example
+from drafters.train.data.examples import Example
 from drafters.train.prompts.selection import Prompt
 
 

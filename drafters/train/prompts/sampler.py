@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from drafters.train.data.token_sequences import Text
 from drafters.train.prompts.open_turn import OpenTurn
 from drafters.train.prompts.openings import Opening, draw_openings
 from drafters.train.prompts.sample import Sample
-from drafters.train.texts import Text
 
 
 class Generate(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drafters.config import DrafterConfig
-from drafters.vllm.finite import by_request
-from drafters.vllm.runner import is_parallel
+from drafters.vllm.v1.runner import is_parallel
 from drafters.vllm.v2.speculator import ParallelSpeculator
+from drafters.vllm.verification.finite import by_request
 
 if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Base
@@ -18,7 +18,7 @@ else:
 class DraftingRunner(Base):
     """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py). Seeded requests need
     nothing of ours here: vLLM keys their randomness by position. Its samplers count rows of logits
-    that are not finite through `count_broken`, which compat.py puts there."""
+    that are not finite through `count_broken`, which patches.py puts there."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)

@@ -23,13 +23,13 @@ from vllm.v1.worker.gpu.states import RequestState
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
-from drafters.vllm.greedy import likeliest
 from drafters.vllm.v2.graphs import Graphs, Ints, drafted
+from drafters.vllm.verification.greedy import likeliest
 
 
 class ParallelSpeculator(DraftModelSpeculator):
-    """The counterpart of `drafters.vllm.parallel.ParallelDrafter`; DFlash's is its nearest relative
-    in vLLM (v1/worker/gpu/spec_decode/dflash/speculator.py).
+    """The counterpart of `drafters.vllm.v1.parallel.ParallelDrafter`; DFlash's is its nearest
+    relative in vLLM (v1/worker/gpu/spec_decode/dflash/speculator.py).
 
     No step waits for the device, and how many drafts were accepted is known there alone. So a
     request's part of a pass has a place for each of its tokens that the target read, and for K - 1

@@ -34,8 +34,8 @@ def test_a_good_report_is_returned() -> None:
 
 def test_our_proposers_are_known_by_their_names() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from drafters.vllm.parallel import ParallelDrafter
-    from drafters.vllm.sequential import SequentialDrafter
+    from drafters.vllm.v1.parallel import ParallelDrafter
+    from drafters.vllm.v1.sequential import SequentialDrafter
     from drafters.vllm.v2.speculator import ParallelSpeculator
 
     ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)

@@ -8,7 +8,7 @@ import pytest
 
 from bench.quality.extraction import completed, program
 from bench.quality.runner import run_program
-from drafters.train.humaneval import Problem, problems
+from drafters.train.data.humaneval import Problem, problems
 
 PROBLEM = Problem(
     task_id="T/0",

@@ -10,7 +10,7 @@ import pytest
 
 from bench.quality.extraction import program
 from bench.quality.runner import Limits, Outcome, run_program
-from drafters.train.humaneval import Problem
+from drafters.train.data.humaneval import Problem
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_size=4096)
 

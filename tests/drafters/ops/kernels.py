@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ops import head_triton, inputs_triton, reference
-from drafters.vllm.layout import Rows, lay_out
-from tests.drafters.vllm.test_layout import passes
+from drafters.vllm.v1.layout import Rows, lay_out
+from tests.drafters.vllm.v1.test_layout import passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

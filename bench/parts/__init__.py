@@ -1,0 +1,1 @@
+"""Benches of single parts, each in processes of its own and without a server."""

@@ -1,0 +1,250 @@
+"""`aerie bench device`: what a step, and the drafter's pass in it, take on the device.
+
+Engines one after the other, in a process each and without a server: methods as of a sweep, K = 0
+(`off`), `k:K` and `plain` ours, `none`, `vllm:K` and `eagle3:K` vLLM's own. A batch of requests
+decodes while events on the device's stream mark where steps begin and where a drafter's pass begins
+and ends; on a CPU the clock does. Figures are medians over steps that read no prompt and in which
+every request verifies K drafts, from the beginning of one to that of the next, so that what the
+host adds shows as far as the device waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from app.errors import AerieError
+from bench import options
+from bench.options import tell
+from bench.parts.offline import engine_core, held_out, lines, model_runner
+from bench.provenance import provenance
+from bench.sweep.journal import Journal
+from bench.systems.commands import Shared, in_process
+from bench.systems.method import Method, largest_k, parse, servers
+from bench.systems.model_free import ARCHITECTURES
+from drafters.markdown import columns
+
+METHODS = "none,plain,vllm:3,vllm:7,vllm:11,off,k:3,k:7,k:11"
+BATCHES = "1,8,32,128"
+OUTPUT_TOKENS = 128
+WARM_UP_TOKENS = 16
+FEWEST = 4  # steps that a figure is worth printing from
+
+Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, batch) -> figures
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what is missing, print the tables; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        methods = parse(args.methods)
+        given = options.settings(args.set) | {"max_num_seqs": max(args.batch)}
+        folder = args.out.parent / f"{args.out.stem}-model-free"
+        shared = Shared.of(largest_k(methods), given, args.eagle3, args.model_free, folder)
+        if args.offline:
+            for cell in measure(servers(methods)[args.offline], shared, args.batch):
+                print("\n" + json.dumps(cell), flush=True)
+            return 0
+        if any(method.kind == "adaptive" for method in methods):
+            raise ValueError("a step has one K: leave out `adaptive`")
+        journal = Journal(args.out)
+        plan = {name: getattr(args, name) for name in ("methods", "batch", "model_free", "set")}
+        journal.begin(plan, provenance(["device", *argv]))
+        for server, group in servers(methods).items():
+            if all(
+                (method.name, batch) in journal.cells for method in group for batch in args.batch
+            ):
+                continue
+            tell(f"starting {server}")
+            _, environment = in_process(group[0], shared)
+            for cell in lines("bench.parts.device", [server, *argv], environment):
+                journal.add((cell.pop("method"), cell.pop("batch")), cell)
+    except (AerieError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        print(f"aerie bench: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(tables(methods, args.batch, journal.cells)))
+    return 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One that the runner was given; its marks are of `Clock`."""
+
+    requests: int
+    tokens: int
+    reads: bool  # a prompt, or part of one
+    begun: Any
+    draft_begun: Any = None
+    draft_ended: Any = None
+
+    def is_steady(self, batch: int, k: int) -> bool:
+        """Whether it is one of those that figures are about."""
+        return not self.reads and self.requests == batch and self.tokens == batch * (1 + k)
+
+
+class Clock:
+    """Marks on the device's stream, for which nothing waits; on a CPU the time."""
+
+    def __init__(self, device: Any) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Now, or when the device gets there."""
+        if not self._on_gpu:
+            return perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def milliseconds(self, since: Any, until: Any) -> float:
+        """Between two marks that the device has passed."""
+        return float(since.elapsed_time(until) if self._on_gpu else 1e3 * (until - since))
+
+    def wait(self) -> None:
+        """For the device to have passed every mark."""
+        if self._on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def watch(runner: Any, clock: Clock) -> list[Step]:
+    """Every step that a vLLM model runner is given from now on, V1's or V2's."""
+    steps: list[Step] = []
+    execute = runner.execute_model
+
+    def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduled.total_num_scheduled_tokens:
+            cached = scheduled.scheduled_cached_reqs
+            reads = bool(scheduled.scheduled_new_reqs) or any(
+                cached.is_context_phase(name) for name in cached.req_ids
+            )
+            count, tokens = len(scheduled.num_scheduled_tokens), scheduled.num_scheduled_tokens
+            steps.append(Step(count, sum(tokens.values()), reads, clock.mark()))
+        return execute(scheduled, *args, **kwargs)
+
+    runner.execute_model = execute_model
+    # V2's speculator, or None; on V1 the runner itself asks its drafter.
+    v2 = hasattr(runner, "speculator")
+    owner, name = (runner.speculator, "propose") if v2 else (runner, "propose_draft_token_ids")
+    if owner is not None:
+        setattr(owner, name, _marked(getattr(owner, name), steps, clock))
+    return steps
+
+
+def _marked(propose: Callable[..., Any], steps: list[Step], clock: Clock) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        begun = clock.mark()
+        try:
+            return propose(*args, **kwargs)
+        finally:
+            if steps:
+                steps[-1].draft_begun, steps[-1].draft_ended = begun, clock.mark()
+
+    return marked
+
+
+def measure(
+    group: Sequence[Method], shared: Shared, batches: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Cells of the methods of one engine, which is started here."""
+    from vllm import LLM, SamplingParams
+
+    arguments, _ = in_process(group[0], shared)
+    llm = LLM(**arguments)
+    runner = model_runner(llm)
+    clock = Clock(runner.device)
+    steps, cells = watch(runner, clock), []
+    held = held_out(max(batches))
+    for method in group:
+        if method.changes is not None:
+            engine_core(llm).scheduler.speculation("steer", method.changes)
+        for batch in batches:
+            asked: Any = [{"prompt_token_ids": held[i % len(held)]} for i in range(batch)]
+            for tokens in (WARM_UP_TOKENS, OUTPUT_TOKENS):
+                steps.clear()
+                sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+                llm.generate(asked, sampling, use_tqdm=False)
+            clock.wait()
+            cells.append(
+                {"method": method.name, "batch": batch, **figures(steps, clock, batch, method.k)}
+            )
+    return cells
+
+
+def figures(steps: Sequence[Step], clock: Clock, batch: int, k: int) -> dict[str, Any]:
+    """Count a cell's steady steps; their median times in milliseconds."""
+    steady = [(a, b) for a, b in pairwise(steps) if a.is_steady(batch, k) and b.is_steady(batch, k)]
+    found: dict[str, Any] = {"k": k, "steps": len(steady)}
+    if len(steady) < FEWEST:
+        return found
+    found["step_ms"] = round(median(clock.milliseconds(a.begun, b.begun) for a, b in steady), 4)
+    if k:
+        drafts = (clock.milliseconds(a.draft_begun, a.draft_ended) for a, _ in steady)
+        found["draft_ms"] = round(median(drafts), 4)
+    return found
+
+
+def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> list[str]:
+    """Markdown: times, and what they are over."""
+
+    def grid(show: Callable[[Method, int], float | None]) -> list[str]:
+        rows = [["batch", *(method.label for method in methods)]]
+        for batch in batches:
+            values = [show(method, batch) for method in methods]
+            rows.append([str(batch), *("" if v is None else f"{v:.3f}" for v in values)])
+        return columns(rows)
+
+    def of(name: str, method: Method, batch: int) -> float | None:
+        return cells.get((method.name, batch), {}).get(name)
+
+    def over(method: Method, batch: int) -> float | None:
+        peer = {"k": Method("vllm", method.k), "off": Method("plain"), "plain": Method("none")}
+        other = peer.get(method.kind)
+        ours, theirs = of("step_ms", method, batch), other and of("step_ms", other, batch)
+        return ours / theirs if ours and theirs else None
+
+    return [
+        "A step, ms (from its beginning to that of the next):",
+        *grid(partial(of, "step_ms")),
+        "",
+        "The drafter's pass in it, ms:",
+        *grid(partial(of, "draft_ms")),
+        "",
+        "A step at K over that of vLLM's P-EAGLE, at K = 0 over no head, without a head over none:",
+        *grid(over),
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie bench device", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--offline", metavar="SERVER", help=argparse.SUPPRESS)
+    add("--methods", default=METHODS, help=f"[{METHODS}]")
+    add("--batch", type=options.counts, default=options.counts(BATCHES), metavar="N,N",
+        help=f"requests that decode together [{BATCHES}]")  # fmt: skip
+    add("--model-free", default="", metavar="ARCHITECTURE",
+        help=f"as in a sweep: {', '.join(ARCHITECTURES)}")  # fmt: skip
+    options.add_engines(parser)
+    add("--out", type=Path, default=Path("runs/device.jsonl"), metavar="FILE",
+        help="results; the same command goes on from there [runs/device.jsonl]")  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""Engines in a process of their own and without a server, so that one can look into them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.engine import cpu
+
+
+def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What `python -m MODULE --offline ...` prints as lines of JSON, once it has ended.
+
+    Raises subprocess.CalledProcessError if it fails.
+    """
+    environment = {**environ, **cpu.environment(environ)}
+    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    line = [sys.executable, "-m", module, "--offline", *argv]
+    printed = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    return [json.loads(text) for text in printed.splitlines() if text.startswith(b"{")]
+
+
+def engine_core(llm: Any) -> Any:
+    """The engine core of a vLLM `LLM` that runs in this process."""
+    return llm.llm_engine.engine_core.engine_core
+
+
+def model_runner(llm: Any) -> Any:
+    """The model runner of a vLLM `LLM` whose engine and model run in this process."""
+    return engine_core(llm).model_executor.driver_worker.worker.model_runner
+
+
+def held_out(count: int) -> list[list[int]]:
+    """Token ids of prompts that no embedded model was trained on; every target has these ids."""
+    from drafters.train.embedded.tokenizer import load_tokenizer
+    from drafters.train.evaluation.evaluate_head import EMBEDDED
+    from drafters.train.evaluation.workloads import held_out_prompts
+
+    return held_out_prompts(load_tokenizer(EMBEDDED / "target"), count)["code"]

@@ -1,0 +1,190 @@
+"""`aerie bench quality`: are answers the same with drafts and without, and are they right?
+
+Every HumanEval problem is answered twice by one gateway, greedily: with drafts, and with
+`"speculation": {"enabled": false}`. Answers with the same tokens are equal. Where two part, the
+engine is asked without drafts how likely both tokens are there: as likely as rounding can tell is
+a float tie, anything else a failure and exit code 1.
+
+Verifying drafts puts several tokens of a request into one pass, and so do other requests beside
+it; sums of floats come out differently in passes of different shapes. With --concurrency 1, the
+default, only drafts make such a difference, and every problem's two answers follow each other.
+With more, answers also depend on which others were in their passes, so that more of them part.
+
+--run-code runs the answers against the problems' tests and adds pass@1 with 95% intervals
+(Wilson). That executes what a model wrote: in a process of its own with limits, which contains
+accidents and is no sandbox against malice. Without the option nothing is executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from app.errors import AerieError
+from bench import options
+from bench.load.arrivals import closed_loop
+from bench.load.client import Client
+from bench.load.counters import PATH, speculation
+from bench.load.run import counters
+from bench.options import EAGLE3, add_settings, positive, tell
+from bench.provenance import provenance
+from bench.quality.answers import Answer, ask, likeliest
+from bench.quality.difference import TOLERANCE, difference
+from bench.quality.extraction import program
+from bench.quality.runner import run_program
+from bench.quality.summary import summary, text
+from bench.sweep.fleet import Fleet
+from bench.sweep.journal import Journal
+from bench.systems.method import GATEWAY, Method, parse
+from drafters.train.data.humaneval import Problem, problems
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+MAX_TOKENS = 512
+_REPORT_EVERY = 15.0  # seconds
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask what is missing, print the summary; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        method = _method(args.method)
+        chosen = problems()[: args.count]
+        journal = Journal(args.out)
+        journal.begin(_plan(args), provenance(["quality", *argv]))
+        drafted = asyncio.run(_measure(args, method, chosen, journal))
+    except (AerieError, RuntimeError, ValueError, OSError) as error:
+        print(f"aerie bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"aerie bench: stopped; the same command goes on from {args.out}", file=sys.stderr)
+        return 130
+    found = summary(journal.cells, args.tolerance)
+    tell(text(found))
+    facts = {"plan": journal.plan, "speculation": drafted, "provenance": journal.provenance}
+    print(json.dumps({**found, **facts}, allow_nan=False))
+    # Without a draft both answers are of the same passes, and equal for no reason.
+    if drafted is not None and "acceptance_length" not in drafted:
+        print("aerie bench: the server drafted nothing: no comparison", file=sys.stderr)
+        return 1
+    return 1 if found["failures"] else 0
+
+
+async def _measure(
+    args: argparse.Namespace, method: Method, chosen: Sequence[Problem], journal: Journal
+) -> dict[str, Any] | None:
+    """Answer the problems that the journal lacks; acceptance by the server's counters, or None
+    if there was nothing to ask."""
+    missing = [problem for problem in chosen if (problem.task_id,) not in journal.cells]
+    if not missing:
+        return None
+    async with AsyncExitStack() as stack:
+        client, model = await _server(args, method, stack)
+        before = await counters(client)
+        if before is None:
+            raise RuntimeError(f"the server has no {PATH}, which says whether anything is drafted")
+        told = time.monotonic()
+
+        async def one(index: int) -> None:
+            nonlocal told
+            problem = missing[index]
+            cell = await _cell(client, model, problem, args.max_tokens, args.run_code)
+            journal.add((problem.task_id,), cell)
+            if time.monotonic() - told > _REPORT_EVERY:
+                told = time.monotonic()
+                tell(f"{len(journal.cells)} of {len(chosen)} problems")
+
+        await closed_loop(one, [args.concurrency] * len(missing))
+        after = await counters(client)
+    return {} if after is None else speculation(after.since(before))
+
+
+async def _server(
+    args: argparse.Namespace, method: Method, stack: AsyncExitStack
+) -> tuple[Client, str]:
+    """A client of the server at --url, left as it is, or of a gateway started here; its model."""
+    if args.url:
+        client = Client(args.url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
+        await stack.enter_async_context(client)
+        models = await client.json("GET", "/v1/models")
+        return client, args.model or models["data"][0]["id"]
+    logs = args.out.parent / f"{args.out.stem}-logs"
+    fleet = Fleet([method], options.settings(args.set), EAGLE3, logs, tell)
+    await stack.enter_async_context(fleet)
+    return await fleet.switch(method), fleet.model
+
+
+async def _cell(
+    client: Client, model: str, problem: Problem, max_tokens: int, run_code: bool
+) -> dict[str, Any]:
+    """Both answers to one problem, where they part, and what became of their programs."""
+    answer = partial(ask, client, model, problem, max_tokens=max_tokens)
+    on, off = await answer(drafts=True), await answer(drafts=False)
+    parted = await difference(on, off, partial(likeliest, client, model))
+    outcomes: dict[str, dict[str, str]] = {"on": {}, "off": {}}
+    if run_code:
+        programs = [program(problem, side.text) for side in (on, off)]
+        # Equal programs run once: sets have another order in every process.
+        results = {source: await asyncio.to_thread(run_program, source) for source in {*programs}}
+        for side, source in zip(outcomes, programs, strict=True):
+            outcomes[side]["outcome"] = results[source]
+    return {
+        "on": {**_entry(on), **outcomes["on"]},
+        "off": {**_entry(off), **outcomes["off"]},
+        "difference": parted and asdict(parted),
+    }
+
+
+def _entry(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def _method(name: str) -> Method:
+    methods = parse(name)
+    if len(methods) != 1 or methods[0].server != GATEWAY or methods[0].kind == "off":
+        raise ValueError(f"--method {name!r}: give adaptive or k:K")
+    return methods[0]
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("count", "max_tokens", "concurrency", "run_code", "method", "url", "model")
+    plan = {name: getattr(args, name) for name in names}
+    return {"workload": "humaneval", **plan, "settings": options.settings(args.set)}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie bench quality", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"An API key for --url is read from {KEY_VARIABLE}. The last line is JSON.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--url", default="", help="of a gateway that runs; without it one is started here")
+    add("--model", default="", help="with --url [the server's first]")
+    add(
+        "--method", default="adaptive", help="of a gateway started here: adaptive or k:K [adaptive]"
+    )
+    add("--count", type=positive, metavar="N", help="the first N problems only [all]")
+    add("--max-tokens", type=positive, default=MAX_TOKENS, help=f"of an answer [{MAX_TOKENS}]")
+    add("--concurrency", type=positive, default=1, metavar="C", help="problems at a time [1]")
+    add("--tolerance", type=float, default=TOLERANCE, metavar="NATS",
+        help=f"largest gap of a float tie [{TOLERANCE}: two steps of bfloat16 logits of 16 to 32; "
+        "0.001 is enough for float32]")  # fmt: skip
+    add("--run-code", action="store_true", help="execute the answers, for pass@1")
+    add_settings(parser)
+    add("--out", type=Path, default=Path("runs/quality.jsonl"), metavar="FILE",
+        help="results; the same command goes on from there [runs/quality.jsonl]")  # fmt: skip
+    return parser

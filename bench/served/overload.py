@@ -1,0 +1,271 @@
+"""What is left of a gateway at four times the load that it can take?
+
+    python -m bench.served.overload --seconds 300
+
+Starts a gateway (or takes the one at `--port`), then: a closed loop that keeps every place of the
+engine busy and the gate's queue half full, for its peak goodput and the rate that this means; an
+open loop (Poisson) at that rate; an open loop at `--times` that rate. Wanted: goodput >= 0.95 of
+the peak, p99 of the time to the first token of accepted requests <= 2 times that at capacity,
+refusals in less than 50 ms. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from urllib.request import urlopen
+
+READY_WITHIN_S = 300.0
+SETTLE_S = 5.0  # at the beginning of each phase, not counted
+WANTED = {"goodput": 0.95, "ttft": 2.0, "refusal_s": 0.050}
+MODEL = "aerie-embedded"
+
+
+@dataclass
+class Outcome:
+    """One request; times in seconds, `at` and `ended` on the loop's clock."""
+
+    at: float
+    status: int = 0
+    first_s: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Accepted and answered to the end."""
+        return self.status == 200 and self.tokens > 0
+
+
+class Lag:
+    """How late this process's own loop is: what it adds to every time that it measures."""
+
+    EVERY_S = 0.01
+
+    def __init__(self) -> None:
+        self._late: list[tuple[float, float]] = []
+
+    async def watch(self) -> None:
+        """Record how late the event loop is, until cancelled."""
+        while True:
+            due = time.monotonic() + self.EVERY_S
+            await asyncio.sleep(self.EVERY_S)
+            self._late.append((due, time.monotonic() - due))
+
+    def p99_s(self, begin: float, end: float) -> float:
+        """99th percentile of the lateness between two moments, in seconds."""
+        return _p99(sorted(late for due, late in self._late if begin <= due < end))
+
+
+class Client:
+    """Streams completions over a connection each; reads no more of them than the figures need."""
+
+    def __init__(self, port: int, tokens: int, seed: int) -> None:
+        self._port = port
+        self._tokens = tokens
+        self._random = Random(seed)
+        self.outcomes: list[Outcome] = []
+
+    async def ask(self) -> None:
+        """Send one request and record its outcome."""
+        # Answers of one length would end together, and whoever waits would wait for all of them.
+        tokens = self._random.randint(self._tokens // 2, self._tokens * 3 // 2)
+        body = json.dumps(
+            {
+                "model": MODEL, "prompt": f"# {self._random.randrange(10**6)}\ndef step(value):\n",
+                "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()  # fmt: skip
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        outcome = Outcome(at=time.monotonic())
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            try:
+                writer.write(head.encode() + body)
+                await self._read(reader, outcome)
+            finally:
+                writer.close()
+        except OSError:
+            outcome.status = 0
+        outcome.ended = time.monotonic()
+        self.outcomes.append(outcome)
+
+    async def _read(self, reader: asyncio.StreamReader, outcome: Outcome) -> None:
+        outcome.status = int((await reader.readline()).split()[1])
+        last = b""
+        while data := await reader.read(2**16):
+            if not outcome.first_s and b"data: " in data:
+                outcome.first_s = time.monotonic() - outcome.at
+            last = (last + data)[-4096:]
+        if outcome.status == 200 and b"[DONE]" in last:
+            usage = last.rpartition(b'"completion_tokens":')[2]
+            outcome.tokens = int(usage.split(b"}")[0].split(b",")[0])
+
+    async def closed(self, clients: int, seconds: float) -> None:
+        """So many clients, each with its next request when the last has ended."""
+        end = time.monotonic() + seconds
+
+        async def one() -> None:
+            while time.monotonic() < end:
+                await self.ask()
+
+        await asyncio.gather(*(one() for _ in range(clients)))
+
+    async def open(self, rate: float, seconds: float) -> None:
+        """`rate` requests per second, whatever becomes of them."""
+        end = time.monotonic() + seconds
+        due = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            while due < end:
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                tasks.create_task(self.ask())
+                due += self._random.expovariate(rate)
+
+
+def figures(outcomes: Sequence[Outcome], begin: float, end: float) -> dict[str, float]:
+    """Rates and times of what ended (first tokens: of what began) between two moments."""
+    ended = [o for o in outcomes if begin <= o.ended < end]
+    begun = [o for o in outcomes if begin <= o.at < end]
+    whole = [o for o in ended if o.whole]
+    first = sorted(o.first_s for o in begun if o.whole)
+    refused = sorted(o.ended - o.at for o in begun if o.status == 429)
+    statuses = Counter(o.status for o in begun)
+    return {
+        "offered_per_s": len(begun) / (end - begin),
+        "answered_per_s": len(whole) / (end - begin),
+        "goodput": sum(o.tokens for o in whole) / (end - begin),
+        "ttft_p50_s": median(first) if first else 0.0,
+        "ttft_p99_s": _p99(first),
+        "refused": statuses[429],
+        "refusal_p50_s": median(refused) if refused else 0.0,
+        "refusal_p99_s": _p99(refused),
+        "other": sum(n for status, n in statuses.items() if status not in (200, 429)),
+        "broken": sum(o.status == 200 and not o.whole for o in ended),
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return values[min(len(values) - 1, int(0.99 * len(values)))] if values else 0.0
+
+
+async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure the three phases, one after another."""
+    # With nobody waiting, answers of one length begin and end together, places stay empty for a
+    # moment each time, and an overload makes more than this "peak".
+    clients = arguments.places * 3 // 2
+    found: dict[str, dict[str, float]] = {}
+
+    async def phase(name: str, seconds: float, rate: float | None) -> None:
+        client = Client(port, arguments.tokens, arguments.seed)
+        lag = Lag()
+        watching = asyncio.create_task(lag.watch())
+        began = time.monotonic() + SETTLE_S
+        if rate is None:
+            await client.closed(clients, seconds + SETTLE_S)
+        else:
+            await client.open(rate, seconds + SETTLE_S)
+        watching.cancel()
+        found[name] = figures(client.outcomes, began, began + seconds)
+        found[name]["client_lag_p99_s"] = lag.p99_s(began, began + seconds)
+        row = "  ".join(f"{key} {value:.3f}" for key, value in found[name].items())
+        print(f"{name}: {row}", flush=True)
+        await asyncio.sleep(2)
+
+    await phase("peak", arguments.capacity_seconds, None)
+    rate = found["peak"]["answered_per_s"]
+    await phase("capacity", arguments.capacity_seconds, rate)
+    await phase("overload", arguments.seconds, arguments.times * rate)
+    return found
+
+
+@contextmanager
+def gateway(arguments: argparse.Namespace) -> Iterator[int]:
+    """The port of one that is ready, started for this and ended again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+    command += ["--preset", "embedded", "--max-num-seqs", str(arguments.batch), *arguments.serve]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + READY_WITHIN_S
+            while not _ready(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise SystemExit(f"no gateway:\n{log.read()[-3000:].decode(errors='replace')}")
+                time.sleep(0.5)
+            yield port
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # 503 is one, too
+        return False
+
+
+def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
+    """The three ratios and whether each is as wanted."""
+    overload = found["overload"]
+    goodput = overload["goodput"] / max(phase["goodput"] for phase in found.values())
+    ttft = overload["ttft_p99_s"] / found["capacity"]["ttft_p99_s"]
+    refusal = overload["refusal_p99_s"]
+    return {
+        "goodput_of_peak": goodput,
+        "ttft_p99_over_capacity": ttft,
+        "refusal_p99_s": refusal,
+        "goodput_ok": goodput >= WANTED["goodput"],
+        "ttft_ok": ttft <= WANTED["ttft"],
+        "refusal_ok": refusal < WANTED["refusal_s"],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the three phases and the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of overload")
+    parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of each other phase")
+    parser.add_argument("--times", type=float, default=4.0, help="the capacity's rate")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="per answer, on average: half as many to half more"
+    )
+    parser.add_argument("--batch", type=int, default=32, help="the engine's max_num_seqs")
+    parser.add_argument("--port", type=int, default=0, help="of a gateway that runs already")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("serve", nargs="*", help="further options of `aerie serve`, after --")
+    arguments = parser.parse_args(argv)
+    arguments.places = arguments.batch + -(-arguments.batch // 8)  # as admission counts
+    if arguments.port:
+        found = asyncio.run(measure(arguments.port, arguments))
+    else:
+        with gateway(arguments) as port:
+            found = asyncio.run(measure(port, arguments))
+    print(json.dumps({**vars(arguments), "phases": found, **verdict(found)}))
+
+
+if __name__ == "__main__":
+    main()

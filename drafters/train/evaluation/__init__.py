@@ -1,0 +1,1 @@
+"""Acceptance length of a head on prompts: workloads, replay and confidence intervals."""

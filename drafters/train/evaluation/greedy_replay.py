@@ -1,0 +1,108 @@
+"""The walk of lossless greedy speculation over text that the target has written.
+
+Greedy verification accepts a draft exactly as far as it agrees with the target's own text, and
+what a head drafts at an anchor depends on the text before it alone. So the drafts of all anchors
+are made together, and the walk for each K only looks up how far they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+
+from drafters.model.head import DraftHead
+from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
+from drafters.train.target import FrozenTarget
+
+# Drafted at a time. Each slot attends to all others of its pass in vain, so that few are fast;
+# their mask and their logits are what memory is needed for.
+_SLOTS = 512
+
+
+@torch.no_grad()
+def draft_everywhere(
+    head: DraftHead,
+    target: FrozenTarget,
+    tokens: torch.Tensor,  # [n]
+    first: int,
+    last: int,
+    count: int,
+) -> torch.Tensor:
+    """Drafts of `count` tokens from each anchor `first..last`: target ids [anchors, count].
+
+    Row a - first follows the entry at a, which holds token a + 1, so it guesses the tokens from
+    a + 2 on; `tokens` reaches to a + 1 at least.
+    """
+    text = tokens[None, : last + 2].to(target.device)
+    states = target.states(text[:, :-1], head.config.eagle_aux_hidden_state_layer_ids)
+    entries = real_entries(head, text, states.taps)
+    drafted = []
+    for anchors in torch.arange(first, last + 1, device=target.device).split(
+        max(_SLOTS // count, 1)
+    ):
+        later = draft_outputs(head, entries, [anchors] * (count - 1))
+        outputs = torch.cat([entries.output[:, anchors], *later])  # [count, anchors, hidden]
+        drafted.append(head.to_target(head.logits(outputs).argmax(-1)).T)
+    return torch.cat(drafted).to(tokens.device)
+
+
+def agreement(
+    drafted: torch.Tensor,  # [anchors, count]
+    tokens: torch.Tensor,  # [n]: goes on for `count` tokens behind the last anchor's own
+    first: int,
+) -> list[int]:
+    """How many of each anchor's drafts agree with the text before the first that does not."""
+    anchors, count = drafted.shape
+    text = tokens[first + 2 :].unfold(0, count, 1)[:anchors]
+    return (drafted == text).int().cumprod(1).sum(1).tolist()
+
+
+def walk(agreeing: Sequence[int], count: int) -> list[int]:
+    """What each step accepts at K = `count`.
+
+    `agreeing[i]` belongs to the step whose newest token is the response's token i: the first
+    token comes from the prompt's own pass, and a step whose newest token is the last is none.
+    """
+    taken, newest = list[int](), 0
+    while newest < len(agreeing):
+        taken.append(min(agreeing[newest], count))
+        newest += taken[-1] + 1
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What the steps of some requests accepted at one K."""
+
+    steps: torch.Tensor  # int64 [requests]
+    accepted: torch.Tensor  # int64 [requests, K]: steps that accepted each draft position
+
+    @classmethod
+    def of(cls, walks: Sequence[Sequence[int]], count: int) -> Self:
+        """Count walks, one for each request."""
+        steps = torch.tensor([len(taken) for taken in walks])
+        accepted = torch.zeros(len(walks), count, dtype=torch.int64)
+        for request, taken in enumerate(walks):
+            reached = torch.tensor(taken)[:, None] > torch.arange(count)
+            accepted[request] = reached.sum(0)
+        return cls(steps, accepted)
+
+    @property
+    def length(self) -> float:
+        """Tokens per target step, the bonus token included."""
+        return 1.0 + float(self.accepted.sum() / self.steps.sum())
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of all steps that accepted each position (unconditional)."""
+        return (self.accepted.sum(0) / self.steps.sum()).tolist()
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """Share of the steps that accepted the position before; None where none did."""
+        hits = [int(self.steps.sum()), *self.accepted.sum(0).tolist()]
+        return [here / before if before else None for before, here in pairwise(hits)]

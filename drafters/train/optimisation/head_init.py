@@ -1,0 +1,140 @@
+"""A head before its training: shaped after its target, with what can be taken over from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from drafters.model.checkpoint import load_head
+from drafters.model.config import HeadConfig, Method
+from drafters.model.config import default_taps as vllm_taps
+from drafters.model.head import DraftHead
+from drafters.train.data.token_sequences import Texts
+from drafters.train.target import FrozenTarget
+
+# P-EAGLE's one pass pays for depth (paper, table 5: 1 / 2 / 4 layers, acceptance length
+# 2.69 / 3.58 / 3.92); each of EAGLE-3's K passes would pay for it again.
+LAYERS: dict[Method, int] = {"p-eagle": 4, "eagle3": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What a head is to be; None takes the method's or the target's own."""
+
+    method: Method = "p-eagle"
+    layers: int | None = None
+    taps: Sequence[int] | None = None
+    intermediate_size: int | None = None
+    own_embeddings: bool | None = None  # P-EAGLE trains its own, EAGLE-3 shares the target's
+    draft_vocabulary: Sequence[int] | None = None  # ascending target ids
+    mask_token: int | None = None  # needed by P-EAGLE
+    seed: int = 0
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """An early, a middle and a late layer, as vLLM's default where the target has as many."""
+    taps = vllm_taps(layers)
+    return (
+        taps if taps[0] < taps[1] < taps[2] else tuple(sorted({1, (layers + 1) // 2, layers - 1}))
+    )
+
+
+def mask_token_of(target: FrozenTarget, given: str | None) -> int:
+    """The placeholder of the parallel slots: a token that no text contains.
+
+    `given` is a token or its id. Without it: the tokenizer's mask token, or a row of the
+    vocabulary that the tokenizer does not use.
+    """
+    tokenizer, rows = target.tokenizer, target.shape.vocab_size
+    if given is not None:
+        found = int(given) if given.isdecimal() else tokenizer.get_vocab().get(given)
+        if found is None or not 0 <= found < rows:
+            raise ValueError(f"--mask-token: the target has no token {given!r}")
+        return int(found)
+    if tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    if len(tokenizer) < rows:
+        return rows - 1
+    raise ValueError(
+        "the target has no mask token and no unused one: give --mask-token, a token or id that "
+        "never occurs in text, such as a reserved special token"
+    )
+
+
+def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: int) -> list[int]:
+    """A draft vocabulary: the `size` commonest tokens of the responses, ascending.
+
+    `always` are kept whatever their number (end tokens). Tokens that never occurred fill up the
+    rest in the order of their ids.
+    """
+    if not len(always) <= size < vocab_size:
+        raise ValueError(f"a draft vocabulary of {size} is no part of {vocab_size}")
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for text in texts:
+        counts += torch.bincount(text.tokens[text.prompt :], minlength=vocab_size)
+    counts[list(always)] = counts.sum() + 1
+    return sorted(counts.argsort(descending=True, stable=True)[:size].tolist())
+
+
+def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
+    """A trained head, to be trained on; ValueError if it is not of this target's shape."""
+    shape = target.shape
+    head = load_head(folder, dtype, shape.num_hidden_layers)
+    config = head.config
+    found = (config.target_hidden_size, config.vocab_size)
+    if found != (shape.hidden_size, shape.vocab_size):
+        raise ValueError(f"--init: {folder} is a head for another target")
+    return _lend(target, head, dtype)
+
+
+def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:
+    """Initialise on the target's device: matrices at random, tables as the target's."""
+    shape = target.shape
+    chosen = plan.draft_vocabulary
+    if plan.method == "p-eagle" and plan.mask_token is None:
+        raise ValueError("a P-EAGLE head needs a mask token")
+    config = HeadConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        target_hidden_size=shape.hidden_size,
+        intermediate_size=plan.intermediate_size or shape.intermediate_size,
+        num_hidden_layers=plan.layers or LAYERS[plan.method],
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        ptd_token_id=plan.mask_token if plan.method == "p-eagle" else None,
+        draft_vocab_size=len(chosen) if chosen else None,
+        eagle_aux_hidden_state_layer_ids=tuple(plan.taps or default_taps(shape.num_hidden_layers)),
+        max_position_embeddings=shape.max_position_embeddings,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_theta,
+        fc_norm=True,  # taps of different layers differ in size by orders of magnitude
+    )
+    if max(config.eagle_aux_hidden_state_layer_ids) > shape.num_hidden_layers:
+        raise ValueError(f"taps beyond the target's {shape.num_hidden_layers} layers")
+    own = plan.method == "p-eagle" if plan.own_embeddings is None else plan.own_embeddings
+    torch.manual_seed(plan.seed)
+    head = DraftHead(config, own_embeddings=own)
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    if config.method == "p-eagle":
+        nn.init.normal_(head.mask_hidden)
+    with torch.no_grad():
+        if head.embed_tokens is not None:
+            head.embed_tokens.weight.copy_(target.embeddings)
+        if chosen and head.lm_head is not None:
+            ids = torch.tensor(chosen)
+            head.set_draft_vocabulary(ids)
+            head.lm_head.weight.copy_(target.lm_head[ids.to(target.device)])
+    return _lend(target, head, dtype)
+
+
+def _lend(target: FrozenTarget, head: DraftHead, dtype: torch.dtype) -> DraftHead:
+    head = head.to(device=target.device, dtype=dtype)
+    head.share(embeddings=target.embeddings.to(dtype), lm_head=target.lm_head.to(dtype))
+    return head

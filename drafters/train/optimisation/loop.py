@@ -1,0 +1,196 @@
+"""The training loop of a head: epochs of batches, COD, one update after another, resumable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from drafters.model.head import DraftHead
+from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.token_sequences import Texts, batches, pad
+from drafters.train.optimisation.buckets import bucket
+from drafters.train.optimisation.cod import K_TRAIN, RETAIN, sample_chains
+from drafters.train.optimisation.loss import DraftLoss, Kind
+from drafters.train.optimisation.optimizer import MixedOptimizer, trapezoid
+from drafters.train.optimisation.step import Batch, accumulate_gradients
+from drafters.train.progress import Progress
+from drafters.train.runtime import return_memory
+from drafters.train.target import FrozenTarget
+
+_RETURN_EVERY = 20  # updates: rare enough to cost nothing
+_MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 in bf16
+
+
+class ResumeError(RuntimeError):
+    """A saved run that is not this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """What a run may vary."""
+
+    batch_tokens: int = 2048  # padded tokens of an update
+    muon_lr: float = 0.02
+    adam_lr: float = 2e-3
+    k_train: int = K_TRAIN
+    retain: float = RETAIN  # 1: full depth, no COD
+    loss: Kind = "labels"
+    partitions: int = 0  # of a sequence; 0: as few as keep the mask small
+    seed: int = 0
+
+
+def partitions_for(context: int, drafts: int) -> int:
+    """The smallest power of two that bounds a partition's mask `[drafts, context + drafts]`."""
+    count = 1
+    while (drafts / count) * (context + drafts / count) > _MASK_ENTRIES and count < context:
+        count *= 2
+    return count
+
+
+class Trainer:
+    """Everything a run is, so that it can be written down and taken up again.
+
+    A run resumed from `save` continues exactly as one that was never interrupted, as far as the
+    budget is one of tokens; a budget of minutes counts the minutes trained.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        target: FrozenTarget,
+        texts: Texts,
+        states: StateStore,
+        progress: Progress,
+        options: LoopOptions,
+    ) -> None:
+        if not len(texts):
+            raise ValueError("there is no text to train on")
+        self.head, self.options, self.progress = head, options, progress
+        self._texts, self._states = texts, states
+        self._loss = DraftLoss(head, target.lm_head, options.loss)
+        self._optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
+        self._device = target.device
+        self._order = torch.Generator().manual_seed(options.seed)
+        self._chains = torch.Generator().manual_seed(options.seed + 1)
+        self._epoch_state = self._order.get_state()
+        self._taken = 0  # batches of the epoch that began at `_epoch_state`
+        self.smoothed = torch.zeros(options.k_train)
+        self._seen = torch.zeros(options.k_train)
+
+    def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
+        """Run the budget down; `file` is rewritten every `save_every` seconds."""
+        self.head.train()
+        saved = self.progress.seconds
+        for indices in self._batches():
+            if self.progress.fraction >= 1.0:
+                break
+            self._update(indices)
+            if self.progress.steps % _RETURN_EVERY == 0:
+                return_memory()
+            if file is not None and self.progress.seconds - saved >= save_every:
+                self.save(file)
+                saved = self.progress.seconds
+        self.head.eval()
+
+    def save(self, file: Path) -> None:
+        """Write the whole run; a kill at any moment leaves the old file or the new one."""
+        unfinished = file.with_name(file.name + ".tmp")
+        torch.save(
+            {
+                **self._identity(),
+                "optimizer": self._optimizer.state_dict(),
+                "progress": self.progress.state_dict(),
+                "epoch_state": self._epoch_state,
+                "taken": self._taken,
+                "chains_state": self._chains.get_state(),
+                "smoothed": self.smoothed,
+                "seen": self._seen,
+            },
+            unfinished,
+        )
+        os.replace(unfinished, file)
+
+    def load(self, file: Path) -> None:
+        """Go on from `save`; ResumeError if that run had other options, texts or another head."""
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        for name, value in self._identity().items():
+            if state[name] != value:
+                raise ResumeError(f"{file} is of a run with other {name}: {state[name]}")
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])
+        self._order.set_state(state["epoch_state"])
+        self._taken = state["taken"]
+        self._chains.set_state(state["chains_state"])
+        self.smoothed, self._seen = state["smoothed"], state["seen"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for one run to continue another."""
+        return {
+            "options": asdict(self.options),
+            "config": asdict(self.head.config),
+            "texts": self._texts.sha256,
+        }
+
+    def _batches(self) -> Iterator[list[int]]:
+        while True:
+            self._epoch_state = self._order.get_state()
+            epoch = list(
+                batches(self._texts, tokens=self.options.batch_tokens, generator=self._order)
+            )
+            for indices in epoch[self._taken :]:
+                self._taken += 1
+                yield indices
+            self._taken = 0
+
+    def _update(self, indices: list[int]) -> None:
+        texts = [self._texts[index] for index in indices]
+        longest = max(len(text.tokens) for text in texts)
+        context = bucket(longest - 1)
+        tokens, prompts, ends = pad(texts, context + 1)
+        options = self.options
+        # Rows share their anchors, so that all of them share one mask.
+        chains = sample_chains(
+            max(int(prompts.min()) - 1, 0),
+            longest - 3,
+            self._chains,
+            k_train=options.k_train,
+            retain=options.retain,
+        )
+        states = self._states.fetch(indices)
+        batch = Batch(
+            tokens.to(self._device),
+            prompts.to(self._device),
+            ends.to(self._device),
+            _widen(states.taps, context),
+            _widen(states.final, context) if options.loss == "distribution" else None,
+        )
+        drafts = sum(map(len, chains))
+        losses = accumulate_gradients(
+            self._loss,
+            batch,
+            [chain.to(self._device) for chain in chains],
+            options.partitions or partitions_for(context, drafts),
+        )
+        norm = self._optimizer.step(trapezoid(self.progress.fraction))
+        counts = losses.counts.cpu()
+        self._seen += counts > 0
+        weight = torch.clamp(1.0 / self._seen.clamp(min=1), min=0.02) * (counts > 0)
+        self.smoothed += weight * (losses.means.cpu() - self.smoothed)
+        self.progress.advance(
+            int(counts[0]),
+            loss=float(losses.sums.sum() / losses.counts.sum().clamp(min=1)),
+            first=float(self.smoothed[0]),
+            last=float(self.smoothed[-1]),
+            norm=norm,
+        )
+
+
+def _widen(states: torch.Tensor, width: int) -> torch.Tensor:
+    """[rows, n, size] -> [rows, width, size], cut or padded with zeros."""
+    return functional.pad(states, (0, 0, 0, width - states.shape[1]))

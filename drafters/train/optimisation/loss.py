@@ -1,0 +1,91 @@
+"""Losses computed a slice of the tokens at a time, so that logits never exist in full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from drafters.model.head import DraftHead
+from drafters.train.optimisation.buckets import bucket
+
+Kind = Literal["labels", "distribution"]
+IGNORED = -100
+_CHUNK = 2048  # tokens; 8,192 logits each in fp32 are 64 MiB
+
+
+def cross_entropy_backward(
+    hidden: torch.Tensor,  # [tokens, hidden]
+    weight: nn.Parameter,  # [vocabulary, hidden]
+    labels: torch.Tensor,  # [tokens]
+) -> torch.Tensor:
+    """Mean cross-entropy; runs its backward pass and leaves gradients on everything behind it."""
+    leaf = hidden.detach().requires_grad_()
+    total = torch.zeros((), dtype=torch.float32)
+    for start in range(0, len(labels), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        logits = functional.linear(leaf[part], weight).float()
+        loss = functional.cross_entropy(logits, labels[part], reduction="sum") / len(labels)
+        loss.backward()
+        total += loss.detach()
+    assert leaf.grad is not None
+    hidden.backward(leaf.grad)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLoss:
+    """Cross-entropy of a head's drafts against the text, or against the target's distribution.
+
+    `labels` teaches the token that the text has; `distribution` the target's probabilities at
+    that place, softer and of more information per token (EAGLE-3 and the speculators library
+    use it). A draft vocabulary leaves out labels it lacks, and renormalises distributions.
+    """
+
+    head: DraftHead
+    lm_head: torch.Tensor  # [vocabulary, hidden]: the target's
+    kind: Kind
+
+    def wanted(self, labels: torch.Tensor) -> torch.Tensor:
+        """Ids of the draft vocabulary for target ids; IGNORED stays and absentees become it."""
+        if not self.head.config.draft_vocab_size:
+            return labels
+        draft_ids = self.head.t2d.long().cumsum(0) - 1
+        known = self.head.t2d[labels.clamp(min=0)] & (labels >= 0)
+        return torch.where(known, draft_ids[labels.clamp(min=0)], IGNORED)
+
+    def backward(
+        self,
+        output: torch.Tensor,  # [elements, hidden]: of the head, a leaf
+        labels: torch.Tensor,  # [elements]: as `wanted` gives them, none ignored
+        final: torch.Tensor | None,  # [elements, hidden]: the target's states behind the labels
+        scale: float,
+    ) -> torch.Tensor:
+        """Add `scale` times the summed loss's gradient to `output`; returns losses [elements]."""
+        losses = torch.empty(len(labels), device=output.device)
+        for start in range(0, len(labels), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            count = len(labels[part])
+            rows = functional.pad(output[part], (0, 0, 0, bucket(count) - count))
+            logits = self.head.logits(rows)[:count].float()
+            if self.kind == "labels":
+                found = functional.cross_entropy(logits, labels[part], reduction="none")
+            else:
+                assert final is not None
+                found = functional.cross_entropy(
+                    logits, self._probabilities(final[part]), reduction="none"
+                )
+            (found.sum() * scale).backward()
+            losses[part] = found.detach()
+        return losses
+
+    @torch.no_grad()
+    def _probabilities(self, final: torch.Tensor) -> torch.Tensor:
+        """The target's, over the draft vocabulary: [elements, draft vocabulary]."""
+        matrix = self.lm_head[: self.head.config.vocab_size]
+        if self.head.config.draft_vocab_size:
+            matrix = matrix[self.head.t2d]
+        return functional.linear(final, matrix).float().softmax(-1)

@@ -1,0 +1,173 @@
+"""vLLM's scheduler, asking a policy for K at every step and telling it what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.request import Request
+
+from drafters.config import DEFERRED, DrafterConfig
+from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
+from drafters.control.objective import FIXED, Objective
+from drafters.vllm.scheduling.limits import draft_limit, follows_counts
+from drafters.vllm.scheduling.step_output import Extras
+from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
+from drafters.vllm.v1.runner import has_own_drafter
+
+
+class _AnyK:
+    """In place of vLLM's table from batch size to K. Where there is one, vLLM does not pad a
+    request's first decode step with drafts that do not exist to the width of a CUDA graph for one
+    K (v1/core/sched/scheduler.py, pad_spec_decode). The policy overrules what it says."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    def __getitem__(self, batch: int) -> int:
+        return self._k
+
+
+class DraftingScheduler(Scheduler):
+    """One decision for all ranks: K travels to the workers in the SchedulerOutput."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        k_max = self.num_spec_tokens
+        if k_max:
+            self.dynamic_sd_lookup = _AnyK(k_max)
+        ours = has_own_drafter(self.vllm_config.speculative_config)
+        # On V1 drafts come with a step's output, and need not be asked for (patches.py). On V2 they
+        # stay on the device; they are made for every request, and not verified over its limit.
+        self.brings_drafts = ours and not self.use_v2_model_runner
+        self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
+        self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
+        config = DrafterConfig.read(self.vllm_config.additional_config)
+        window = config.window(self.scheduler_config.max_num_batched_tokens)
+        self.policy = Controller(
+            k_max,
+            catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
+            # The largest K, until the gateway has seen it draft and steers.
+            objective=Objective(FIXED, k=k_max),
+        )
+        self.recorder = StepRecorder(k_max)
+        # The model runs in this thread: nothing else does while the policy learns.
+        self._alone = current_platform.is_cpu() and issubclass(
+            Executor.get_class(self.vllm_config), UniProcExecutor
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in, with its own limit of drafts."""
+        limit = draft_limit(request.sampling_params, self.num_spec_tokens)
+        if self._ours and limit < self.num_spec_tokens:
+            self._limits[request.request_id] = limit
+        super().add_request(request)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Lay out a step, with room in the KV cache for its drafts."""
+        begun = perf_counter()
+        if self._ours:
+            self.num_lookahead_tokens = self.policy.k_limit
+        scheduled = super().schedule(throttle_prefills)
+        if scheduled.total_num_scheduled_tokens:
+            self.recorder.begin(scheduled, begun, self._load)
+        return scheduled
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
+        if scheduler_output.total_num_scheduled_tokens:
+            with self.recorder.controlling():
+                self._choose(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+        self._trim()
+
+    def _choose(self, scheduled: SchedulerOutput) -> None:
+        for name in self._limits.keys() - self.requests.keys():
+            del self._limits[name]
+        waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
+        self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max)
+        scheduled.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Where scheduling is synchronous, drafts are asked for after a step."""
+        super().update_draft_token_ids(draft_token_ids)
+        self._trim()
+
+    def _trim(self) -> None:
+        if self.use_v2_model_runner:
+            for name, limit in self._limits.items():
+                request = self.requests.get(name)
+                if request is not None and request.spec_token_ids:
+                    request.spec_token_ids = request.spec_token_ids[:limit]
+
+    def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
+        """Called for each request that had drafts (update_from_output)."""
+        self.recorder.verified(counts["num_draft_tokens"], counts["num_accepted_tokens"])
+        return super().make_spec_decoding_stats(stats, **counts)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take in what a step made: tokens, drafts and its record."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._attach_counts(outputs)
+        drafts = Extras.of(model_runner_output).drafts
+        if drafts is not None:
+            self.update_draft_token_ids(drafts)
+        self.recorder.end(scheduler_output, model_runner_output)
+        return outputs
+
+    def _attach_counts(self, outputs: Any) -> None:
+        """Send the counts of a request's drafts so far with each of its outputs, where the gateway
+        follows them: vLLM sends them with the last, which a request that is aborted at a stop
+        string does not have. A copy, because another thread writes it to the gateway."""
+        for client in outputs.values():
+            for output in client.outputs:
+                request = self.requests.get(output.request_id)
+                if request is None or output.spec_decode_metrics is not None:
+                    continue
+                counts = request.spec_decode_metrics
+                if counts is not None and follows_counts(request.sampling_params):
+                    output.spec_decode_metrics = replace(
+                        counts,
+                        histogram=list(counts.histogram),
+                        per_step_accepted=[],
+                        per_step_drafted=[],
+                    )
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """Called at every step while the workers run it (v1/engine/core.py, step): what the policy
+        learns from the step before costs no time then. Where it does, it learns from several steps
+        at a time, from the second one on with warm caches."""
+        if not self._alone:
+            self.recorder.tell(self.policy)
+        elif self.recorder.untold >= self.policy.max_deferred_steps:
+            with self.recorder.controlling():
+                self.recorder.tell(self.policy)
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The gateway's way in, over the engine core's utility calls: `state`, `steer` with the
+        entries of an Objective, `load_calibration` measured `cells`, or the `recent` steps. Raises
+        ObjectiveError."""
+        policy, recorder = self.policy, self.recorder
+        recorder.tell(policy)
+        if command == "recent":
+            return {"steps": [s._asdict() | {"load": s.load._asdict()} for s in recorder.recent]}
+        if command == "steer":
+            policy.steer(Objective(**arguments))
+        elif command == "load_calibration":
+            policy.load_calibration(Cell(*cell) for cell in arguments["cells"])
+        elif command != "state":
+            raise ValueError(f"unknown command {command!r}")
+        return policy.snapshot()
+
+
+class AsyncDraftingScheduler(DraftingScheduler, AsyncScheduler):
+    """For the V2 runner, whose next step is laid out before the drafts of this one are known."""

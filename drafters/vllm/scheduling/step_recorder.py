@@ -1,0 +1,118 @@
+"""What the steps of a scheduler took and made, for the policy to learn from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
+from drafters.vllm.scheduling.step_output import Extras
+
+RECENT = 64  # steps that are remembered for calibration
+
+
+class _Begun(NamedTuple):
+    """A step that has been laid out and has not ended."""
+
+    at: float
+    load: Load
+
+
+class StepRecorder:
+    """Steps by SchedulerOutput from `begin` to `end`, and what became of their drafts.
+
+    What a step says of drafts is counted when the policy is told of it: between two steps of a
+    model in this thread nothing else runs.
+    """
+
+    def __init__(self, k_max: int) -> None:
+        self.recent: deque[Step] = deque(maxlen=RECENT)
+        self._k_max = k_max
+        self._begun: dict[int, _Begun] = {}
+        self._untold: deque[tuple[Step, list[tuple[int, int]]]] = deque()
+        self._verified: list[tuple[int, int]] = []  # drafts of a request, those accepted
+        self._ended = self._control = 0.0
+
+    @property
+    def untold(self) -> int:
+        """Steps that the policy has not been told of."""
+        return len(self._untold)
+
+    @contextmanager
+    def controlling(self) -> Iterator[None]:
+        """What is done inside is time of the next step that control takes."""
+        began = perf_counter()
+        yield
+        self._control += perf_counter() - began
+
+    def begin(self, scheduled: Any, at: float, load: Load) -> None:
+        """A step was laid out, since `at`."""
+        self._begun[id(scheduled)] = _Begun(at, load)
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """Count a request's drafts in the step that ends next."""
+        self._verified.append((drafts, accepted))
+
+    def end(self, scheduled: Any, output: Any) -> None:
+        """A step has run; of the output vLLM has left what its requests may have."""
+        begun = self._begun.pop(id(scheduled), None)
+        if begun is None:
+            return
+        ended, extras = perf_counter(), Extras.of(output)
+        step = Step(
+            load=begun.load,
+            k=scheduled.num_spec_tokens_to_schedule,
+            # Asynchronous steps begin while the one before runs.
+            seconds=ended - max(begun.at, self._ended),
+            tokens=sum(map(len, output.sampled_token_ids)),
+            drafted=(),
+            accepted=(),
+            target_seconds=extras.target_seconds,
+            draft_seconds=extras.draft_seconds,
+            control_seconds=self._control,
+        )
+        self._ended = ended
+        self._untold.append((step, self._verified))
+        self._verified = []
+        self._control = perf_counter() - ended  # is part of the next step
+
+    def tell(self, policy: Policy) -> None:
+        """The policy learns from every step that it has not been told of."""
+        while self._untold:
+            step, verified = self._untold.popleft()
+            drafted, accepted = [0] * (self._k_max + 1), [0] * (self._k_max + 1)
+            for drafts, right in verified:
+                drafted[drafts] += 1
+                accepted[right] += 1
+            step = step._replace(drafted=at_least(drafted), accepted=at_least(accepted))
+            self.recent.append(step)
+            policy.observe(step)
+
+
+def load_of(
+    scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int], k_max: int
+) -> Load:
+    """What a step is made of, before vLLM counts its tokens as computed; `limits` of requests that
+    may have fewer than `k_max` drafts."""
+    decoding, context = [], 0
+    for name, tokens in scheduled.num_scheduled_tokens.items():
+        request = requests[name]
+        end = request.num_computed_tokens + tokens
+        context += end
+        if end >= request.num_tokens:
+            decoding.append(name)
+    drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+    by_limit: tuple[int, ...] = ()
+    if not limits.keys().isdisjoint(decoding):
+        by_limit = requests_by_draft_limit([limits.get(name, k_max) for name in decoding], k_max)
+    return Load(
+        requests=len(decoding),
+        waiting=waiting,
+        prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
+        context_tokens=context,
+        draft_tokens=drafts,
+        requests_by_draft_limit=by_limit,
+    )

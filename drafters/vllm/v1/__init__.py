@@ -1,0 +1,1 @@
+"""P-EAGLE and EAGLE-3 heads on vLLM's V1 model runner."""

@@ -1,0 +1,339 @@
+"""Draft heads inside vLLM's V1 model runner: any K at every step, and no pass at all at K = 0.
+
+What P-EAGLE (parallel.py) and EAGLE-3 (sequential.py) share.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from drafters.config import DEFERRED, DrafterConfig
+from drafters.ops.gather import gather
+from drafters.vllm.scheduling.limits import draft_limit
+from drafters.vllm.v1 import bf16_head
+from drafters.vllm.v1.kv_state import Contexts
+from drafters.vllm.v1.layout import Layout, Rows, lay_out, stored
+from drafters.vllm.verification.greedy import likeliest
+
+Ints = npt.NDArray[np.int64]
+
+
+class Drafter(EagleProposer, ABC):
+    """Takes the place of vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py) and uses its
+    weights, buffers and attention groups.
+
+    Stock lays out every pass for the largest K, and for rejected tokens too. This one enters what
+    was accepted, drafts what was asked for, request by request, and can leave a step out: the
+    target's hidden states are kept, and entered with the next pass. How drafts follow what is
+    entered, in the same pass or one by one, is the subclass's.
+    """
+
+    # Tokens that a pass has for a request beside those that are entered, for each draft after its
+    # first.
+    slots_per_draft: int
+    carries: bool  # whether a pass goes on from the hidden states of the one before
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
+    ) -> None:
+        super().__init__(vllm_config, device, runner)
+        if self.uses_mrope or vllm_config.model_config.uses_mrope:
+            raise NotImplementedError("draft heads cannot draft for a target with M-RoPE")
+        if vllm_config.kv_transfer_config is not None:
+            raise NotImplementedError("blocks that come from elsewhere hold nothing of the head's")
+        self.runner = runner
+        self.k_max: int = self.num_speculative_tokens
+        self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
+        self.window = config.window(self.max_num_tokens)
+        self.context_tokens = config.context_tokens
+        self._half_rows = bf16_head.pays_up_to() if config.bfloat16_on_cpu else 0
+        self.half = self._half_rows == bf16_head.MANY  # inside the compiled model, for any rows
+        # A compiled model that was saved is found again by the configuration.
+        settled = replace(config, bfloat16_on_cpu=self.half)
+        vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
+        self.passes = 0
+        self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
+        self._contexts: Contexts | None = None
+        self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
+        self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
+        # Steps of one token a request whose hidden states are not in the store yet: slots,
+        # positions and states of each. A CUDA graph writes into the same states at every step.
+        self._deferred: list[tuple[Ints, Ints, Sequence[torch.Tensor]]] = []
+        self._defers = min(DEFERRED, self.window) if device.type == "cpu" else 1
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
+        with bf16_head.half_precision() if self.half else nullcontext():
+            super().load_model(target_model)
+        head = self.model.lm_head
+        self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
+        # What loading left behind frees oneDNN handles, which fails if it happens while the model
+        # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
+        gc.collect()
+        self._store = torch.empty(
+            (self.max_batch_size * self.window, self.model.model.fc_input_size),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._gathered = self._store.new_empty((self.max_num_tokens, self._store.shape[1]))
+
+    @property
+    def contexts(self) -> Contexts:
+        """Made with the first step: the KV cache has its size by then."""
+        if self._contexts is None:
+            table = self.runner.input_batch.block_table[self.kv_cache_gid]
+            if table.block_size != self.block_size:
+                raise NotImplementedError(
+                    f"KV cache blocks of {self.block_size} tokens that the attention kernel "
+                    f"splits into {table.block_size}"
+                )
+            self._contexts = Contexts(
+                self.max_batch_size,
+                self.runner.kv_cache_config.num_blocks,
+                self.block_size,
+                self.window,
+                self.context_tokens,
+            )
+        return self._contexts
+
+    def follow(self, scheduled: Any) -> None:
+        """Take up what a SchedulerOutput says of requests that come, go and grow, before the
+        runner does."""
+        contexts, group = self.contexts, self.kv_cache_gid
+        left = (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ()))
+        if left:  # what is deferred goes by slots, which others may get
+            self._store_deferred()
+        for request in left:
+            contexts.remove(request)
+        for new in scheduled.scheduled_new_reqs:
+            limit = draft_limit(new.sampling_params, self.k_max)
+            contexts.add(new.req_id, new.num_computed_tokens, new.block_ids[group], limit)
+        cached = scheduled.scheduled_cached_reqs
+        for row, blocks in enumerate(cached.new_block_ids):
+            if blocks is None:
+                continue
+            request = cached.req_ids[row]
+            if request in cached.resumed_req_ids:
+                limit = draft_limit(self.runner.requests[request].sampling_params, self.k_max)
+                contexts.add(request, cached.num_computed_tokens[row], blocks[group], limit)
+            else:
+                contexts.own(blocks[group])
+
+    def draft(
+        self,
+        k: int,
+        drafted: dict[str, list[int]],  # drafts that this step verified
+        sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
+        states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
+        common: CommonAttentionMetadata,
+    ) -> list[list[int]] | None:
+        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
+        batch = self.runner.input_batch
+        count: int = batch.num_reqs
+        contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
+        begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
+        if k == 0 and common.max_query_len == 1:  # what a busy engine does all the time
+            self._deferred.append((slots, begins, states))
+            if len(self._deferred) >= self._defers:
+                self._store_deferred()
+            return None
+        self._store_deferred()
+        starts = common.query_start_loc_cpu.numpy()
+        ends = begins + np.diff(starts[: count + 1])
+        tokens_made = sampled.cpu().numpy()
+        self.synchronized = perf_counter()
+        counts = (tokens_made >= 0).sum(1)
+        verified = self._verified(drafted)
+        ends -= np.where(verified > 0, verified + 1 - counts, 0)  # rejected
+        limits = contexts.limit[slots]
+        followed = limits > 0
+        if k == 0:
+            self._keep(np.flatnonzero(followed), slots, begins, ends, starts, states)
+            return None
+
+        unread = self.runner.discard_request_mask.np[:count]
+        wanted = np.where(unread, 0, np.minimum(limits, k))
+        wanted = np.clip(self.longest - 1 - ends, 0, wanted)
+        begin_at = contexts.start(slots, ends)
+        taken = followed & (begin_at < ends)
+        masked = self.slots_per_draft * np.maximum(wanted - 1, 0)
+        lengths = np.where(taken, ends - begin_at + masked, 0)
+        taken &= np.cumsum(lengths) <= self.max_num_tokens
+        late = np.flatnonzero(followed & ~taken)
+        if late.size:
+            self._keep(late, slots, begins, ends, starts, states)
+        index = np.flatnonzero(taken)
+        drafts: list[list[int]] = [[] for _ in range(count)]
+        if not index.size:
+            return drafts
+        chosen = slots[index]
+        rows = Rows(
+            index=index,
+            slot=chosen,
+            first=contexts.first[chosen],
+            start=begin_at[index],
+            scheduled=begins[index],
+            end=ends[index],
+            k=wanted[index],
+            # The token that follows the last entered one: of the prompt, or sampled.
+            newest=np.where(
+                unread[index],
+                batch.token_ids_cpu[index, ends[index]],
+                tokens_made[index, counts[index] - 1],
+            ),
+        )
+        tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
+        proposed = self._propose(rows, tables, starts, states, common)
+        contexts.enter(chosen, rows.end, tables[index])
+        for row, tokens in zip(index.tolist(), proposed, strict=True):
+            drafts[row] = tokens
+        return drafts
+
+    @abstractmethod
+    def _propose(
+        self,
+        rows: Rows,
+        tables: npt.NDArray[np.int32],  # [batch, blocks]
+        starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
+        states: Sequence[torch.Tensor],
+        common: CommonAttentionMetadata,
+    ) -> list[list[int]]:
+        """Enter what is to be entered and draft `rows.k` tokens for each request."""
+
+    def _verified(self, drafted: dict[str, list[int]]) -> Ints:
+        """How many drafts of each request the step verified."""
+        requests = self.runner.input_batch.req_ids
+        return np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
+
+    def _keep(
+        self,
+        index: Ints,  # rows of the batch
+        slots: Ints,  # [requests], as the others
+        begins: Ints,
+        ends: Ints,
+        starts: npt.NDArray[np.int32],
+        states: Sequence[torch.Tensor],
+    ) -> None:
+        """Store the newest hidden states of requests that no pass enters now."""
+        if not index.size:
+            return
+        begin, end, slot = begins[index], ends[index], slots[index]
+        since = np.maximum(begin, end - self.window)
+        lengths = end - since
+        owner = np.repeat(np.arange(len(index)), lengths)
+        offsets = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions = since[owner] + offsets
+        source = self._device(starts[index[owner]] + positions - begin[owner])
+        self._store_at(slot[owner], positions, [state[source] for state in states])
+        self.contexts.skip(slot, end)
+
+    def _store_deferred(self) -> None:
+        if not self._deferred:
+            return
+        slots = np.concatenate([step[0] for step in self._deferred])
+        positions = np.concatenate([step[1] for step in self._deferred])
+        taps = [[tap[: len(at)] for tap in states] for at, _, states in self._deferred]
+        self._store_at(slots, positions, [torch.cat(tap) for tap in zip(*taps, strict=True)])
+        self.contexts.skip(slots, positions + 1)  # of a slot's several the last one holds
+        self._deferred.clear()
+
+    def _store_at(self, slots: Ints, positions: Ints, states: Sequence[torch.Tensor]) -> None:
+        assert self._store is not None
+        rows = self._device(stored(slots, positions, self.window))
+        self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
+
+    def _lay_out(
+        self, rows: Rows, tables: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+    ) -> Layout:
+        """What a pass over `rows` reads and where; the arguments are those of `_propose`."""
+        return lay_out(
+            rows,
+            tokens=self.runner.input_batch.token_ids_cpu,
+            tables=tables,
+            starts=starts,
+            block_size=self.block_size,
+            window=self.window,
+            mask_token=self.parallel_drafting_token_id,
+        )
+
+    def _enter(self, layout: Layout, states: Sequence[torch.Tensor]) -> None:
+        """Fill the buffers with what a pass reads of the target: tokens, positions, and hidden
+        states where they are entered."""
+        count = len(layout.ids)
+        self.input_ids[:count] = self._device(layout.ids)
+        self.positions[:count] = self._device(layout.positions)
+        assert self._store is not None and self._gathered is not None
+        hidden = gather(
+            states,
+            self._device(layout.fresh_from),
+            self._store,
+            self._device(layout.held_from),
+            self._gathered,
+        )
+        where = self._device(np.concatenate([layout.fresh, layout.held]))
+        self.hidden_states.index_copy_(0, where, self.model.combine_hidden_states(hidden))
+
+    def _pass(
+        self, layout: Layout, rows: Rows, common: CommonAttentionMetadata, depth: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head once over the buffers; `depth` counts the passes of a step. Returns hidden
+        states to draft from and to carry on with, `[sum of k, hidden]` each."""
+        self.passes += 1
+        count = len(layout.ids)
+        metadata = self._metadata(layout, rows, common)
+        _, per_layer = self.build_per_group_and_layer_attn_metadata(metadata, draft_index=depth)
+        mode, padded, across = self._determine_batch_execution_and_padding(count)
+        arguments, size = self.build_model_inputs_first_pass(count, padded, None)
+        with set_forward_context(
+            per_layer,
+            self.vllm_config,
+            num_tokens=padded,
+            num_tokens_across_dp=across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=self._get_slot_mapping(size, metadata.slot_mapping),
+        ):
+            last, carried = self.model(**arguments)
+        drafts = self._device(layout.drafts)
+        return last[drafts], carried[drafts] if self.carries else last
+
+    def _metadata(self, layout: Layout, rows: Rows, common: Any) -> CommonAttentionMetadata:
+        table = common.block_table_tensor[self._device(rows.index)]
+        skipped = rows.first // self.block_size
+        if skipped.any():
+            columns = np.arange(table.shape[1])[None, :] + skipped[:, None]
+            table = table.gather(1, self._device(np.minimum(columns, table.shape[1] - 1)))
+        queries = torch.from_numpy(layout.queries)
+        return CommonAttentionMetadata(
+            query_start_loc=queries.to(self.device, non_blocking=True),
+            query_start_loc_cpu=queries,
+            seq_lens=self._device(layout.context),
+            seq_lens_cpu_upper_bound=torch.from_numpy(layout.context),
+            num_reqs=len(rows.index),
+            num_actual_tokens=len(layout.ids),
+            max_query_len=int(np.diff(layout.queries).max()),
+            max_seq_len=int(layout.context.max()),
+            block_table_tensor=table,
+            slot_mapping=self._device(layout.slots),
+        )
+
+    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        few = self.half or len(hidden) <= self._half_rows
+        head = self.lm_head if few else self.model.lm_head
+        return likeliest(self.model, head, hidden)
+
+    def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)

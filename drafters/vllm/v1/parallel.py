@@ -1,0 +1,45 @@
+"""P-EAGLE: all K drafts of a request in one pass of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafters.vllm.v1.drafter import Drafter
+from drafters.vllm.v1.layout import Rows
+
+
+class ParallelDrafter(Drafter):
+    """Drafts after the first come from masked slots (layout.py): a learned token and a learned
+    hidden state."""
+
+    slots_per_draft = 1
+    carries = False
+
+    def _propose(
+        self,
+        rows: Rows,
+        tables: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        states: Sequence[torch.Tensor],
+        common: Any,
+    ) -> list[list[int]]:
+        layout = self._lay_out(rows, tables, starts)
+        self._enter(layout, states)
+        if layout.masked.size:
+            masked = self._device(layout.masked)
+            shared = self.parallel_drafting_hidden_state_tensor
+            self.hidden_states.index_copy_(0, masked, shared.expand(len(masked), -1))
+        hidden, _ = self._pass(layout, rows, common)
+        if not len(hidden):
+            return [[] for _ in rows.k]
+        tokens = self._likeliest(hidden).tolist()
+        begins = np.cumsum(rows.k) - rows.k
+        return [
+            tokens[first : first + count]
+            for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)
+        ]

@@ -1,0 +1,212 @@
+"""vLLM's V1 model runner with our drafter and our way to accept drafts."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm import envs
+from vllm.utils.gc_utils import freeze_gc_heap
+from vllm.v1.outputs import ModelRunnerOutput
+
+from drafters.config import DrafterConfig
+from drafters.vllm.scheduling.step_output import Extras
+from drafters.vllm.v1.drafter import Drafter
+from drafters.vllm.v1.huge_pages import collapse
+from drafters.vllm.v1.kv_cache import kept_whole
+from drafters.vllm.v1.parallel import ParallelDrafter
+from drafters.vllm.v1.sequential import SequentialDrafter
+from drafters.vllm.verification import greedy
+from drafters.vllm.verification.finite import by_request, count_broken
+from drafters.vllm.verification.seeded_sampling import Noise
+
+if TYPE_CHECKING:  # mixed into it or a subclass of it
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
+else:
+    Base = object
+
+
+class NoDrafts:
+    """Stands for vLLM's SpecDecodeMetadata in a step that verifies nothing."""
+
+    def __init__(self, logits_indices: torch.Tensor) -> None:
+        self.logits_indices = logits_indices  # [requests], last token of each
+
+
+class DraftingRunner(Base):
+    """Mixed into vLLM's runner (vllm/v1/worker/gpu_model_runner.py, cpu_model_runner.py).
+
+    P-EAGLE heads draft through ParallelDrafter, EAGLE-3 heads through SequentialDrafter, all
+    others through vLLM's own proposers. With and without speculation, seeded requests get their
+    randomness by position (seeded_sampling.py).
+    """
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self.own_drafter: Drafter | None = None
+        self._began = self._draft_seconds = 0.0
+        # Of the logits in work: the broken rows of each request, int32 [requests].
+        self._broken: torch.Tensor | None = None
+        if not hasattr(self, "drafter") or not has_own_drafter(self.speculative_config):
+            return
+        if self.use_async_scheduling:
+            raise RuntimeError(
+                "P-EAGLE and EAGLE-3 need async_scheduling=False: each pass is laid out on the "
+                "host, from what was accepted"
+            )
+        config = DrafterConfig.read(vllm_config.additional_config)
+        kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
+        self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """A head's sliding layers keep all tokens (kv_cache.py)."""
+        specs: dict[str, Any] = super().get_kv_cache_spec()
+        if self.own_drafter is None:
+            return specs
+        head = self.own_drafter._draft_attn_layer_names
+        return kept_whole(specs, head, self.vllm_config.cache_config.block_size)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Here the weights have found their last place, and the model is compiled."""
+        if self.device.type == "cpu":
+            collapse()
+        super().initialize_kv_cache(*args, **kwargs)
+        if self.device.type == "cpu":
+            freeze_gc_heap()  # as vLLM's worker on a GPU does when it is warm
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        if self.own_drafter is not None:
+            self.own_drafter.follow(scheduler_output)
+        return super()._update_states(scheduler_output)
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the target, and note when the step began."""
+        self._began, self._draft_seconds = perf_counter(), 0.0
+        return super().execute_model(*args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """The step's end: tokens and drafts are made. What is not on the host yet has its time
+        to come, and none is told."""
+        output = super().sample_tokens(*args, **kwargs)
+        if isinstance(output, ModelRunnerOutput):
+            drafts = self.take_draft_token_ids() if self.own_drafter is not None else None
+            draft = self._draft_seconds
+            Extras(drafts, perf_counter() - self._began - draft, draft).attach(output)
+        return output
+
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
+    ) -> Any:
+        """Steps without drafts skip the rejection sampler and what it needs."""
+        if self.own_drafter is None or num_draft_tokens.any():
+            return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
+        last = torch.from_numpy(cu_num_scheduled_tokens.astype(np.int64) - 1)
+        return NoDrafts(last.to(self.device, non_blocking=True))
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        if isinstance(spec_decode_metadata, NoDrafts):
+            spec_decode_metadata = None
+        if logits is not None:  # before sampling, which changes them in place
+            self._broken = count_broken(logits)
+            if spec_decode_metadata is not None:
+                ends = spec_decode_metadata.cu_num_sampled_tokens
+                self._broken = by_request(self._broken, ends)
+        if spec_decode_metadata is None:
+            Noise.of(self)
+        elif not self.rejection_sampler.synthetic_mode and greedy.suffices(
+            self.input_batch.sampling_metadata
+        ):
+            return greedy.verify(logits, spec_decode_metadata)
+        else:
+            noise = Noise.of(self, spec_decode_metadata.num_draft_tokens)
+            self.input_batch.sampling_metadata.noise = noise
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM turns back the generators of requests whose prompt is not read to its end, which
+        raises on a CPU (generators have no offset there). Ours need no turning back.
+
+        The first two values are NaN counts: by request, or a tensor `[requests]` that travels with
+        an asynchronous output. They become ours."""
+        generators, self.input_batch.generators = self.input_batch.generators, {}
+        try:
+            _, _, *rest = super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators = generators
+        broken, self._broken = self._broken, None
+        if broken is None:
+            return {}, None, *rest
+        if self.use_async_scheduling:
+            return {}, broken, *rest
+        # All other work of this step has ended: nothing to wait for.
+        counts = zip(self.input_batch.req_ids, broken.tolist(), strict=False)
+        return {name: count for name, count in counts if count}, None, *rest
+
+    def _input_fits_in_drafter(self, common: Any) -> bool:
+        """vLLM drafts for nobody if one request is near the longest length; ours looks at each."""
+        if self.own_drafter is not None:
+            return common is not None
+        return bool(super()._input_fits_in_drafter(common))
+
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: torch.Tensor,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> list[list[int]] | torch.Tensor | None:
+        """Draft with the own drafter where there is one; time what it takes."""
+        began = perf_counter()
+        if self.own_drafter is None:
+            drafts: torch.Tensor = super().propose_draft_token_ids(
+                scheduler_output,
+                sampled_token_ids,
+                sampling_metadata,
+                hidden_states,
+                sample_hidden_states,
+                aux_hidden_states,
+                spec_decode_metadata,
+                common_attn_metadata,
+                slot_mappings,
+            )
+            self._draft_seconds = perf_counter() - began
+            return drafts
+        ours = self.own_drafter.draft(
+            scheduler_output.num_spec_tokens_to_schedule,
+            scheduler_output.scheduled_spec_decode_tokens,
+            sampled_token_ids,
+            aux_hidden_states or [hidden_states],
+            common_attn_metadata,
+        )
+        self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
+        return ours
+
+    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        if self._draft_token_ids is not None:
+            super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
+
+
+def is_parallel(speculation: Any) -> bool:
+    """Whether a vLLM SpeculativeConfig asks for a P-EAGLE head."""
+    return speculation is not None and speculation.parallel_drafting and speculation.use_eagle()
+
+
+def has_own_drafter(speculation: Any) -> bool:
+    """Whether a drafter of ours drafts with the head of a vLLM SpeculativeConfig: P-EAGLE heads,
+    and EAGLE-3 heads on the V1 model runner."""
+    if is_parallel(speculation):
+        return True
+    sequential = speculation is not None and speculation.method == "eagle3"
+    return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
+
+
+def drafting(runner: type, mixin: type = DraftingRunner) -> type:
+    """The class `runner` with a DraftingRunner mixed in."""
+    return type(runner.__name__, (mixin, runner), {})

@@ -1,0 +1,64 @@
+"""EAGLE-3: the drafts of a request one by one, a pass of the head for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafters.vllm.v1.drafter import Drafter
+from drafters.vllm.v1.layout import Rows, following
+
+
+class SequentialDrafter(Drafter):
+    """The first pass enters what the target has read, and drafts a token for each request. Each
+    pass behind it reads one token a request, its newest draft, beside the hidden state that this
+    draft came from. A request that has its drafts is in no further pass.
+    """
+
+    slots_per_draft = 0
+    carries = True
+
+    def _propose(
+        self,
+        rows: Rows,
+        tables: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        states: Sequence[torch.Tensor],
+        common: Any,
+    ) -> list[list[int]]:
+        now = replace(rows, k=np.minimum(rows.k, 1))
+        layout = self._lay_out(now, tables, starts)
+        self._enter(layout, states)
+        hidden, carried = self._pass(layout, now, common)
+
+        which = np.flatnonzero(rows.k)  # the requests of this pass, as entries of `rows`
+        owners, found = [], []
+        for depth in range(1, int(rows.k.max()) + 1):
+            ids = self._likeliest(hidden)
+            owners.append(which)
+            found.append(ids)
+            goes_on = np.flatnonzero(rows.k[which] > depth)
+            if not goes_on.size:
+                break
+            if goes_on.size < which.size:
+                left = self._device(goes_on)
+                ids, carried, which = ids[left], carried[left], which[goes_on]
+            now = following(rows, which, depth)
+            layout = self._lay_out(now, tables, starts)
+            count = len(which)
+            self.input_ids[:count] = ids
+            self.positions[:count] = self._device(layout.positions)
+            self.hidden_states[:count] = carried
+            hidden, carried = self._pass(layout, now, common, depth)
+
+        drafts: list[list[int]] = [[] for _ in rows.k]
+        if found:
+            tokens = torch.cat(found).tolist()  # the device is waited for once
+            for row, token in zip(np.concatenate(owners).tolist(), tokens, strict=True):
+                drafts[row].append(token)
+        return drafts

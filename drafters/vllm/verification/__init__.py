@@ -1,0 +1,1 @@
+"""How drafts are accepted: greedily, with seeds by position, or synthetically."""

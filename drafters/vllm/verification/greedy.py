@@ -1,0 +1,69 @@
+"""Drafts chosen by an argmax, and verified by one where all of a batch is greedy and nothing
+touches its logits.
+
+The rejection sampler copies the logits three times before it takes their argmax: to float32, which
+keeps their order, to part drafts from bonus tokens, and for log probabilities
+(vllm/v1/sample/rejection_sampler.py, forward).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+
+from drafters.ops.argmax import argmax
+from drafters.vllm.verification.seeded_sampling import match
+
+# Where each processor that may change an argmax keeps the requests that ask for it.
+_ASKED = {LogitBiasLogitsProcessor: "biases", MinTokensLogitsProcessor: "min_toks"}
+
+
+def suffices(sampling: Any) -> bool:
+    """Whether the tokens of a step with this SamplingMetadata are the argmax of its logits, and
+    nothing else is wanted of them."""
+    thinking = sampling.thinking_budget_state_holder
+    return bool(
+        sampling.all_greedy
+        and sampling.no_penalties
+        and not sampling.bad_words_token_ids
+        and sampling.allowed_token_ids_mask is None
+        and sampling.max_num_logprobs is None
+        and not sampling.logprob_token_ids
+        and not (thinking is not None and thinking.has_tracked_requests())
+        and not any(map(_asked, sampling.logitsprocs.non_argmax_invariant))
+    )
+
+
+def verify(
+    logits: torch.Tensor,  # [drafts + requests, vocabulary]
+    metadata: Any,  # SpecDecodeMetadata
+) -> SamplerOutput:
+    """What the rejection sampler returns for such a step."""
+    tokens = argmax(logits)
+    sampled = match(
+        tokens[metadata.target_logits_indices],
+        metadata.draft_token_ids,
+        tokens[metadata.bonus_logits_indices].unsqueeze(1),
+        metadata.cu_num_draft_tokens,
+        metadata.max_spec_len,
+    )
+    return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=None)
+
+
+def _asked(processor: Any) -> bool:
+    name = _ASKED.get(type(processor))
+    return name is None or bool(getattr(processor, name))
+
+
+def likeliest(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
+    vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
+    ids = argmax(head.logits_processor(lm_head, hidden))
+    offsets = head.draft_id_to_target_id
+    return ids if offsets is None else ids + offsets[ids]

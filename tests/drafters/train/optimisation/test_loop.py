@@ -1,0 +1,147 @@
+"""Training: the loss falls at every depth, and a run that was killed goes on as if it were not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from drafters.model.head import DraftHead
+from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.token_sequences import Text, Texts
+from drafters.train.optimisation.head_init import HeadPlan, new_head
+from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, partitions_for
+from drafters.train.optimisation.loss import cross_entropy_backward
+from drafters.train.progress import Progress
+from drafters.train.target import FrozenTarget
+
+OPTIONS = LoopOptions(batch_tokens=256, k_train=4, muon_lr=0.1, adam_lr=0.05)
+
+
+@pytest.fixture
+def texts() -> Texts:
+    """Periodic texts of several lengths: learnable by a head that reads them."""
+    rows = [4 + (torch.arange(24 + 3 * (i % 5)) + i) % 6 for i in range(24)]
+    return Texts.of(Text(row, 5) for row in rows)
+
+
+def trainer(
+    target: FrozenTarget, texts: Texts, tokens: int, options: LoopOptions = OPTIONS,
+    method: str = "p-eagle", folder: Path = Path(),
+) -> Trainer:  # fmt: skip
+    plan = HeadPlan(method=method, layers=1, taps=(0, 1, 2), mask_token=3, seed=2)  # type: ignore[arg-type]
+    head = new_head(target, plan, torch.float32)
+    states = StateStore(
+        target, texts, (0, 1, 2), folder=folder, limit_bytes=0,
+        with_final=options.loss == "distribution",
+    )  # fmt: skip
+    return Trainer(head, target, texts, states, Progress(tokens=tokens), options)
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_head_learns_text_with_a_period(target: FrozenTarget, texts: Texts, method: str) -> None:
+    first = trainer(target, texts, 1, method=method)
+    first.run()
+    long = trainer(target, texts, 15_000, method=method)
+    long.run()
+    # Each depth on its own: an unreachable depth keeps its loss and hides in the mean.
+    for early, late in zip(first.smoothed.tolist(), long.smoothed.tolist(), strict=True):
+        assert late < 0.3 * early
+
+
+def test_everything_of_a_head_is_trained(target: FrozenTarget, texts: Texts) -> None:
+    run = trainer(target, texts, 1)
+    old = {name: value.clone() for name, value in run.head.state_dict().items()}
+    run.run()
+    new = run.head.state_dict()
+    assert [name for name, value in new.items() if torch.equal(old[name], value)] == []
+    assert torch.equal(target.lm_head, FrozenTarget.load(target._folder).lm_head)
+
+
+def weights(head: DraftHead) -> list[torch.Tensor]:
+    return [value.clone() for value in head.state_dict().values()]
+
+
+def test_a_killed_run_goes_on_as_if_it_were_not(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    whole = trainer(target, texts, 4_000)
+    whole.run()
+
+    file = tmp_path / "run.pt"
+    killed = trainer(target, texts, 4_000)
+
+    class Killed(Exception):
+        pass
+
+    advance = killed.progress.advance
+
+    def kill(tokens: int, **figures: float) -> None:
+        advance(tokens, **figures)
+        if killed.progress.steps == 9:  # in the middle of the second epoch
+            killed.save(file)
+        if killed.progress.steps == 11:  # two updates after the last save: lost
+            raise Killed
+
+    killed.progress.advance = kill  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        killed.run()
+    again = trainer(target, texts, 4_000)
+    again.load(file)
+    assert again.progress.steps == 9
+    again.run()
+    assert again.progress.steps == whole.progress.steps > 11
+    for resumed, wanted in zip(weights(again.head), weights(whole.head), strict=True):
+        assert torch.equal(resumed, wanted)
+    assert torch.equal(again.smoothed, whole.smoothed)
+
+
+def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_path: Path) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 100).save(file)
+    with pytest.raises(ResumeError, match="options"):
+        trainer(target, texts, 100, LoopOptions(batch_tokens=256, k_train=5)).load(file)
+    with pytest.raises(ResumeError, match="config"):
+        trainer(target, texts, 100, method="eagle3").load(file)
+    with pytest.raises(ResumeError, match="texts"):
+        trainer(target, Texts.of([texts[0]]), 100).load(file)
+
+
+def test_the_runs_file_is_rewritten_as_time_passes(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 500).run(file, save_every=0.0)
+    again = trainer(target, texts, 500)
+    again.load(file)
+    assert again.progress.fraction == 1.0
+
+
+def test_the_targets_distribution_teaches_too(target: FrozenTarget, texts: Texts) -> None:
+    options = LoopOptions(batch_tokens=256, k_train=3, loss="distribution")
+    first, long = trainer(target, texts, 1, options), trainer(target, texts, 6_000, options)
+    first.run()
+    long.run()
+    assert long.smoothed.mean() < first.smoothed.mean()
+
+
+def test_more_partitions_for_longer_texts() -> None:
+    counts = [partitions_for(n, 3 * n) for n in (100, 2_000, 20_000, 100_000)]
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    for n, count in zip((2_000, 20_000, 100_000), counts[1:], strict=True):
+        assert (3 * n / count) * (n + 3 * n / count) <= 2**26
+        assert count & (count - 1) == 0
+
+
+def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
+    torch.manual_seed(6)
+    source, weight = torch.randn(4100, 6, requires_grad=True), torch.nn.Parameter(torch.randn(9, 6))
+    labels = torch.randint(9, (4100,))
+    wanted = functional.cross_entropy(source @ weight.T, labels)
+    gradients = torch.autograd.grad(wanted, [source, weight])
+    got = cross_entropy_backward(source * 1.0, weight, labels)
+    torch.testing.assert_close(got, wanted.detach())
+    torch.testing.assert_close([source.grad, weight.grad], list(gradients))

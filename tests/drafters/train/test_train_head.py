@@ -1,0 +1,239 @@
+"""`aerie train` from prompts to a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.cli import main as aerie
+from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
+from drafters.train import runtime
+from drafters.train.optimisation.head_init import default_taps, mask_token_of
+from drafters.train.optimisation.loop import Trainer
+from drafters.train.runtime import seconds_of, slow_bfloat16
+from drafters.train.target import FrozenTarget
+from tests.drafters.train.conftest import Serve
+from tests.drafters.train.tiny import END, write_target
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    lines: list[object] = [{"prompt": f"number {i} is"} for i in range(8)]
+    lines += [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(8)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+def train(target: Path, prompts: Path, out: Path, *options: str) -> int:
+    return aerie([
+        "train", "--target", str(target), "--prompts", str(prompts), "--out", str(out),
+        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--layers", "1",
+        "--tokens", "600", "--threads", "1", "--device", "cpu", *options,
+    ])  # fmt: skip
+
+
+def test_a_trained_head_is_trained_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>") == 0
+    capsys.readouterr()
+    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
+          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
+          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
+    assert aerie([*on, "--layers", "2", "--taps", "1"]) == 1
+    assert "leave out --layers, --taps" in capsys.readouterr().err
+    # Updates that change nothing: what is written is the head that it began as.
+    assert aerie([*on, "--muon-lr", "0", "--adam-lr", "0"]) == 0
+    heads = [load_head(folder) for folder in (first, second)]
+    assert heads[0].config == heads[1].config
+    for name, weight in heads[0].state_dict().items():
+        assert torch.equal(weight, heads[1].state_dict()[name]), name
+    was, now = (json.loads((f / "provenance.json").read_text()) for f in (first, second))
+    assert was["init"] is None and now["init"] == was
+
+
+def test_a_head_of_another_target_is_not_trained_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = HeadConfig(
+        vocab_size=9, hidden_size=8, target_hidden_size=8, intermediate_size=8, head_dim=4,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        eagle_aux_hidden_state_layer_ids=(1,), max_position_embeddings=64,
+    )  # fmt: skip
+    save_head(DraftHead(other, own_embeddings=False), tmp_path / "other")
+    assert aerie([
+        "train", "--target", str(target_folder), "--prompts", str(prompts), "--device", "cpu",
+        "--out", str(tmp_path / "head"), "--response-tokens", "4", "--max-length", "120",
+        "--init", str(tmp_path / "other"),
+    ]) == 1  # fmt: skip
+    assert "head for another target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (["--mask-token", "<|im_end|>"], "p-eagle"),
+        (["--method", "eagle3"], "eagle3"),
+        (["--method", "eagle3", "--draft-vocab", "64", "--loss", "distribution"], "eagle3"),
+        (["--mask-token", "<|im_end|>", "--layout", "speculators"], "p-eagle"),
+    ],
+    ids=str,
+)
+def test_a_head_and_its_provenance(
+    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], method: str
+) -> None:
+    out = tmp_path / "head"
+    assert train(target_folder, prompts, out, *options) == 0
+    head = load_head(out)
+    assert head.config.method == method
+    document = json.loads((out / "config.json").read_text())
+    assert ("speculators_model_type" in document) == ("--layout" in options)
+    if "--draft-vocab" in options:
+        assert len(head.to_target(torch.arange(64)).unique()) == 64
+    facts = json.loads((out / "provenance.json").read_text())
+    assert facts["argv"][0] == "aerie train"
+    assert facts["tokens"] >= 600
+    assert facts["seed"] == 0
+    assert len(facts["loss_per_depth"]) == 3
+    assert len(facts["data_sha256"]) == len(facts["target_sha256"]) == 64
+
+
+def test_a_second_run_reuses_responses_and_goes_on(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, run = tmp_path / "head", Trainer.run
+
+    def killed(self: Trainer, file: Path | None = None, save_every: float = 120.0) -> None:
+        run(self, file, 0.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(target_folder, prompts, out, "--method", "eagle3")
+    assert not out.exists()
+    monkeypatch.setattr(Trainer, "run", run)
+    capsys.readouterr()
+    assert train(target_folder, prompts, out, "--method", "eagle3") == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 parts are there" in printed
+    assert "resumed at step" in printed
+    assert load_head(out).config.method == "eagle3"
+
+
+def test_malformed_lines_end_the_run_or_are_left_out(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts.write_text(prompts.read_text() + '\n{"prompt": 3}\n')
+    out, eagle3 = tmp_path / "head", ["--method", "eagle3"]
+    assert train(target_folder, prompts, out, *eagle3) == 1
+    assert f"{prompts}:17" in "".join(capsys.readouterr())
+    assert not out.exists()
+    assert train(target_folder, prompts, out, *eagle3, "--malformed", "skip") == 0
+    assert f"{prompts}:17" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mask-token", "no-such-token"], "no-such-token"),
+        (["--method", "eagle3", "--taps", "1", "2", "9"], "taps"),
+        (["--method", "eagle3", "--max-length", "17"], "--max-length"),
+        (["--method", "eagle3", "--draft-vocab", "1000"], "1000"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said_in_a_line(
+    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert train(target_folder, prompts, tmp_path / "head", *options) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("aerie train: ")
+    assert said in error
+
+
+def test_the_placeholder_is_a_token_that_no_text_has(target: FrozenTarget) -> None:
+    rows, named = target.shape.vocab_size, target.tokenizer.get_vocab()
+    assert len(target.tokenizer) == rows - 1
+    assert mask_token_of(target, None) == rows - 1  # a row that the tokenizer does not use
+    assert mask_token_of(target, "<|im_end|>") == named["<|im_end|>"]
+    assert mask_token_of(target, "17") == 17
+    target.tokenizer.add_special_tokens({"additional_special_tokens": ["<|last|>"]})
+    with pytest.raises(ValueError, match="--mask-token"):
+        mask_token_of(target, None)
+    target.tokenizer.mask_token = "<|last|>"
+    assert mask_token_of(target, None) == rows - 1
+
+
+def test_default_taps_lie_within_the_target() -> None:
+    assert default_taps(32) == (2, 16, 29)  # vLLM's for a Llama of 32 layers
+    for layers in range(2, 80):
+        taps = default_taps(layers)
+        assert list(taps) == sorted(set(taps))
+        assert 0 < taps[0] <= taps[-1] < layers
+
+
+@pytest.mark.parametrize(("faster", "wanted"), [(0.5, None), (1.5, torch.float32)])
+def test_what_multiplies_faster_is_trained_in(
+    monkeypatch: pytest.MonkeyPatch, faster: float, wanted: torch.dtype | None
+) -> None:
+    took = {torch.bfloat16: faster, torch.float32: 1.0}
+    monkeypatch.setattr(runtime, "seconds_of", took.__getitem__)
+    assert slow_bfloat16("cpu") is wanted
+    assert slow_bfloat16("cuda") is None
+
+
+def test_a_head_is_stored_in_the_type_of_its_target(
+    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target", dtype=torch.bfloat16)
+    monkeypatch.setattr(runtime, "seconds_of", {torch.bfloat16: 2.0, torch.float32: 1.0}.get)
+    options = ("--layers", "1", "--mask-token", "<|im_end|>")
+    for name, asked in (("own", ()), ("wide", ("--dtype", "float32"))):
+        assert train(target, prompts, tmp_path / name, *options, *asked) == 0
+        found = load_head(tmp_path / name).fc.weight.dtype
+        assert found == (torch.float32 if asked else torch.bfloat16)
+
+
+def test_the_types_are_timed() -> None:
+    assert 0 < seconds_of(torch.float32) < 5 and 0 < seconds_of(torch.bfloat16) < 5
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:8000", "localhost", "ftp://here", "http://"])
+def test_a_server_that_is_no_url_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: str
+) -> None:
+    asked = ["--target", str(tmp_path), "--out", str(tmp_path / "head"), "--prompts", "none.jsonl"]
+    with pytest.raises(SystemExit) as refused:
+        aerie(["train", *asked, "--server", server])
+    assert refused.value.code == 2
+    assert "is no URL such as http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["secret", "", None])
+def test_a_server_gets_the_api_key_of_the_environment(
+    tmp_path: Path,
+    target_folder: Path,
+    prompts: Path,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+) -> None:
+    if key is None:
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    # A response that ends at once is no text to train on, and so the run ends before training.
+    completion = {"choices": [{"text": "", "token_ids": [END]}]}
+    server = serve(lambda body, attempt: (200, {}, completion))
+    assert train(target_folder, prompts, tmp_path / "head", "--server", server.url) == 1
+    sent = {headers.get("Authorization") for headers in server.headers}
+    assert sent == {f"Bearer {key}" if key else None}

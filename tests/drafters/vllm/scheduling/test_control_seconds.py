@@ -1,0 +1,66 @@
+"""What the policy takes is told with the step that it took it from (Step.control_seconds)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+if not vllm_platforms.current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
+from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
+
+from drafters.vllm.scheduling import scheduler, step_recorder  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import Lives, Told, configuration  # noqa: E402
+
+if TYPE_CHECKING:
+    from drafters.control.policy import Step
+
+LEARNING_S = 0.01
+
+
+class Slow(Told):
+    """Takes its time to learn, on a clock that stands still otherwise."""
+
+    now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def observe(self, step: Step) -> None:
+        self.now += LEARNING_S
+
+
+@pytest.mark.parametrize(
+    ("executor", "max_deferred_steps", "learned"),
+    [
+        (UniProcExecutor, 1, [0, 1, 1, 1, 1, 1, 1]),
+        (UniProcExecutor, 3, [0, 0, 0, 3, 0, 0, 3]),
+        (MultiprocExecutor, 1, [0] * 7),
+        (MultiprocExecutor, 3, [0] * 7),
+    ],
+)
+def test_learning_counts_where_nothing_else_runs_meanwhile(
+    executor: type,
+    max_deferred_steps: int,
+    learned: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = configuration()
+    config.parallel_config.distributed_executor_backend = executor
+    lives = Lives(config, seed=1, window=6, blocks=60)
+    lives.scheduler.policy = lives.told = told = Slow()
+    told.max_deferred_steps = max_deferred_steps
+    for module in (scheduler, step_recorder):
+        monkeypatch.setattr(module, "perf_counter", told.clock)
+    lives.arrive(prompt=4, most=60)
+    for _ in learned:
+        lives.step(2, observed=False)
+    # All of them but the last was learned from, sooner or later.
+    assert lives.scheduler.recorder.untold == 1
+    lives.scheduler.recorder.tell(lives.scheduler.policy)
+    found = [step.control_seconds for step in lives.scheduler.recorder.recent]
+    assert found == pytest.approx([steps * LEARNING_S for steps in learned])

@@ -1,0 +1,52 @@
+"""Who is drafted for, and how far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+from vllm import SamplingParams
+
+from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.vllm.scheduling.limits import draft_limit, follows_counts
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, 7),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}, 7),
+        ({"presence_penalty": 1.0, "min_tokens": 5, "bad_words": ["no"]}, 7),
+        ({"logit_bias": {5: 1.0}}, 0),
+        ({"min_p": 0.1}, 0),
+        ({"extra_args": {MAX_K: 3}}, 3),
+        ({"extra_args": {MAX_K: 0}}, 0),
+        ({"extra_args": {MAX_K: 99}}, 7),
+        ({"extra_args": {MAX_K: 3}, "min_p": 0.2}, 0),
+        ({"extra_args": {"session_id": "a"}}, 7),
+    ],
+)
+def test_the_limit_of_a_request(options: dict[str, Any], limit: int) -> None:
+    assert draft_limit(SamplingParams(**options), 7) == limit
+
+
+def test_a_request_that_samples_nothing_is_not_drafted_for() -> None:
+    assert draft_limit(None, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "follows"),
+    [
+        ({}, False),
+        ({"stop": ["."]}, True),
+        ({"stop_token_ids": [3]}, False),  # the engine core ends these itself
+        ({"extra_args": {MAX_K: 2}}, False),
+        ({"extra_args": {REPORT_TOKENS: 1}}, True),
+    ],
+)
+def test_whose_counts_the_gateway_follows(options: dict[str, Any], follows: bool) -> None:
+    assert follows_counts(SamplingParams(**options)) is follows
+    assert not follows_counts(None)

@@ -1,0 +1,207 @@
+"""Two engines on the same requests, one undisturbed, one at random: run as a script.
+
+    python engine_fuzz.py JOB RESULT
+
+JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
+is a P-EAGLE head}. The first engine decodes plainly. The second drafts a random K at every step
+while requests arrive, are aborted and are preempted for want of KV cache. RESULT gets
+{"finished", "aborted", "preempted", "accepted", "passes", "ks": {k: steps}, "different": [...]}; an
+entry of `different` is a request whose text is not the plain engine's, with the gap in
+log-probability between the two tokens where they part, as the plain engine saw it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and the drafter are watched
+
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from drafters.config import MAX_K
+from drafters.control.policy import Load, Step
+from drafters.vllm.scheduling.scheduler import DraftingScheduler
+
+SHAPE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 384,  # less than a prompt may have: prompts are read in parts
+    "disable_log_stats": False,
+    "skip_tokenizer_init": True,
+}
+
+
+class RandomK:
+    """A policy that chooses blindly at every step; now and then nothing for a stretch."""
+
+    def __init__(self, k_max: int, random: Random) -> None:
+        self.k_max = self.k_limit = k_max
+        self.max_deferred_steps = 1
+        self.random = random
+        self.chosen: Counter[int] = Counter()
+        self.accepted = 0
+        self.idle = 0
+
+    def choose(self, load: Load) -> int:
+        if self.idle:
+            self.idle -= 1
+        elif self.random.random() < 0.02:
+            self.idle = 30
+        k = 0 if self.idle else self.random.randint(0, self.k_max)
+        self.chosen[k] += 1
+        return k
+
+    def observe(self, step: Step) -> None:
+        assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
+        self.accepted += sum(step.accepted)
+
+
+class FuzzScheduler(DraftingScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.policy = RandomK(self.num_spec_tokens, Random(7))
+
+
+def requests(random: Random, count: int) -> list[dict[str, Any]]:
+    """Prompts that share beginnings, and every kind of sampling parameter."""
+    stems = [[random.randrange(300, 8000) for _ in range(300)] for _ in range(4)]
+    made = []
+    for _ in range(count):
+        stem = random.choice(stems)[: random.choice([0, 40, 150, 300])]
+        prompt = stem + [random.randrange(300, 8000) for _ in range(random.randint(1, 60))]
+        options: dict[str, Any] = {
+            "max_tokens": random.randint(1, 120), "temperature": 0.0, "ignore_eos": True,
+        }  # fmt: skip
+        kind = random.randrange(8)
+        if kind == 0:
+            options["extra_args"] = {MAX_K: random.randint(0, 11)}
+        elif kind == 1:
+            options |= {"temperature": 0.8, "seed": random.randrange(2**40), "top_p": 0.9}
+        elif kind == 2:
+            options["logit_bias"] = {random.randrange(300, 8000): 5.0}
+        elif kind == 3:
+            options |= {"temperature": 1.0, "seed": random.randrange(100), "min_p": 0.1}
+        elif kind == 4:
+            options |= {"repetition_penalty": 1.2, "frequency_penalty": 0.3}
+        elif kind == 5:
+            options["max_tokens"] = 512 - len(prompt)  # to the longest length
+        made.append({"prompt": prompt, "options": options})
+    return made
+
+
+def plain(job: dict[str, Any], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    engine = LLM(model=job["target"], kv_cache_memory_bytes=512 << 20, **SHAPE)
+    outputs = engine.generate(
+        [{"prompt_token_ids": request["prompt"]} for request in asked],
+        [SamplingParams(**request["options"], logprobs=5, detokenize=False) for request in asked],
+        use_tqdm=False,
+    )
+    texts = [
+        {"ids": list(out.outputs[0].token_ids),
+         "likely": [{t: e.logprob for t, e in step.items()} for step in out.outputs[0].logprobs]}
+        for out in outputs
+    ]  # fmt: skip
+    del engine
+    cleanup_dist_env_and_memory()
+    return texts
+
+
+def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) -> dict[str, Any]:
+    """Run for the given number of steps, then until everything is finished."""
+    engine = LLM(
+        model=job["target"],
+        kv_cache_memory_bytes=48 << 20,  # a third of what 32 requests need
+        scheduler_cls=FuzzScheduler,
+        additional_config={"aerie": {"catch_up_tokens": 48, "context_tokens": 256}},
+        speculative_config={
+            "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
+            "parallel_drafting": job["parallel"],
+        },
+        **SHAPE,
+    ).llm_engine  # fmt: skip
+    core = engine.engine_core.engine_core
+    finished: dict[int, list[int]] = {}
+    running: set[int] = set()
+    result = {"aborted": 0, "preempted": 0, "steps": 0}
+    waiting = list(range(len(asked)))[::-1]
+    preempt = core.scheduler._preempt_request
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result["preempted"] += 1
+        return preempt(*args, **kwargs)
+
+    core.scheduler._preempt_request = counted
+    while running or (waiting and result["steps"] < job["steps"]):
+        arriving = random.choice([0, 0, 0, 0, 1, 2, 8])
+        while waiting and arriving and len(running) < 48 and result["steps"] < job["steps"]:
+            arriving -= 1
+            number = waiting.pop()
+            options = SamplingParams(**asked[number]["options"], detokenize=False)
+            engine.add_request(str(number), {"prompt_token_ids": asked[number]["prompt"]}, options)
+            running.add(number)
+        if running and random.random() < 0.02:
+            number = random.choice(sorted(running))
+            engine.abort_request([str(number)])
+            running.discard(number)
+            result["aborted"] += 1
+        for output in engine.step():
+            number = int(output.request_id)
+            if output.finished and number in running:
+                running.discard(number)
+                finished[number] = list(output.outputs[0].token_ids)
+        result["steps"] += 1
+    policy = core.scheduler.policy
+    drafter = core.model_executor.driver_worker.worker.model_runner.own_drafter
+    # What finished in the last step would be told with the next one; nothing else may be left.
+    ended = core.scheduler.finished_req_ids
+    assert set(drafter.contexts._slots) <= ended
+    assert core.scheduler.recorder.untold <= 1
+    return {
+        **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
+        "passes": drafter.passes,
+    }  # fmt: skip
+
+
+def compared(expected: dict[str, Any], ids: list[int]) -> dict[str, Any] | None:
+    if ids == expected["ids"]:
+        return None
+    place = next(
+        (i for i, (a, b) in enumerate(zip(ids, expected["ids"], strict=False)) if a != b),
+        min(len(ids), len(expected["ids"])),
+    )
+    if place >= len(ids) or place >= len(expected["ids"]):
+        return {"place": place, "gap": None}
+    likely = expected["likely"][place]
+    known = ids[place] in likely
+    gap = abs(likely[expected["ids"][place]] - likely[ids[place]]) if known else None
+    return {"place": place, "gap": gap}
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    random = Random(job["seed"])
+    asked = requests(random, max(24, job["steps"] // 4))
+    expected = plain(job, asked)
+    result = disturbed(job, asked, random)
+    texts = result.pop("texts")
+    differences = {number: compared(expected[number], ids) for number, ids in texts.items()}
+    result["finished"] = len(texts)
+    result["different"] = [
+        {"request": number, "options": asked[number]["options"], **difference}
+        for number, difference in differences.items()
+        if difference is not None
+    ]
+    Path(sys.argv[2]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""How a pass is laid out, against the definition said token by token."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.vllm.v1.layout import Rows, lay_out, stored
+
+MASK, LONGEST = 999, 24
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> tuple[Rows, dict[str, Any]]:
+    """Requests of a batch, some in the pass: held and fresh positions, any K, none too, up to the
+    end of the history; blocks and rows in any order."""
+    size = draw(st.sampled_from([1, 3, 4, 16]))
+    window = draw(st.integers(1, 12))
+    batch = draw(st.integers(1, 5))
+    index = sorted(draw(st.sets(st.integers(0, batch - 1), min_size=1)))
+    slots = draw(st.permutations(range(batch)))
+    values: dict[str, list[int]] = {field.name: [] for field in fields(Rows)}
+    read = [draw(st.integers(1, 6)) for _ in range(batch)]  # by the target, in this step
+    for row in index:
+        end = draw(st.integers(1, LONGEST - 1))
+        fresh = draw(st.integers(0, min(read[row], end)))
+        # Fewer entered than read: the rest was rejected, or lies before a context begun anew.
+        start = draw(st.integers(max(0, end - fresh - window), end - 1))
+        first = draw(st.integers(0, start // size)) * size
+        k = draw(st.integers(0, LONGEST - end))
+        for name, value in zip(
+            values, (row, slots[row], first, start, end - fresh, end, k, 500 + row), strict=True
+        ):
+            values[name].append(value)
+    blocks = -(-LONGEST // size)
+    tables = np.random.default_rng(draw(st.integers(0, 9))).permutation(batch * blocks)
+    tokens = np.arange(batch * LONGEST).reshape(batch, LONGEST)
+    rows = Rows(**{name: np.array(value, np.int64) for name, value in values.items()})
+    return rows, {
+        "tokens": tokens.astype(np.int32),
+        "tables": tables.reshape(batch, blocks).astype(np.int32),
+        "starts": np.cumsum([0, *read]).astype(np.int32),
+        "block_size": size,
+        "window": window,
+        "mask_token": MASK,
+    }
+
+
+def by_token(rows: Rows, given: dict[str, Any]) -> dict[str, list[int]]:
+    """The definition: one token after another."""
+    found: dict[str, list[int]] = {
+        name: [] for name in ("ids", "positions", "slots", "context", "masked", "held",
+                              "held_from", "fresh", "fresh_from", "drafts")
+    }  # fmt: skip
+    found["queries"] = [0]
+    size = given["block_size"]
+    for row, index in enumerate(rows.index):
+        start, end, k = rows.start[row], rows.end[row], rows.k[row]
+        for position in range(start, end + max(k - 1, 0)):
+            token = len(found["ids"])
+            found["positions"].append(position)
+            block = given["tables"][index][position // size]
+            found["slots"].append(block * size + position % size)
+            if position >= end:
+                found["ids"].append(MASK)
+                found["masked"].append(token)
+            else:
+                newest = position == end - 1
+                found["ids"].append(
+                    rows.newest[row] if newest else given["tokens"][index][position + 1]
+                )
+                if position < rows.scheduled[row]:
+                    found["held"].append(token)
+                    window = given["window"]
+                    found["held_from"].append(rows.slot[row] * window + position % window)
+                else:
+                    found["fresh"].append(token)
+                    found["fresh_from"].append(
+                        given["starts"][index] + position - rows.scheduled[row]
+                    )
+            if k and position >= end - 1:
+                found["drafts"].append(token)
+        found["queries"].append(len(found["ids"]))
+        found["context"].append(len(found["ids"]) - found["queries"][-2] + start - rows.first[row])
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(passes())
+def test_every_token_is_where_the_definition_has_it(case: tuple[Rows, dict[str, Any]]) -> None:
+    """Catches: off by one at a request's ends, at a block's, at the history's; the ring; K = 0
+    and K = 1 (no masks), and a request with nothing fresh or nothing held."""
+    rows, given = case
+    layout, expected = lay_out(rows, **given), by_token(rows, given)
+    for field in fields(layout):
+        assert getattr(layout, field.name).tolist() == expected[field.name], field.name
+
+
+def test_types_are_what_vllm_reads() -> None:
+    """Catches: int64 ids, which vLLM's buffers would not take on a GPU without a copy."""
+    one = np.array([1], np.int64)
+    rows = Rows(one - 1, one - 1, one - 1, one, one, one + 2, one + 1, one)
+    layout = lay_out(
+        rows, tokens=np.zeros((1, 8), np.int32), tables=np.zeros((1, 2), np.int32),
+        starts=np.array([0, 3], np.int32), block_size=4, window=4, mask_token=MASK,
+    )  # fmt: skip
+    kinds = {field.name: getattr(layout, field.name).dtype for field in fields(layout)}
+    narrow = {"ids", "queries", "context"}
+    assert {name for name, kind in kinds.items() if kind == np.int32} == narrow
+    assert {kind for name, kind in kinds.items() if name not in narrow} == {np.dtype(np.int64)}
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 99))
+def test_a_ring_keeps_the_newest(window: int, slot: int, end: int) -> None:
+    """Catches: two of the newest `window` positions in one row, or a row of another request."""
+    positions = np.arange(max(0, end - window), end)
+    rows = stored(np.full(len(positions), slot), positions, window)
+    assert len(set(rows.tolist())) == len(rows)
+    assert all(row // window == slot for row in rows)

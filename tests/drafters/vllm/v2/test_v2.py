@@ -1,0 +1,126 @@
+"""Our speculator on vLLM's V2 model runner drafts what the torch module drafts, whatever K was in
+the steps before, whether or not a step is laid out before the one before it has run, and in CUDA
+graphs of another K and of more requests.
+
+Random weights as in test_heads.py, and chance in place of the target's verdict. On a CPU all of the
+runner's kernels run in Triton's interpreter, and what a graph would record runs in its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.config import every_k
+from drafters.model.checkpoint import load_head, save_head
+from tests.drafters import engine_job
+from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Target, agrees, new_head
+
+pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
+pytestmark = pytest.mark.slow
+
+K = 5
+SCRIPT = Path(__file__).with_name("engine_drafts_v2.py")
+# Head, whether steps overlap, whether graphs are run on a CPU too, the tokens of a step (20 are
+# fewer than the pass after a step of vLLM's warm-up would have) and of a request. With graphs each
+# request crosses from one block of the KV cache to the next and runs to the end of the longest
+# context, where a graph's pass would be longer than the request's blocks and than that context.
+LONGEST = 60
+ENGINES = [
+    ("p-eagle", False, False, 256, 128),
+    ("p-eagle-draft-vocabulary", True, False, 20, 128),
+    ("p-eagle", True, True, 256, LONGEST),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    torch.manual_seed(1)
+    return Target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name -> checkpoint."""
+    folder = tmp_path_factory.mktemp("heads")
+    for name in {name for name, *_ in ENGINES}:
+        save_head(new_head(CASES[name], target), folder / name)
+    return {name: folder / name for name, *_ in ENGINES}
+
+
+@pytest.fixture(scope="module")
+def steps(
+    target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """Head and way of scheduling -> what was drafted."""
+    engines = {
+        f"{name}, {overlapped}, {graphs}": {
+            "model": str(target.folder),
+            "block_size": 32,
+            "async_scheduling": overlapped,
+            "graphs": graphs,
+            "max_num_batched_tokens": budget,
+            "max_model_len": longest,
+            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
+            "speculative_config": {
+                "method": "eagle3",
+                "model": str(heads[name]),
+                "num_speculative_tokens": K,
+                "parallel_drafting": True,
+                "num_speculative_tokens_per_batch_size": every_k(K),
+            },
+        }
+        for name, overlapped, graphs, budget, longest in ENGINES
+    }
+    folder = tmp_path_factory.mktemp("v2")
+    # Some of two at a time end at K = 0, and the next ones get their slots.
+    job = {"engines": engines, "max_tokens": 40}
+    result: dict[str, list[dict[str, Any]]] = engine_job.run(SCRIPT, folder, job, timeout=280)
+    return result
+
+
+@pytest.mark.parametrize(("name", "overlapped", "graphs"), [engine[:3] for engine in ENGINES])
+def test_no_draft_comes_from_a_stale_state(
+    name: str, overlapped: bool, graphs: bool, target: Target, heads: dict[str, Path],
+    steps: dict[str, list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    head = target.lend(load_head(heads[name]))
+    drafted = steps[f"{name}, {overlapped}, {graphs}"]
+    assert len({len(step["draft"]) for step in drafted}) == K
+    wrong = [step for step in drafted if not agrees(head, target, step)]
+    assert not wrong, f"{len(wrong)} of {len(drafted)} steps"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
+def test_no_step_waits_for_the_device(steps: dict[str, list[dict[str, Any]]]) -> None:
+    waited = {name: sum(step["waits"] for step in drafted) for name, drafted in steps.items()}
+    assert not any(waited.values()), waited
+
+
+def test_graphs_are_taken_when_k_changes(steps: dict[str, list[dict[str, Any]]]) -> None:
+    """And a batch that ends, and the end of the longest context, have both been met."""
+    for name, drafted in steps.items():
+        graphs = {(step["graph"], len(step["draft"])) for step in drafted if step["graph"]}
+        if not name.endswith("True"):
+            assert torch.cuda.is_available() or not graphs
+            continue
+        assert {k for k, _ in graphs} == set(range(1, K + 1))
+        assert sum(graph > k for graph, k in graphs) >= K  # of K * (K - 1) / 2
+        without = [step for step in drafted if not step["graph"]]
+        assert len(without) < len(drafted) / 4
+        assert any(len(step["text"]) > LONGEST - 2 * K for step in without)
+        assert torch.cuda.is_available() or any(step["padded"] for step in drafted)
+
+
+def test_graphs_are_for_batches_that_pad_the_others_by_half_at_most() -> None:
+    from drafters.vllm.v2.graphs import batches  # needs Triton
+
+    assert batches(23) == [1, 2, 3, 4, 6, 8, 12, 16, 23]
+    assert [batches(n) for n in (0, 1, 2)] == [[], [1], [1, 2]]
+    for most in range(1, 300):
+        sizes = batches(most)
+        assert sizes[-1] == most
+        assert all(min(s for s in sizes if s >= n) <= 1.5 * n for n in range(1, most + 1))

@@ -1,0 +1,97 @@
+"""What an engine samples, many times over: run as a script.
+
+    python engine_samples.py JOB RESULT
+
+JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n, "parallel":
+whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All
+requests run mixed with each other, first with K = k_max, then with another K at every step. RESULT
+gets {"fixed" | "changing": {"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text
+came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it runs
+
+from vllm import LLM, SamplingParams
+
+from bench.simulate.fixed import Fixed
+from drafters.control.policy import Load, Step
+
+
+class Counting(Fixed):
+    """Fixed K, or any."""
+
+    def __init__(self, k_max: int, random: Random | None) -> None:
+        super().__init__(k_max, k_max)
+        self.random = random
+        self.accepted = 0
+
+    def choose(self, load: Load) -> int:
+        return self.k if self.random is None else self.random.randint(0, self.k_max)
+
+    def observe(self, step: Step) -> None:
+        self.accepted += sum(step.accepted)
+
+
+def parameters(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no integer keys."""
+    bias = options.get("logit_bias")
+    return {**options, "logit_bias": bias and {int(token): by for token, by in bias.items()}}
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    engine = LLM(
+        model=job["target"],
+        speculative_config={
+            "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
+            "parallel_drafting": job["parallel"],
+        },
+        scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        seed=5,
+    )  # fmt: skip
+    asked = [
+        (
+            kind,
+            SamplingParams(max_tokens=job["tokens"], ignore_eos=True, detokenize=False, **options),
+        )
+        for kind, entry in job["kinds"].items()
+        for options in [parameters(entry["options"])]
+        for _ in range(entry["count"])
+    ]
+    Random(1).shuffle(asked)
+    result: dict[str, Any] = {}
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    for name, random in (("fixed", None), ("changing", Random(2))):
+        scheduler.policy = Counting(job["k_max"], random)
+        outputs = engine.generate(
+            [{"prompt_token_ids": job["prompt"]}] * len(asked),
+            [params for _, params in asked],
+            use_tqdm=False,
+        )
+        counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
+        for (kind, _), output in zip(asked, outputs, strict=True):
+            counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
+        result[name] = {"accepted": scheduler.policy.accepted, "counts": counts}
+    Path(sys.argv[2]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Rows with NaN or infinity are found, whatever masks a row has, and told of the request they are
+of; a sum of finite numbers that leaves the data type's range is no such row."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.vllm.v1.runner import DraftingRunner, drafting
+from drafters.vllm.verification.finite import broken_rows, by_request
+
+VALUES = st.sampled_from([0.0, -3.5, 60000.0, -60000.0, float("-inf"), float("inf"), float("nan")])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@given(
+    rows=st.lists(st.lists(VALUES, min_size=5, max_size=5), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_rows_with_nan_or_infinity_are_found(rows: list[list[float]], dtype: torch.dtype) -> None:
+    values = np.array(rows)
+    expected = (np.isnan(values) | np.isposinf(values)).any(-1)
+    assert broken_rows(torch.tensor(rows, dtype=dtype)).tolist() == expected.tolist()
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_rows_are_counted_for_their_request(requests: list[list[bool]]) -> None:
+    rows = torch.tensor([broken for request in requests for broken in request])
+    ends = torch.tensor([len(request) for request in requests]).cumsum(0)
+    counts = by_request(rows, ends)
+    assert counts.tolist() == [sum(request) for request in requests]
+
+
+class Base:
+    """What the mixin sees of vLLM's runner."""
+
+    def __init__(self) -> None:
+        self.use_async_scheduling = False
+        self.own_drafter = None
+        self.sampled: list[Any] = []
+        self.input_batch = SimpleNamespace(
+            req_ids=["a", "b", "c"], generators={}, sampling_metadata=SimpleNamespace()
+        )
+        self.rejection_sampler = SimpleNamespace(synthetic_mode=True)
+
+    def _sample(self, logits: torch.Tensor, metadata: Any) -> Any:
+        logits.fill_(0.0)  # vLLM changes logits in place
+        return "output"
+
+    def _bookkeeping_sync(self, *args: Any) -> Any:
+        return {"a": 9}, None, "logprobs", "tokens", {}, [], {}, []
+
+
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("drafters.vllm.v1.runner.Noise.of", lambda *_: None)
+    made = drafting(Base, type("Mixin", (DraftingRunner,), {"__init__": Base.__init__}))
+    return made()
+
+
+@pytest.mark.parametrize(
+    ("drafts", "broken", "expected"),
+    [
+        (None, 1, {"b": 1}),
+        # Row 3 is the second one of request b, not the only one of a fourth request.
+        ([1, 2, 0], 3, {"b": 1}),
+        ([1, 2, 0], 5, {"c": 1}),
+    ],
+)
+def test_the_runner_tells_of_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+    drafts: list[int] | None,
+    broken: int,
+    expected: dict[str, int],
+) -> None:
+    made = runner(monkeypatch)
+    logits = torch.zeros(3 if drafts is None else 6, 4)
+    logits[broken, 2] = torch.nan
+    metadata = None
+    if drafts is not None:
+        ends = (torch.tensor(drafts) + 1).cumsum(0)
+        metadata = SimpleNamespace(num_draft_tokens=drafts, cu_num_sampled_tokens=ends)
+    made._sample(logits, metadata)
+    counts, on_device, *rest = made._bookkeeping_sync()
+    assert (counts, on_device) == (expected, None)
+    assert rest == ["logprobs", "tokens", {}, [], {}, []]
+    assert made._bookkeeping_sync()[0] == {}, "of a step that sampled nothing"
+
+
+def test_asynchronous_counts_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(monkeypatch)
+    made.use_async_scheduling = True
+    logits = torch.zeros(3, 4)
+    logits[2, 0] = torch.inf
+    made._sample(logits, None)
+    counts, on_device, *_ = made._bookkeeping_sync()
+    assert counts == {}
+    assert on_device.tolist() == [0, 0, 1]

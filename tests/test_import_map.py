@@ -28,13 +28,26 @@ HEAD_CONFIG = {"drafters.model.config", "drafters.model.rope_scaling"}  # no tor
 DOOR = {"app.admission", "app.engine"}
 MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"drafters.markdown"}
+# Training, from what it reads to what it writes; `drafters.train` itself has the commands.
+RUN = {f"drafters.train.{room}" for room in ("progress", "provenance", "runtime")}
+TRAINING = {
+    f"drafters.train.{room}"
+    for room in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
+} | RUN
+# What runs inside of the engine's processes; `drafters.vllm` itself puts it there.
+SERVING = {
+    f"drafters.vllm.{room}"
+    for room in ("cpu_matmul", "own_drafter", "verification", "scheduling", "v1", "v2")
+}
 SINGLE_PARTS = (
     GROUND
     | ENGINE
     | POLICY
     | TARGET_FOLDERS
     | HEAD_CONFIG
-    | {f"drafters.{room}" for room in ("model", "ops", "train", "vllm")}
+    | {"drafters.model", "drafters.ops", "drafters.train", "drafters.vllm"}
+    | TRAINING
+    | SERVING
 )
 MAP: dict[str, set[str]] = {
     "app": set(),
@@ -77,7 +90,7 @@ MAP: dict[str, set[str]] = {
     "bench": set(),
     "bench.provenance": set(),
     "bench.load": set(),
-    "bench.workloads": {"bench.load", "drafters.train"},
+    "bench.workloads": {"bench.load", "drafters.train.data", "drafters.train.embedded"},
     "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
     | GROUND
     | ENGINE
@@ -86,39 +99,17 @@ MAP: dict[str, set[str]] = {
     "bench.options": {"bench.workloads"} | GROUND,
     "bench.sweep": MEASURING | {"bench"} | GROUND,
     "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,
-    "bench.speedup": MEASURING | {"bench", "bench.sweep"} | GROUND,
-    "bench.interop": MEASURING | {"bench.sweep"},
-    "bench.run": MEASURING | {"bench.sweep"},
-    "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train"} | GROUND,
-    "bench.ceiling": {"bench.load", "bench.systems"},
-    "bench.command": {
-        "bench.ceiling",
-        "bench.device",
-        "bench.disturbance",
-        "bench.interop",
-        "bench.kernels",
-        "bench.quality",
-        "bench.run",
-        "bench.speedup",
-        "bench.step",
-        "bench.sweep",
-        "bench.trace",
-        "bench.workloads",
-    },
-    "bench.context": SINGLE_PARTS,
-    "bench.device": MEASURING | {"bench", "bench.offline", "bench.sweep"} | GROUND,
+    "bench.served": MEASURING | {"bench", "bench.sweep"} | GROUND,
+    "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train.data"} | GROUND,
     "bench.kernels": SINGLE_PARTS | MEASURING,
-    "bench.offline": ENGINE | {"drafters.train"},
-    "bench.overload": set(),
-    "bench.disturbance": MEASURING | {"bench", "bench.sweep"} | GROUND,
-    "bench.openmp": SINGLE_PARTS | {"bench.load"},
-    "bench.proposer": SINGLE_PARTS | {"bench.offline"},
+    "bench.parts": SINGLE_PARTS | MEASURING | {"bench", "bench.sweep"},
+    "bench.cli": {"bench.systems"}
+    | GROUND
+    | {f"bench.{room}" for room in ("kernels", "parts", "quality", "served", "sweep", "trace")},
     "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"}
     | ENGINE
     | POLICY,
     "bench.simulate.curve": set(),
-    "bench.step": SINGLE_PARTS | MEASURING | {"bench", "bench.offline", "bench.sweep"},
-    "bench.training_memory": SINGLE_PARTS,
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
@@ -132,49 +123,64 @@ MAP: dict[str, set[str]] = {
     "drafters.model": {"drafters.ops"} | HEAD_CONFIG,
     "drafters.model.config": {"drafters.model.rope_scaling"},
     "drafters.model.rope_scaling": set(),
-    "drafters.train": {
-        *("drafters.config", "drafters.markdown", "drafters.model", "drafters.ops"),
-        "drafters.packaged",
-        *HEAD_CONFIG,
-    },
-    "drafters.vllm": {
-        *("drafters.config", "drafters.control", "drafters.model", "drafters.ops"),
-        *("drafters.log_records", "drafters.parent_death", "drafters.streams"),
-        "drafters.vllm.cpu_matmul",
-        *HEAD_CONFIG,
-    },
+    **{room: set() for room in RUN},
+    "drafters.train.target": {"drafters.packaged"},
+    "drafters.train.data": {"drafters.train.target"},
+    "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
+    | {"drafters.train.target"}
+    | HEAD_CONFIG
+    | RUN,
+    "drafters.train.embedded": {"drafters.train.optimisation"} | RUN,
+    "drafters.train.evaluation": {"drafters.markdown", "drafters.model", "drafters.train.target"}
+    | {f"drafters.train.{room}" for room in ("data", "embedded", "optimisation")}
+    | HEAD_CONFIG
+    | RUN,
+    "drafters.train.prompts": {"drafters.packaged", "drafters.train.data", "drafters.train.target"}
+    | RUN,
+    "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
+    "drafters.vllm.own_drafter": set(),
+    "drafters.vllm.verification": {"drafters.ops"},
+    # A worker's step tells the scheduler what it took, in the scheduler's own terms.
+    "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,
+    "drafters.vllm.v1": {"drafters.config", "drafters.ops"}
+    | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
+    "drafters.vllm.v2": {"drafters.config", "drafters.ops"}
+    | {"drafters.vllm.own_drafter", "drafters.vllm.verification"},
+    "drafters.vllm": {"drafters.config", "drafters.log_records"}
+    | {"drafters.parent_death", "drafters.streams"}
+    | SERVING,
 }
 
 # Commands that need no gateway: the only way from app/ into training and simulation, and only
 # inside a function, so that no other command pays for the import.
 LAZY_HOOKS = {
     "app.cli": {
-        "bench.command",
-        "bench.simulate.command",
-        "drafters.train.command",
-        "drafters.train.evaluate",
-        "drafters.train.prompts.command",
+        "bench.cli",
+        "bench.simulate.replay_tables",
+        "drafters.train.evaluation.evaluate_head",
+        "drafters.train.prompts.generate_prompts",
+        "drafters.train.train_head",
     }
 }
 
 # Heavy packages -> the only rooms that may import them.
 GUARDED = {
     "vllm": {
-        *("app.engine", "bench.context", "bench.kernels", "bench.openmp", "bench.proposer"),
-        *("bench.device", "bench.step"),
-        *("drafters.vllm", "drafters.vllm.cpu_matmul"),
+        *("app.engine", "bench.kernels", "bench.parts"),
+        "drafters.vllm",
+        *SERVING,
     },
     "torch": {
         "app.engine",
-        "bench.device",
-        "bench.kernels",
-        "bench.training_memory",
+        *("bench.kernels", "bench.parts"),
         "drafters.gguf_conversion",
         "drafters.model",
         "drafters.ops",
         "drafters.train",
-        *("drafters.vllm", "drafters.vllm.cpu_matmul"),
+        *TRAINING,
+        "drafters.vllm",
+        *SERVING,
     },
 }
 
@@ -278,9 +284,9 @@ def test_the_map_has_no_cycle() -> None:
         ("app/engine/llm.py", "from app.admission import keys"),
         ("app/api/health.py", "import vllm.outputs"),
         ("app/api/health.py", "def late():\n    import torch"),
-        ("app/main.py", "from drafters.train.evaluate import main"),
-        ("app/cli.py", "from drafters.train.evaluate import main"),
-        ("app/cli.py", "def f():\n    from drafters.train.loop import main"),
+        ("app/main.py", "from drafters.train.train_head import main"),
+        ("app/cli.py", "from drafters.train.train_head import main"),
+        ("app/cli.py", "def f():\n    from drafters.train.optimisation.loop import main"),
         ("app/engine/options.py", "from drafters.model.head import DraftHead"),
         ("app/utils.py", "import os"),
         ("drafters/control/policy.py", "import numpy"),
@@ -288,10 +294,14 @@ def test_the_map_has_no_cycle() -> None:
         ("drafters/config.py", "from pydantic import BaseModel"),
         ("drafters/packaged.py", "def late():\n    import gguf"),
         ("drafters/packaged.py", "from drafters.gguf_conversion import convert"),
-        ("drafters/model/head.py", "from drafters.train import loss"),
-        ("drafters/train/evaluate.py", "if TYPE_CHECKING:\n    from vllm import LLM"),
-        ("drafters/train/evaluate.py", "from drafters.vllm import compat"),
-        ("drafters/vllm/compat.py", "from app.errors import AerieError"),
+        ("drafters/model/head.py", "from drafters.train import train_head"),
+        ("drafters/train/data/humaneval.py", "from drafters.train.optimisation import loss"),
+        ("drafters/train/train_head.py", "if TYPE_CHECKING:\n    from vllm import LLM"),
+        ("drafters/train/train_head.py", "from drafters.vllm import patches"),
+        ("drafters/vllm/patches.py", "from app.errors import AerieError"),
+        ("drafters/vllm/scheduling/limits.py", "from drafters.vllm.v1 import runner"),
+        ("drafters/vllm/v2/runner.py", "from drafters.vllm.v1.runner import V1DraftingRunner"),
+        ("drafters/vllm/verification/greedy.py", "from drafters.vllm.v1 import runner"),
         ("drafters/control/policy.py", "from bench.load.client import Client"),
         ("bench/load/client.py", "from app.settings import load"),
         ("bench/sweep/run.py", "import vllm"),
@@ -308,9 +318,9 @@ def test_a_file_off_the_map_is_caught(path: str, source: str) -> None:
         ("app/__init__.py", "import importlib.metadata"),
         ("app/engine/llm.py", "from .options import arguments\nfrom vllm import outputs"),
         ("app/api/health.py", "from app.engine import supervisor\nfrom app import __version__"),
-        ("app/cli.py", "def f():\n    from drafters.train.evaluate import main"),
+        ("app/cli.py", "def f():\n    from drafters.train.train_head import main"),
         ("drafters/control/policy.py", "from drafters.control.cost import Cost\nimport math"),
-        ("drafters/vllm/compat.py", "import vllm.version\nfrom drafters.model import head"),
+        ("drafters/vllm/patches.py", "import vllm.version\nfrom drafters.vllm.v1 import runner"),
     ],
 )
 def test_a_file_on_the_map_passes(path: str, source: str) -> None:

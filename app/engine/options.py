@@ -75,7 +75,8 @@ def engine_options(
             "additional_config": drafter_config(settings).entry(),
             # On V1 a pass is laid out on the host, from what was accepted.
             "async_scheduling": v2,
-            "scheduler_cls": f"drafters.vllm.scheduling.scheduler.{'Async' if v2 else ''}DraftingScheduler",
+            "scheduler_cls": "drafters.vllm.scheduling.scheduler."
+            + ("AsyncDraftingScheduler" if v2 else "DraftingScheduler"),
         }
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"

@@ -130,7 +130,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     from drafters.control.controller import Controller
     from drafters.packaged import resolve
     from drafters.vllm.scheduling.scheduler import DraftingScheduler
-    from drafters.vllm.v1 import drafter as room
+    from drafters.vllm.v1 import drafter
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
     settings = engine_options(load(given, os.environ))
@@ -150,7 +150,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     parts.time(type(runner.drafter), "draft follow", "draft inputs")
     parts.time(runner.drafter.model, "forward", "draft model")
     parts.time(type(runner.drafter), "_likeliest", "draft head")
-    parts.time(room, "gather", "draft hidden states")
+    parts.time(drafter, "gather", "draft hidden states")
     parts.time(OutputProcessor, "process_outputs", "detokenisation, outputs")
     prompts = [{"prompt_token_ids": ids} for ids in held_out(2 * max(batches))]
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)

@@ -24,7 +24,8 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker import gpu_model_runner
 
 from drafters.config import every_k
-from drafters.vllm.v1.runner import drafting, has_own_drafter, is_parallel
+from drafters.vllm.own_drafter import has_own_drafter, is_parallel
+from drafters.vllm.v1.runner import drafting
 from drafters.vllm.verification import seeded_sampling
 from drafters.vllm.verification.finite import count_broken
 

@@ -34,14 +34,13 @@ from drafters.train.data.responses import (
 from drafters.train.progress import Progress
 from drafters.train.prompts.contamination import Contamination, humaneval
 from drafters.train.prompts.filters import special_token_names
-from drafters.train.prompts.held_out import is_held_out
 from drafters.train.prompts.open_turn import OpenTurn, open_turn
 from drafters.train.prompts.openings import DEFAULT_MIX, MIXES, Opening, read_openings
 from drafters.train.prompts.output import user_text, write_prompts
 from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import PART, SampleLog
 from drafters.train.prompts.sampler import Generate, TurnSampler
-from drafters.train.prompts.selection import Limits, Selection, select
+from drafters.train.prompts.selection import Limits, Selection, is_held_out, select
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import (
     FrozenTarget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,3 +115,13 @@ def _turn(sample: Sample) -> str | None:
 def normalised(text: str) -> str:
     """The text without differences of case and white space."""
     return " ".join(text.casefold().split())
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether a prompt belongs to the held-out `share` (0 to 1) of all texts: a hash of it decides.
+
+    A text is on the same side in every run with this share, whatever else was sampled. What a
+    smaller share holds out, a larger one does too. Case and white space make no difference.
+    """
+    digest = hashlib.sha256(normalised(text).encode(errors="replace")).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64

@@ -18,10 +18,10 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
+from drafters.vllm.own_drafter import has_own_drafter
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts
 from drafters.vllm.scheduling.step_output import Extras
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
-from drafters.vllm.v1.runner import has_own_drafter
 
 
 class _AnyK:

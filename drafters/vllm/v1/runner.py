@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from vllm import envs
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
+from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.scheduling.step_output import Extras
 from drafters.vllm.v1.drafter import Drafter
 from drafters.vllm.v1.huge_pages import collapse
@@ -191,20 +191,6 @@ class DraftingRunner(Base):
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         if self._draft_token_ids is not None:
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
-
-
-def is_parallel(speculation: Any) -> bool:
-    """Whether a vLLM SpeculativeConfig asks for a P-EAGLE head."""
-    return speculation is not None and speculation.parallel_drafting and speculation.use_eagle()
-
-
-def has_own_drafter(speculation: Any) -> bool:
-    """Whether a drafter of ours drafts with the head of a vLLM SpeculativeConfig: P-EAGLE heads,
-    and EAGLE-3 heads on the V1 model runner."""
-    if is_parallel(speculation):
-        return True
-    sequential = speculation is not None and speculation.method == "eagle3"
-    return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
 
 
 def drafting(runner: type, mixin: type = DraftingRunner) -> type:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drafters.config import DrafterConfig
-from drafters.vllm.v1.runner import is_parallel
+from drafters.vllm.own_drafter import is_parallel
 from drafters.vllm.v2.speculator import ParallelSpeculator
 from drafters.vllm.verification.finite import by_request
 

@@ -14,7 +14,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from drafters.train.data.examples import read_examples
 from drafters.train.prompts import generate_prompts, sample_log
 from drafters.train.prompts.generate_prompts import main
-from drafters.train.prompts.held_out import is_held_out
 from drafters.train.prompts.near_duplicates import shingles
 from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import SampleLog

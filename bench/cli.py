@@ -12,17 +12,22 @@ COMMANDS = {
     "sweep": ("bench.sweep.sweep_methods", "methods against concurrency, engines started here"),
     "trace": ("bench.trace.trace_methods", "a moving load, adaptive K against every fixed K"),
     "speedup": ("bench.served.speedup", "the gateway's speed-up gauge against measured speed-ups"),
+    "overload": ("bench.served.overload", "a gateway at four times the load that it can take"),
     "disturbance": ("bench.served.disturbance", "drafting beside a busy process, and after it"),
     "quality": (
         "bench.quality.check_answers",
         "HumanEval with drafts and without: the same, and right?",
     ),
     "interop": ("bench.served.interop", "the same server under `vllm bench serve` and under ours"),
-    "prompts": ("bench.workloads.print_prompts", "a workload as JSON lines"),
     "ceiling": ("bench.served.ceiling", "what the client itself can take"),
+    "prompts": ("bench.workloads.print_prompts", "a workload as JSON lines"),
     "step": ("bench.parts.step", "where the time of a step goes"),
     "device": ("bench.parts.device", "what a step and the drafter's pass take, ours beside vLLM's"),
+    "proposer": ("bench.parts.proposer", "our drafter against vLLM's, with and without drafts"),
+    "context": ("bench.parts.context", "acceptance by length, at limits of the drafter's context"),
     "kernels": ("bench.kernels.time_kernels", "kernels of the drafting path against vLLM's"),
+    "openmp": ("bench.parts.openmp", "OpenMP runtimes of a CPU engine, quiet and disturbed"),
+    "training-memory": ("bench.parts.training_memory", "peak memory and time of a training step"),
 }
 
 
@@ -31,7 +36,11 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
         return int(importlib.import_module(COMMANDS[argv[0]][0]).main(list(argv[1:])))
     usage = ["usage: aerie bench COMMAND [--help]", "", __doc__ or "", ""]
-    usage += [f"  {name:11} {text}" for name, (_, text) in COMMANDS.items()]
-    asked = bool(argv) and argv[0] in ("-h", "--help")
-    print("\n".join(usage), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    usage += [f"  {name:15} {text}" for name, (_, text) in COMMANDS.items()]
+    if argv and argv[0] in ("-h", "--help"):
+        print("\n".join(usage))
+        return 0
+    if argv:
+        usage += ["", f"aerie bench: no command {argv[0]!r}"]
+    print("\n".join(usage), file=sys.stderr)
+    return 2

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.kernels.clock import best, copied_per_us
+from bench.errors import reports_errors
+from bench.kernels.clock import Arm, best, copied_per_us
 from bench.kernels.head import head
 from bench.kernels.inputs import inputs
 from bench.provenance import provenance
@@ -36,11 +36,17 @@ HEADS = [(1, 5, 384, 8192, 8192), (1, 1, 512, 4096, 32000), (1, 7, 2880, 32000, 
          (1, 11, 8192, 32000, 128000)]  # fmt: skip
 MORE_HEADS = [(16, 5, 384, 8192, 8192), (4, 7, 4096, 200000, 200000), (64, 5, 2880, 32000, 200000),
               (256, 1, 4096, 32000, 128000)]  # fmt: skip
+# kind of operation -> its arms, of a case and a type on a device
+ARMS: dict[str, Callable[..., dict[str, Arm]]] = {"inputs": inputs, "head": head}
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Time the kernels; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="aerie bench kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aerie bench kernels", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="a subset, a few minutes on a core")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
@@ -49,21 +55,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="append a line of JSON for each case")
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("aerie bench: no GPU on this machine", file=sys.stderr)
-        return 1
+        raise RuntimeError("no GPU on this machine")
     torch.set_num_threads(args.threads)
     told = provenance(["kernels", *argv])
     told |= {"threads": args.threads, "rounds": args.rounds}
     per_us = copied_per_us(args.rounds) if args.device == "cuda" else None
     results = []
-    cases = [("inputs", case) for case in INPUTS + ([] if args.quick else MORE_INPUTS)]
+    cases: list[tuple[str, tuple[int, ...]]] = []
+    cases += [("inputs", case) for case in INPUTS + ([] if args.quick else MORE_INPUTS)]
     cases += [("head", case) for case in HEADS + ([] if args.quick else MORE_HEADS)]
     for kind, case in cases:
         if args.only not in (None, kind):
             continue
         # The embedded models' width runs in float32, as served; others in bfloat16.
         dtype = torch.float32 if case[2] == 384 and args.device == "cpu" else torch.bfloat16
-        arms = (inputs if kind == "inputs" else head)(*case, dtype, args.device)  # type: ignore[operator]
+        arms = ARMS[kind](*case, dtype, args.device)
         found = best(arms, args.rounds, args.device)
         result = {
             "kind": kind, "case": case, "dtype": str(dtype).removeprefix("torch."),

@@ -15,6 +15,12 @@ import aiohttp
 
 TIMEOUT_S = 900.0
 IDLE_S = 2.0  # a connection that idled for longer is opened anew: servers close theirs from 5 s on
+# What a closed connection raises where the head of an answer was awaited.
+_CLOSED = (
+    aiohttp.ServerDisconnectedError,
+    aiohttp.ClientOSError,
+    aiohttp.ClientConnectionResetError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,21 @@ class Record:
     failure: str = ""
 
 
+@dataclass(slots=True)
+class _Connection:
+    """What a request was sent over."""
+
+    reused: bool = False
+
+
 class Client:
-    """Keeps connections to one server. Use as `async with`."""
+    """Keeps connections to one server. Use as `async with`.
+
+    A server may close an idle connection in the moment in which the next request is sent over it
+    (llama.cpp's does between two runs). A request whose connection had been used before and was
+    closed before anything of an answer came is sent again, once, over a new connection. One that
+    was answered in part, or failed over a new connection, is a failure.
+    """
 
     def __init__(self, url: str, key: str = "") -> None:
         self._url = url.rstrip("/")
@@ -50,23 +69,43 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def __aenter__(self) -> Self:
-        # Loopback and service addresses: never through a proxy, as many connections as asked for.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+        # Loopback and service addresses: as many connections as asked for.
+        self._session = self._open(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
+        self._unpooled = self._open(aiohttp.TCPConnector(limit=0, force_close=True))
+        return self
+
+    def _open(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
+        return aiohttp.ClientSession(
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             headers=self._headers,
-            trust_env=False,
+            trace_configs=[tracing],
+            trust_env=False,  # never through a proxy
         )
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
+        await self._unpooled.close()
+
+    async def _send(self, method: str, path: str, **content: Any) -> aiohttp.ClientResponse:
+        """The head of the answer; its body is still to be read."""
+        url, connection = self._url + path, _Connection()
+        try:
+            return await self._session.request(method, url, trace_request_ctx=connection, **content)
+        except _CLOSED as error:
+            # The text of a head that came in part takes the place of aiohttp's own message.
+            came_in_part = not isinstance(getattr(error, "message", ""), str)
+            if came_in_part or not connection.reused:
+                raise
+        return await self._unpooled.request(method, url, trace_request_ctx=_Connection(), **content)
 
     async def stream(self, job: Job) -> Record:
         """Send and read to the end; failures are in the record, never raised."""
         record = Record(time.perf_counter())
         try:
-            async with self._session.post(self._url + job.path, data=job.body) as response:
+            async with await self._send("POST", job.path, data=job.body) as response:
                 record.status = response.status
                 reads, clock = record.reads, time.perf_counter
                 async for data in response.content.iter_any():
@@ -90,10 +129,22 @@ class Client:
             raise RuntimeError(f"{method} {path}: HTTP {status}: {text[:300]}")
         return json.loads(text)
 
+    async def first_model(self) -> str:
+        """Id of the first model that the server names. Raises RuntimeError where it names none."""
+        answer = await self.json("GET", "/v1/models")
+        try:
+            return str(answer["data"][0]["id"])
+        except (IndexError, KeyError, TypeError):
+            raise RuntimeError(f"GET {self._url}/v1/models names no model") from None
+
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
+            async with await self._send(method, path, json=body) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError) as error:
             where = f"{method} {self._url}{path}"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from None
+
+
+async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _: object) -> None:
+    context.trace_request_ctx.reused = True

@@ -1,8 +1,8 @@
-"""Acceptance against the length of the text, at several limits of the drafter's context.
+"""`aerie bench context`: acceptance by the length of the text, at limits of the drafter's context.
 
 One engine of the embedded model for each limit, the same held-out prompts, long answers.
 
-    python -m bench.parts.context --limits 0 416 256 128
+    aerie bench context --limits 0 416 256 128
 
 Prints one JSON line per limit and workload: acceptance length (tokens per request and step) of all
 steps, and of those whose text had 0-199, 200-399, ... tokens.
@@ -16,7 +16,9 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 
+from bench.errors import reports_errors
 from drafters.train.evaluation.evaluate_head import EMBEDDED
 
 REQUESTS = 16  # of each workload, in one batch
@@ -73,20 +75,28 @@ def measure(limit: int, temperature: float) -> None:
         print(json.dumps(line), file=answers, flush=True)
 
 
-def main() -> None:
-    """Measure each limit in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limits", type=int, nargs="+", default=[0, 416, 256, 128])
-    parser.add_argument("--temperature", type=float, default=0.0)
+@reports_errors("aerie bench")
+def main(argv: Sequence[str]) -> int:
+    """Measure each limit in a process of its own; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="aerie bench context", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--limits", type=int, nargs="+", default=[0, 416, 256, 128],
+                        help="tokens, 0 for none [0 416 256 128]")  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.0, help="[0]")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.one is not None:
         measure(options.one, options.temperature)
-        return
+        return 0
     for limit in options.limits:
         command = [sys.executable, "-m", "bench.parts.context", "--one", str(limit)]
-        subprocess.run([*command, "--temperature", str(options.temperature)], check=True)
+        command += ["--temperature", str(options.temperature)]
+        if code := subprocess.run(command, check=False).returncode:
+            raise RuntimeError(f"an engine ended with code {code}; its error is above")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.options import tell
 from bench.parts.offline import engine_core, held_out, lines, model_runner
 from bench.provenance import provenance
@@ -43,35 +42,30 @@ FEWEST = 4  # steps that a figure is worth printing from
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, batch) -> figures
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing, print the tables; returns the exit code."""
     args = _parser().parse_args(argv)
-    try:
-        methods = parse(args.methods)
-        given = options.settings(args.set) | {"max_num_seqs": max(args.batch)}
-        folder = args.out.parent / f"{args.out.stem}-model-free"
-        shared = Shared.of(largest_k(methods), given, args.eagle3, args.model_free, folder)
-        if args.offline:
-            for cell in measure(servers(methods)[args.offline], shared, args.batch):
-                print("\n" + json.dumps(cell), flush=True)
-            return 0
-        if any(method.kind == "adaptive" for method in methods):
-            raise ValueError("a step has one K: leave out `adaptive`")
-        journal = Journal(args.out)
-        plan = {name: getattr(args, name) for name in ("methods", "batch", "model_free", "set")}
-        journal.begin(plan, provenance(["device", *argv]))
-        for server, group in servers(methods).items():
-            if all(
-                (method.name, batch) in journal.cells for method in group for batch in args.batch
-            ):
-                continue
-            tell(f"starting {server}")
-            _, environment = in_process(group[0], shared)
-            for cell in lines("bench.parts.device", [server, *argv], environment):
-                journal.add((cell.pop("method"), cell.pop("batch")), cell)
-    except (AerieError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    methods = parse(args.methods)
+    given = options.settings(args.set) | {"max_num_seqs": max(args.batch)}
+    folder = args.out.parent / f"{args.out.stem}-model-free"
+    shared = Shared.of(largest_k(methods), given, args.eagle3, args.model_free, folder)
+    if args.offline:
+        for cell in measure(servers(methods)[args.offline], shared, args.batch):
+            print("\n" + json.dumps(cell), flush=True)
+        return 0
+    if any(method.kind == "adaptive" for method in methods):
+        raise ValueError("a step has one K: leave out `adaptive`")
+    journal = Journal(args.out)
+    plan = {name: getattr(args, name) for name in ("methods", "batch", "model_free", "set")}
+    journal.begin(plan, provenance(["device", *argv]))
+    for server, group in servers(methods).items():
+        if all((method.name, batch) in journal.cells for method in group for batch in args.batch):
+            continue
+        tell(f"starting {server}")
+        _, environment = in_process(group[0], shared)
+        for cell in lines("bench.parts.device", [server, *argv], environment):
+            journal.add((cell.pop("method"), cell.pop("batch")), cell)
     print("\n".join(tables(methods, args.batch, journal.cells)))
     return 0
 

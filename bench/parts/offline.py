@@ -14,13 +14,15 @@ from app.engine import cpu
 def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """What `python -m MODULE --offline ...` prints as lines of JSON, once it has ended.
 
-    Raises subprocess.CalledProcessError if it fails.
+    Raises RuntimeError if it fails; what it said of that is on standard error.
     """
     environment = {**environ, **cpu.environment(environ)}
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     line = [sys.executable, "-m", module, "--offline", *argv]
-    printed = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=True).stdout
-    return [json.loads(text) for text in printed.splitlines() if text.startswith(b"{")]
+    ended = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"an engine ended with code {ended.returncode}; its error is above")
+    return [json.loads(text) for text in ended.stdout.splitlines() if text.startswith(b"{")]
 
 
 def engine_core(llm: Any) -> Any:

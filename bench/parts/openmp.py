@@ -1,6 +1,6 @@
-"""What the OpenMP runtime of a CPU engine gives on a quiet machine, and beside a busy process.
+"""`aerie bench openmp`: OpenMP runtimes of a CPU engine, on a quiet machine and on a busy one.
 
-    python -m bench.parts.openmp --rounds 3 --k 0
+    aerie bench openmp --rounds 3 --k 0
 
 The model's threads meet at barriers hundreds of times a step. How a thread waits there decides
 what happens when another process has taken the core of the one it waits for. Arms: `libgomp`,
@@ -23,11 +23,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.engine.cpu import cpu_machine, environment, libraries
+from bench.errors import reports_errors
 from bench.load.busy import busy_process
+from bench.options import positive
 
 OUTPUT_TOKENS = 16  # so few that a window ends in time where steps take a second
 USERS = (1, 8)
@@ -82,7 +84,9 @@ def run(k: int, variables: Mapping[str, str]) -> dict[str, list[float]]:
     """`measure` in a process of its own with these variables."""
     command = [sys.executable, "-m", "bench.parts.openmp", "--measure", "--k", str(k)]
     child = {**variables, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, env=child, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=child, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"an engine ended with code {done.returncode}; its error is above")
     rates: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return rates
 
@@ -99,16 +103,20 @@ def summary(results: Mapping[str, Mapping[str, list[float]]]) -> Iterator[dict[s
         yield line
 
 
-def main() -> None:
-    """Interleaved rounds over both arms."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--k", type=int, default=0, help="draft tokens per step; 0: no drafter")
-    parser.add_argument("--rounds", type=int, default=3)
+@reports_errors("aerie bench")
+def main(argv: Sequence[str]) -> int:
+    """Interleaved rounds over both arms; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="aerie bench openmp", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--k", type=int, default=0, help="draft tokens per step; 0: no drafter [0]")
+    parser.add_argument("--rounds", type=positive, default=3, help="[3]")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.measure:
         measure(options.k)
-        return
+        return 0
     results: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     order = list(arms().items())
     for number in range(options.rounds):
@@ -120,7 +128,8 @@ def main() -> None:
                 results[arm][kind] += figures
     for line in summary({arm: results[arm] for arm, _ in order}):
         print(json.dumps({"k": options.k, **line}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,11 @@
-"""What our drafter gains over vLLM's at a fixed K, and what it costs at K = 0.
+"""`aerie bench proposer`: our drafter against vLLM's at a fixed K, and its cost at K = 0.
 
 Engines of the embedded model, in a process each, all on the same core: vLLM's own P-EAGLE, ours,
 and two without speculation, which ought to be equal and tell what a ratio of this machine is
 worth. They take turns on the same held-out prompts, so that whatever
 else the machine does falls on all of them alike.
 
-    python -m bench.parts.proposer --rounds 5 --k 7
+    aerie bench proposer --rounds 5 --k 7
 
 Prints one JSON line per measurement, then per batch size and pair the median ratio of tokens per
 second over the rounds, with the smallest and the largest.
@@ -21,10 +21,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from app.engine import cpu
+from bench.errors import reports_errors
+from bench.options import positive
 from bench.parts.offline import engine_core
 from drafters.train.evaluation.evaluate_head import EMBEDDED
 
@@ -99,8 +103,8 @@ def _counters(engine: Any) -> tuple[float, float]:
     return drafts, accepted
 
 
-class Engine:
-    """`serve` in a process of its own."""
+class EngineProcess:
+    """`serve` in a process of its own. Use as `with`: the process is ended."""
 
     def __init__(self, kind: str, k: int, core: int) -> None:
         command = [sys.executable, "-m", "bench.parts.proposer", "--serve", kind, "--k", str(k)]
@@ -112,7 +116,14 @@ class Engine:
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+    def __enter__(self) -> Self:
         self._answer()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def ask(self, **job: int) -> dict[str, float]:
         """Send a job to the engine's process and wait for its figures."""
@@ -129,21 +140,40 @@ class Engine:
         return json.loads(line)
 
 
-def main() -> None:
-    """Measure every engine at every batch, in interleaved rounds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--k", type=int, default=7, help="draft tokens per step")
-    parser.add_argument("--core", type=int, default=0, help="the core that all engines run on")
-    parser.add_argument("--batches", type=int, nargs="+", default=list(SEQUENCES))
+@reports_errors("aerie bench")
+def main(argv: Sequence[str]) -> int:
+    """Measure every engine at every batch, in interleaved rounds; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="aerie bench proposer", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=5, help="[5]")
+    parser.add_argument("--k", type=int, default=7, help="draft tokens per step [7]")
+    parser.add_argument("--core", type=int, default=0, help="that all engines run on [0]")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", choices=SEQUENCES, default=list(SEQUENCES)
+    )
     parser.add_argument("--systems", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--serve", choices=sorted(set(ENGINES.values())), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.serve:
         serve(options.serve, options.k)
-        return
+        return 0
     kinds = dict.fromkeys(ENGINES[system] for system in options.systems)
-    engines = {kind: Engine(kind, options.k, options.core) for kind in kinds}
+    with ExitStack() as stack:
+        engines = {
+            kind: stack.enter_context(EngineProcess(kind, options.k, options.core))
+            for kind in kinds
+        }
+        results = measure(engines, options)
+    report(results, options)
+    return 0
+
+
+def measure(
+    engines: Mapping[str, EngineProcess], options: argparse.Namespace
+) -> dict[tuple[int, str], list[float]]:
+    """Tokens per second by batch and system, of every round; a line of JSON for each."""
     ks = {"ours at K=0": 0}
     results: dict[tuple[int, str], list[float]] = defaultdict(list)
     random = Random(0)
@@ -156,6 +186,11 @@ def main() -> None:
                 rounded = {name: round(figure, 3) for name, figure in figures.items()}
                 line = {"round": number, "batch": batch, "system": system, **rounded}
                 print(json.dumps(line), flush=True)
+    return results
+
+
+def report(results: Mapping[tuple[int, str], list[float]], options: argparse.Namespace) -> None:
+    """Print the ratios of PAIRS over the rounds, a line of JSON for each batch and pair."""
     for batch in options.batches:
         for one, other in PAIRS:
             if not {one, other} <= set(options.systems):
@@ -171,9 +206,7 @@ def main() -> None:
                     }
                 )
             )  # fmt: skip
-    for engine in engines.values():
-        engine.process.kill()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

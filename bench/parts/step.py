@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.load.counters import Counters
 from bench.load.run import counters, measure
 from bench.options import positive, tell
@@ -67,6 +66,7 @@ class Parts:
         return timed
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Both tables; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -82,14 +82,10 @@ def main(argv: Sequence[str]) -> int:
     if args.offline:
         offline(args.k, args.concurrency)
         return 0
-    try:
-        cells = lines("bench.parts.step", argv, os.environ)
-        print("In one process, ms of a step:\n" + "\n".join(columns(parts_table(cells))))
-        rows = asyncio.run(served(args.k, args.concurrency, args.requests))
-        print("\nServed, ms of a step:\n" + "\n".join(columns(rows)))
-    except (AerieError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    cells = lines("bench.parts.step", argv, os.environ)
+    print("In one process, ms of a step:\n" + "\n".join(columns(parts_table(cells))))
+    rows = asyncio.run(served(args.k, args.concurrency, args.requests))
+    print("\nServed, ms of a step:\n" + "\n".join(columns(rows)))
     return 0
 
 

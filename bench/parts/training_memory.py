@@ -1,6 +1,6 @@
-"""Peak memory and time of one training step against sequence length and partitions.
+"""`aerie bench training-memory`: peak memory and time of a training step by length and partitions.
 
-    python -m bench.parts.training_memory [--lengths N ...] [--partitions S ...] [--method eagle3]
+    aerie bench training-memory [--lengths N ...] [--partitions S ...] [--method eagle3]
 
 Every figure comes from a process of its own: peak resident memory less what the process held
 before the step, and the step's CPU seconds. The head has the embedded one's shape. A step that
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from bench.errors import reports_errors
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train.optimisation.cod import sample_chains
@@ -72,14 +73,17 @@ def measured(args: argparse.Namespace, length: int, partitions: int) -> dict[str
         return figures
     if "allocate memory" in done.stderr or "MemoryError" in done.stderr:
         return None
-    raise RuntimeError(done.stderr)
+    last = (done.stderr.strip() or "no error").splitlines()[-1]
+    raise RuntimeError(f"the step of {length} tokens in {partitions} partitions failed: {last}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@reports_errors("aerie bench")
+def main(argv: Sequence[str]) -> int:
     """Measure the peak memory of each length and partition; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.parts.training_memory", description=__doc__
-    )
+        prog="aerie bench training-memory", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--lengths", type=int, nargs="+", default=[2500, 5000, 10000, 20000])
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle")
@@ -110,4 +114,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

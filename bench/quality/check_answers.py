@@ -30,8 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.load.arrivals import closed_loop
 from bench.load.client import Client
 from bench.load.counters import PATH, speculation
@@ -53,6 +53,7 @@ MAX_TOKENS = 512
 _REPORT_EVERY = 15.0  # seconds
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Ask what is missing, print the summary; returns the exit code."""
     args = _parser().parse_args(argv)
@@ -62,12 +63,8 @@ def main(argv: Sequence[str]) -> int:
         journal = Journal(args.out)
         journal.begin(_plan(args), provenance(["quality", *argv]))
         drafted = asyncio.run(_measure(args, method, chosen, journal))
-    except (AerieError, RuntimeError, ValueError, OSError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        print(f"aerie bench: stopped; the same command goes on from {args.out}", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt(f"the same command goes on from {args.out}") from None
     found = summary(journal.cells, args.tolerance)
     tell(text(found))
     facts = {"plan": journal.plan, "speculation": drafted, "provenance": journal.provenance}
@@ -115,8 +112,7 @@ async def _server(
     if args.url:
         client = Client(args.url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
         await stack.enter_async_context(client)
-        models = await client.json("GET", "/v1/models")
-        return client, args.model or models["data"][0]["id"]
+        return client, args.model or await client.first_model()
     logs = args.out.parent / f"{args.out.stem}-logs"
     fleet = Fleet([method], options.settings(args.set), EAGLE3, logs, tell)
     await stack.enter_async_context(fleet)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.errors import reports_errors
 from bench.load.client import Client, Job
 from bench.load.run import measure
 from bench.systems.server import Server, free_port
@@ -26,6 +27,7 @@ LOG = Path("runs/ceiling.log")
 CHUNKS = 128  # an answer of 128 tokens, each in an event of its own
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Print a line of JSON for each concurrency."""
     parser = argparse.ArgumentParser(

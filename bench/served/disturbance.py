@@ -25,8 +25,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.load.busy import busy_process
 from bench.load.client import Client, Job
 from bench.load.counters import Counters
@@ -195,6 +195,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     return {"start": start, **found}
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -209,9 +210,5 @@ def main(argv: Sequence[str]) -> int:
     add_settings(parser)
     add("--logs", type=Path, default=Path("runs/disturbance-logs"), help="[runs/disturbance-logs]")
     args = parser.parse_args(argv)
-    try:
-        print(json.dumps(asyncio.run(measure(args))))
-    except (AerieError, RuntimeError, ValueError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    print(json.dumps(asyncio.run(measure(args))))
     return 0

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.errors import reports_errors
 from bench.load.client import Client
 from bench.load.intervals import ratio
 from bench.load.run import measure
@@ -41,6 +42,7 @@ _VLLM = (
 Run = Callable[[], dict[str, float]]
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure in pairs, print the table; returns the exit code."""
     args = _parser().parse_args(argv)
@@ -48,16 +50,12 @@ def main(argv: Sequence[str]) -> int:
         prompts = Path(folder) / "prompts.jsonl"
         chosen = load_prompts(WORKLOAD, args.requests)
         prompts.write_text("".join(json.dumps({"prompt": p.text}) + "\n" for p in chosen), "utf-8")
-        try:
-            args.model = args.model or asyncio.run(_first_model(args.url))
-            pairs = compare(
-                lambda: asyncio.run(_ours(args, chosen)),
-                lambda: _theirs(args, prompts, Path(folder)),
-                args.pairs,
-            )
-        except RuntimeError as error:
-            print(f"aerie bench: {error}", file=sys.stderr)
-            return 1
+        args.model = args.model or asyncio.run(_first_model(args.url))
+        pairs = compare(
+            lambda: asyncio.run(_ours(args, chosen)),
+            lambda: _theirs(args, prompts, Path(folder)),
+            args.pairs,
+        )
     tell("\n".join(columns(table(pairs))))
     told = provenance(["interop", *argv])
     print(json.dumps({"pairs": pairs, "provenance": told}, allow_nan=False))
@@ -86,7 +84,7 @@ def table(pairs: Sequence[dict[str, dict[str, float]]]) -> list[list[str]]:
 
 async def _first_model(url: str) -> str:
     async with Client(url) as client:
-        return str((await client.json("GET", "/v1/models"))["data"][0]["id"])
+        return await client.first_model()
 
 
 async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, float]:

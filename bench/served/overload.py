@@ -1,6 +1,6 @@
-"""What is left of a gateway at four times the load that it can take?
+"""`aerie bench overload`: what is left of a gateway at four times the load that it can take?
 
-    python -m bench.served.overload --seconds 300
+    aerie bench overload --seconds 300
 
 Starts a gateway (or takes the one at `--port`), then: a closed loop that keeps every place of the
 engine busy and the gate's queue half full, for its peak goodput and the rate that this means; an
@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 from urllib.request import urlopen
+
+from bench.errors import reports_errors
 
 READY_WITHIN_S = 300.0
 SETTLE_S = 5.0  # at the beginning of each phase, not counted
@@ -108,7 +110,10 @@ class Client:
         self.outcomes.append(outcome)
 
     async def _read(self, reader: asyncio.StreamReader, outcome: Outcome) -> None:
-        outcome.status = int((await reader.readline()).split()[1])
+        status = (await reader.readline()).split()[1:2]
+        if not status:
+            raise ConnectionError("closed before an answer")
+        outcome.status = int(status[0])
         last = b""
         while data := await reader.read(2**16):
             if not outcome.first_s and b"data: " in data:
@@ -190,6 +195,8 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
 
     await phase("peak", arguments.capacity_seconds, None)
     rate = found["peak"]["answered_per_s"]
+    if not rate:
+        raise RuntimeError("no request of the peak's phase was answered")
     await phase("capacity", arguments.capacity_seconds, rate)
     await phase("overload", arguments.seconds, arguments.times * rate)
     return found
@@ -210,7 +217,8 @@ def gateway(arguments: argparse.Namespace) -> Iterator[int]:
             while not _ready(port):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise SystemExit(f"no gateway:\n{log.read()[-3000:].decode(errors='replace')}")
+                    end = log.read()[-3000:].decode(errors="replace")
+                    raise RuntimeError(f"the gateway did not become ready:\n{end}")
                 time.sleep(0.5)
             yield port
             process.send_signal(signal.SIGTERM)
@@ -244,9 +252,13 @@ def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the three phases and the verdict."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+@reports_errors("aerie bench")
+def main(argv: Sequence[str]) -> int:
+    """Print the three phases and the verdict; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="aerie bench overload", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=300.0, help="of overload")
     parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of each other phase")
     parser.add_argument("--times", type=float, default=4.0, help="the capacity's rate")
@@ -260,12 +272,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     arguments.places = arguments.batch + -(-arguments.batch // 8)  # as admission counts
     if arguments.port:
+        if not _ready(arguments.port):
+            raise RuntimeError(f"no gateway is ready on port {arguments.port}")
         found = asyncio.run(measure(arguments.port, arguments))
     else:
         with gateway(arguments) as port:
             found = asyncio.run(measure(port, arguments))
     print(json.dumps({**vars(arguments), "phases": found, **verdict(found)}))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.errors import reports_errors
 from bench.load.arrivals import poisson
 from bench.load.client import Client
 from bench.load.intervals import interval, ratio, speed
@@ -36,14 +36,11 @@ from drafters.markdown import columns
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure; returns the exit code."""
     args = _parser().parse_args(argv)
-    try:
-        lines = asyncio.run(_measure(args, list(argv)))
-    except (RuntimeError, ValueError, OSError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    lines = asyncio.run(_measure(args, list(argv)))
     tell("\n".join(columns(_table(lines))))
     return 1 if any(line["failed"] for line in lines) else 0
 
@@ -73,7 +70,7 @@ async def _measure(args: argparse.Namespace, argv: list[str]) -> list[dict[str, 
 
 
 async def _work(args: argparse.Namespace, client: Client) -> Work:
-    model = args.model or (await client.json("GET", "/v1/models"))["data"][0]["id"]
+    model = args.model or await client.first_model()
     prompts = load_prompts(args.workload, args.prompts, chat=args.chat, seed=args.seed)
     work = Work(prompts, model, args.max_tokens, not args.stop_at_eos, args.spread)
     takes = work.ignore_eos and await takes_ignore_eos(client, work)

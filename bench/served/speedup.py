@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.load.intervals import Mean, interval, of_equal_work, ratio
 from bench.options import add_servers, add_work, tell
 from bench.provenance import provenance
@@ -37,23 +36,20 @@ ON, OFF = "adaptive", "off"
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing, print the comparison; returns the exit code."""
     args = _parser().parse_args(argv)
-    try:
-        plan = Plan(
-            workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
-            concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
-            spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
-            settings=options.settings(args.set) | {"k": args.k}, switchback=args.switchback,
-            settle=args.settle,
-        )  # fmt: skip
-        journal = Journal(args.out)
-        journal.begin(plan.entry(), provenance(["speedup", *argv]))
-        asyncio.run(_measure(plan, journal, args))
-    except (AerieError, RuntimeError, ValueError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    plan = Plan(
+        workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
+        concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
+        spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
+        settings=options.settings(args.set) | {"k": args.k}, switchback=args.switchback,
+        settle=args.settle,
+    )  # fmt: skip
+    journal = Journal(args.out)
+    journal.begin(plan.entry(), provenance(["speedup", *argv]))
+    asyncio.run(_measure(plan, journal, args))
     print("\n".join(columns(rows(journal.cells, plan.mean))))
     return 0
 

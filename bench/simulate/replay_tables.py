@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.errors import reports_errors
 from bench.simulate.compare import (
     STEPS,
     Moving,
@@ -26,16 +26,13 @@ from drafters.markdown import columns
 SEED = 1
 
 
+@reports_errors("aerie simulate")
 def main(argv: Sequence[str]) -> int:
     """Print the tables; returns the exit code."""
     arguments = _parser().parse_args(argv)
     played, machine = replay(), None
     if arguments.costs is not None:
-        try:
-            machine = measured(arguments.costs, arguments.acceptance)
-        except (OSError, ValueError) as error:
-            print(f"aerie simulate: {error}", file=sys.stderr)
-            return 1
+        machine = measured(arguments.costs, arguments.acceptance)
     places = [*played.places, *(machine.places if machine is not None else ())]
     steadies = [
         steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(places)
@@ -50,25 +47,20 @@ def main(argv: Sequence[str]) -> int:
             f"measured: {arguments.costs}, {len(errors)} steps, the fit to them is off by "
             f"{100 * median(errors):.1f}% in the median, {100 * max(errors):.1f}% at worst"
         )
-    if arguments.plot is not None and not _drawn(arguments.plot, played.ratios, loads):
-        return 1
+    if arguments.plot is not None:
+        _draw(arguments.plot, played.ratios, loads)
     if arguments.json:
         print(json.dumps(_document(played.ratios, steadies, loads), allow_nan=False))
     return 0
 
 
-def _drawn(file: Path, ratios: Sequence[Ratio], loads: Sequence[Moving]) -> bool:
-    """Whether the drawing was written. Only this needs more than the standard library."""
+def _draw(file: Path, ratios: Sequence[Ratio], loads: Sequence[Moving]) -> None:
+    """Write the drawing. Only this needs more than the standard library; raises NoPlots."""
     from bench.simulate.plot import figure_of
-    from bench.sweep.plots import NoPlots, svg
+    from bench.sweep.plots import svg
 
-    try:
-        file.write_text(svg(figure_of(ratios, loads)), "utf-8")
-    except NoPlots as error:
-        print(f"aerie simulate: {error}", file=sys.stderr)
-        return False
+    file.write_text(svg(figure_of(ratios, loads)), "utf-8")
     print(f"plot: {file}")
-    return True
 
 
 def _report(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.options import add_servers, add_work, tell
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
@@ -23,11 +22,11 @@ from bench.systems import method as methods_module
 from bench.systems.method import DEFAULT, parse, servers
 from bench.systems.model_free import ARCHITECTURES
 from bench.workloads.constraints import NAMED
-from bench.workloads.files import MalformedFile
 
 CONCURRENCIES = "1,2,4,8,16,32,64,128"
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing, print the table; returns the exit code."""
     args = parser().parse_args(argv)
@@ -41,12 +40,8 @@ def main(argv: Sequence[str]) -> int:
         else:
             journal.begin(plan.entry(), provenance(["sweep", *argv]))
             asyncio.run(_measure(plan, journal, args))
-    except (AerieError, RuntimeError, ValueError, MalformedFile) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        print(f"aerie bench: stopped; the same command goes on from {args.out}", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt(f"the same command goes on from {args.out}") from None
     table = Table(parse(plan.methods), journal.cells, plan.mean)
     print(table.text())
     _draw(table, plan, journal, args.out)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.errors import AerieError
 from bench import options
+from bench.errors import reports_errors
 from bench.load.intervals import over_best, speed
 from bench.load.run import measure
 from bench.options import add_servers, add_work, positive, tell
@@ -39,28 +38,25 @@ TRACES = "steps,burst"
 PROMPTS, WARM_UP = 1024, 8
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing, print the ratios; returns the exit code."""
     args = _parser().parse_args(argv)
-    try:
-        methods = parse(args.methods)
-        if others := [m.name for m in methods if m.server != GATEWAY]:
-            raise ValueError(f"methods of one gateway only, not {', '.join(others)}")
-        names = args.traces.split(",")
-        for name in names:
-            stages(name, 1)
-        plan = {
-            "traces": names, "methods": args.methods, "requests": args.requests,
-            "repeats": args.repeats, "workload": args.workload, "chat": args.chat,
-            "max_tokens": args.max_tokens, "spread": args.spread, "seed": args.seed,
-            "settings": options.settings(args.set),
-        }  # fmt: skip
-        journal = Journal(args.out)
-        journal.begin(plan, provenance(["trace", *argv]))
-        asyncio.run(_measure(args, plan, methods, journal))
-    except (AerieError, RuntimeError, ValueError) as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
+    methods = parse(args.methods)
+    if others := [m.name for m in methods if m.server != GATEWAY]:
+        raise ValueError(f"methods of one gateway only, not {', '.join(others)}")
+    names = args.traces.split(",")
+    for name in names:
+        stages(name, 1)
+    plan = {
+        "traces": names, "methods": args.methods, "requests": args.requests,
+        "repeats": args.repeats, "workload": args.workload, "chat": args.chat,
+        "max_tokens": args.max_tokens, "spread": args.spread, "seed": args.seed,
+        "settings": options.settings(args.set),
+    }  # fmt: skip
+    journal = Journal(args.out)
+    journal.begin(plan, provenance(["trace", *argv]))
+    asyncio.run(_measure(args, plan, methods, journal))
     print("\n".join(report(names, methods, journal)))
     _draw(names, methods, journal, args.out)
     return 0

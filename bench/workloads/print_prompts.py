@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
+from bench.errors import reports_errors
 from bench.workloads.embedded import SEED
 from bench.workloads.load import load_prompts
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Print a line for each prompt: `{"prompt": ...}` or `{"messages": [...]}`."""
     parser = argparse.ArgumentParser(
@@ -21,12 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args(argv)
-    try:
-        prompts = load_prompts(args.workload, args.count, chat=args.chat, seed=args.seed)
-    except ValueError as error:
-        print(f"aerie bench: {error}", file=sys.stderr)
-        return 1
-    for prompt in prompts:
+    for prompt in load_prompts(args.workload, args.count, chat=args.chat, seed=args.seed):
         row = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
         print(json.dumps(row))
     return 0

@@ -1,9 +1,12 @@
-"""Version, changelog, continuous integration and hooks say the same as each other."""
+"""Version, changelog, continuous integration and hooks say the same as each other; packages are
+small, and a class's name means one thing."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,13 @@ import pytest
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+MODULES = sorted(
+    module for root in ("app", "bench", "drafters") for module in (REPOSITORY / root).rglob("*.py")
+)
+MODULES_OF_A_PACKAGE = 12
+# Packages and class names that are still over these bounds.
+LARGE_PACKAGES = {"app", "app/api", "app/engine"}
+NAMES_OF_SEVERAL = {"Drafts"}  # app/engine/readiness.py and app/engine/request_usage.py
 TEMPLATES = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
 
 
@@ -65,3 +75,26 @@ def test_issue_forms_are_well_formed(template: Path) -> None:
     fields = [field for field in form["body"] if field["type"] != "markdown"]
     assert len({field["id"] for field in fields}) == len(fields)
     assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_no_package_has_more_modules_than_one_can_keep_in_mind() -> None:
+    counts = Counter(
+        str(module.parent.relative_to(REPOSITORY))
+        for module in MODULES
+        if module.name != "__init__.py"
+    )
+    assert len(counts) > 20, "no packages found: the roots moved"
+    large = {package for package, count in counts.items() if count > MODULES_OF_A_PACKAGE}
+    assert large <= LARGE_PACKAGES
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Of the whole project: one word has one meaning, and an import says which class it is."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module in MODULES:
+        for node in ast.parse(module.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(module.relative_to(REPOSITORY)))
+    assert len(homes) > 100, "no classes found: the roots moved"
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert shared.keys() <= NAMES_OF_SEVERAL, shared

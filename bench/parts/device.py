@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 @dataclass(slots=True)
-class Step:
+class TimedStep:
     """One that the runner was given; its marks are of `Clock`."""
 
     requests: int
@@ -114,9 +114,9 @@ class Clock:
             torch.cuda.synchronize()
 
 
-def watch(runner: Any, clock: Clock) -> list[Step]:
+def watch(runner: Any, clock: Clock) -> list[TimedStep]:
     """Every step that a vLLM model runner is given from now on, V1's or V2's."""
-    steps: list[Step] = []
+    steps: list[TimedStep] = []
     execute = runner.execute_model
 
     def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +126,7 @@ def watch(runner: Any, clock: Clock) -> list[Step]:
                 cached.is_context_phase(name) for name in cached.req_ids
             )
             count, tokens = len(scheduled.num_scheduled_tokens), scheduled.num_scheduled_tokens
-            steps.append(Step(count, sum(tokens.values()), reads, clock.mark()))
+            steps.append(TimedStep(count, sum(tokens.values()), reads, clock.mark()))
         return execute(scheduled, *args, **kwargs)
 
     runner.execute_model = execute_model
@@ -138,7 +138,9 @@ def watch(runner: Any, clock: Clock) -> list[Step]:
     return steps
 
 
-def _marked(propose: Callable[..., Any], steps: list[Step], clock: Clock) -> Callable[..., Any]:
+def _marked(
+    propose: Callable[..., Any], steps: list[TimedStep], clock: Clock
+) -> Callable[..., Any]:
     def marked(*args: Any, **kwargs: Any) -> Any:
         begun = clock.mark()
         try:
@@ -178,7 +180,7 @@ def measure(
     return cells
 
 
-def figures(steps: Sequence[Step], clock: Clock, batch: int, k: int) -> dict[str, Any]:
+def figures(steps: Sequence[TimedStep], clock: Clock, batch: int, k: int) -> dict[str, Any]:
     """Count a cell's steady steps; their median times in milliseconds."""
     steady = [(a, b) for a, b in pairwise(steps) if a.is_steady(batch, k) and b.is_steady(batch, k)]
     found: dict[str, Any] = {"k": k, "steps": len(steady)}

@@ -26,7 +26,7 @@ _CHILD = Path(__file__).with_name("child.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What one program may use. Its processes are limited to itself."""
 
     cpu_seconds: int = 5
@@ -35,7 +35,7 @@ class Limits:
     file_size: int = 1 << 20  # bytes of any one file
 
 
-def run_program(source: str, limits: Limits = Limits()) -> Outcome:
+def run_program(source: str, limits: ProcessLimits = ProcessLimits()) -> Outcome:
     """Run `source` and return what came of it; never raises for what the program does.
 
     `wrong` is a failed assertion and `raised` any other exception, an exit included. `killed` is

@@ -37,7 +37,7 @@ MODEL = "aerie-embedded"
 
 
 @dataclass
-class Outcome:
+class OverloadOutcome:
     """One request; times in seconds, `at` and `ended` on the loop's clock."""
 
     at: float
@@ -72,14 +72,14 @@ class Lag:
         return _p99(sorted(late for due, late in self._late if begin <= due < end))
 
 
-class Client:
+class OverloadClient:
     """Streams completions over a connection each; reads no more of them than the figures need."""
 
     def __init__(self, port: int, tokens: int, seed: int) -> None:
         self._port = port
         self._tokens = tokens
         self._random = Random(seed)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[OverloadOutcome] = []
 
     async def ask(self) -> None:
         """Send one request and record its outcome."""
@@ -96,7 +96,7 @@ class Client:
             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        outcome = Outcome(at=time.monotonic())
+        outcome = OverloadOutcome(at=time.monotonic())
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             try:
@@ -109,7 +109,7 @@ class Client:
         outcome.ended = time.monotonic()
         self.outcomes.append(outcome)
 
-    async def _read(self, reader: asyncio.StreamReader, outcome: Outcome) -> None:
+    async def _read(self, reader: asyncio.StreamReader, outcome: OverloadOutcome) -> None:
         status = (await reader.readline()).split()[1:2]
         if not status:
             raise ConnectionError("closed before an answer")
@@ -144,7 +144,7 @@ class Client:
                 due += self._random.expovariate(rate)
 
 
-def figures(outcomes: Sequence[Outcome], begin: float, end: float) -> dict[str, float]:
+def figures(outcomes: Sequence[OverloadOutcome], begin: float, end: float) -> dict[str, float]:
     """Rates and times of what ended (first tokens: of what began) between two moments."""
     ended = [o for o in outcomes if begin <= o.ended < end]
     begun = [o for o in outcomes if begin <= o.at < end]
@@ -178,7 +178,7 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
     found: dict[str, dict[str, float]] = {}
 
     async def phase(name: str, seconds: float, rate: float | None) -> None:
-        client = Client(port, arguments.tokens, arguments.seed)
+        client = OverloadClient(port, arguments.tokens, arguments.seed)
         lag = Lag()
         watching = asyncio.create_task(lag.watch())
         began = time.monotonic() + SETTLE_S

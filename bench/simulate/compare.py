@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.engine.calibration import calibrate as measure_cells
-from bench.simulate.engine import NOISE, Engine, Request, Totals
+from bench.simulate.engine import NOISE, Request, SimulatedEngine, SimulationTotals
 from bench.simulate.fit import Place, cpu
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
@@ -115,7 +115,7 @@ def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
     trace = Clients(
         [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=10**9)
     )
-    totals = Engine(place.hardware, policy, trace, rng, asynchronous=True).run(steps)
+    totals = SimulatedEngine(place.hardware, policy, trace, rng, asynchronous=True).run(steps)
     survival = list(place.survival)
     rates = [place.hardware.rate(place.concurrency, k, survival) for k in range(place.k_max + 1)]
     rate = totals.expected_tokens / totals.expected_s
@@ -160,7 +160,7 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
     k_max = CPU_K_MAX if place is None else place.k_max
     make, is_open = traces()[name]
 
-    def value(policies: Callable[[random.Random], Policy]) -> tuple[float, Totals]:
+    def value(policies: Callable[[random.Random], Policy]) -> tuple[float, SimulationTotals]:
         tokens = seconds = 0.0
         for replica in range(replicas):
             rng = random.Random(seed + replica)
@@ -172,7 +172,7 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
                 return Request(survival, PROMPT, lengths.randint(*OUTPUT))
 
             trace = make(new, arrivals)
-            totals = Engine(hardware, policy, trace, rng, asynchronous=True).run()
+            totals = SimulatedEngine(hardware, policy, trace, rng, asynchronous=True).run()
             tokens += totals.tokens
             # The open loop makes the same tokens whatever K is; what differs is the wait.
             seconds += totals.waited_s if is_open else totals.elapsed_s

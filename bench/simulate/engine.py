@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Totals:
+class SimulationTotals:
     """What a run came to."""
 
     tokens: int = 0
@@ -49,7 +49,7 @@ class Totals:
     timeline: list[tuple[float, int, int]] = field(default_factory=list)  # (time, requests, K)
 
 
-class Engine:
+class SimulatedEngine:
     """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late, and
     `together` as in one process on a CPU: not before it may be told of several steps at once.
     """
@@ -73,9 +73,9 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._unobserved: deque[Step] = deque()
-        self.totals = Totals()
+        self.totals = SimulationTotals()
 
-    def run(self, steps: int | None = None, until: float = math.inf) -> Totals:
+    def run(self, steps: int | None = None, until: float = math.inf) -> SimulationTotals:
         """To the trace's end, at most `steps` steps and `until` seconds."""
         for step in self.steps():
             if self.totals.steps == steps or self.totals.elapsed_s >= until:

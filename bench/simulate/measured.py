@@ -14,7 +14,7 @@ from bench.simulate.hardware import Hardware
 from bench.simulate.minimise import minimise
 
 
-class Cell(NamedTuple):
+class SteadySteps(NamedTuple):
     """Steady steps of one batch at one K."""
 
     requests: int
@@ -25,10 +25,10 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMachine:
     """A machine, and by how much its fitted costs miss each measured step."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[SteadySteps, ...]
     hardware: Hardware
     survival: tuple[float, ...]  # of the drafts
 
@@ -48,7 +48,7 @@ class Measured:
         ]
 
 
-def measured(file: Path, survival: Sequence[float] = ()) -> Measured:
+def measured(file: Path, survival: Sequence[float] = ()) -> MeasuredMachine:
     """Costs fitted to the cells of K = 0 and of each K in a file of `aerie bench device`, or to
     those of our gateway in one of `aerie bench sweep` (its steps read prompts too, so that costs
     are a little too high).
@@ -63,7 +63,9 @@ def measured(file: Path, survival: Sequence[float] = ()) -> Measured:
         method = entry["key"][0].partition(":")[0] if entry.get("kind") == "cell" else ""
         if method in ("off", "k") and "step_ms" in entry:
             draft = entry.get("draft_ms", 0.0)
-            cells.append(Cell(entry["key"][1], entry["k"], entry["step_ms"] / 1e3, draft / 1e3))
+            cells.append(
+                SteadySteps(entry["key"][1], entry["k"], entry["step_ms"] / 1e3, draft / 1e3)
+            )
         elif method in ("off", "k", "adaptive") and entry.get("steps"):
             cells.append(_of_sweep(entry))
     batches = {cell.requests for cell in cells}
@@ -71,22 +73,22 @@ def measured(file: Path, survival: Sequence[float] = ()) -> Measured:
     if len(batches) < 2 or len(ks) < 3 or 0 not in ks:
         raise ValueError(f"{file}: wanted are steps of two batches at K = 0 and two other K")
     curve = tuple(survival) or tuple(curves()[FITTED_WORKLOAD, P_EAGLE])
-    return Measured(tuple(cells), _fitted(cells), curve)
+    return MeasuredMachine(tuple(cells), _fitted(cells), curve)
 
 
-def _of_sweep(entry: dict[str, Any]) -> Cell:
+def _of_sweep(entry: dict[str, Any]) -> SteadySteps:
     steps = {int(k): count for k, count in entry["steps"].items()}
     total = sum(steps.values())
     shares = tuple((k, count / total) for k, count in steps.items())
-    return Cell(entry["key"][1], max(steps), entry["decode_seconds"] / total, 0.0, shares)
+    return SteadySteps(entry["key"][1], max(steps), entry["decode_seconds"] / total, 0.0, shares)
 
 
-def _seconds(hardware: Hardware, cell: Cell) -> float:
+def _seconds(hardware: Hardware, cell: SteadySteps) -> float:
     steps = cell.steps or ((cell.k, 1.0),)
     return sum(share * hardware.steady(cell.requests, k) for k, share in steps)
 
 
-def _fitted(cells: Sequence[Cell]) -> Hardware:
+def _fitted(cells: Sequence[SteadySteps]) -> Hardware:
     def hardware(p: Sequence[float]) -> Hardware:
         return Hardware(p[0], p[1], 0.0, 0.0, p[2], p[3], p[4])
 

@@ -21,7 +21,7 @@ PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kin
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class KPredictions:
     """What each K takes and makes at a load: [k_max + 1] each."""
 
     load: Load
@@ -85,7 +85,7 @@ class Controller:
     def _reconsider(self) -> None:
         if not self._objective.adapts:
             self._k = self.k_limit
-        self._estimate: Estimate | None = None
+        self._estimate: KPredictions | None = None
         self._probe: Probe | None = None
         self._missed = 0.0  # seconds that drafts would have saved since they began to promise more
         self._unpaid = 0.0  # what the drafter had to catch up with at that time, in seconds
@@ -185,7 +185,7 @@ class Controller:
             self._lost_tokens += max(0.0, probe.lost_s) * probe.rate
             self._probe = None
 
-    def _estimated(self, load: Load) -> Estimate:
+    def _estimated(self, load: Load) -> KPredictions:
         known = self._estimate
         if (
             known is None
@@ -201,7 +201,7 @@ class Controller:
         enough = self._tuning.enough
         return enough if self.costs.steps(max(1, self._load.requests), self._k) >= enough else 2
 
-    def _appraise(self, load: Load) -> Estimate:
+    def _appraise(self, load: Load) -> KPredictions:
         ks = range(self.k_max + 1)
         row, row_variances = self.costs.row(load.requests)
         depths = [self._depth(load, load.drafts(k)) for k in ks]
@@ -224,7 +224,7 @@ class Controller:
         low = list(accumulate(low, max))
         spread = [math.sqrt((1.0 - load.requests / n) / trials) for n in tokens]
         hopes = [values[k] * seconds[k] / low[k] * math.exp(optimism * spread[k]) for k in ks]
-        return Estimate(load, self._steps, seconds, variances, tokens, goodput, values, hopes)
+        return KPredictions(load, self._steps, seconds, variances, tokens, goodput, values, hopes)
 
     def _depth(self, load: Load, drafts: int) -> int:
         """The K whose steps have so many drafts, where some requests may have fewer than others."""
@@ -245,7 +245,7 @@ class Controller:
         """Seconds that the drafter reads what it has not seen, if it is switched on now."""
         return self._reading_price() * (load.drafts(1) * self._gap + load.prefill_tokens)
 
-    def _switch(self, estimate: Estimate) -> None:
+    def _switch(self, estimate: KPredictions) -> None:
         """Put the best K in force, if it promises enough more."""
         values, tuning = estimate.values, self._tuning
         best = max(range(len(values)), key=values.__getitem__)
@@ -268,7 +268,7 @@ class Controller:
         self._k, self._missed = best, 0.0
         self._switches += 1
 
-    def _next_probe(self, estimate: Estimate) -> Probe | None:
+    def _next_probe(self, estimate: KPredictions) -> Probe | None:
         """A trial of the K that may be better than the one in force, all doubt in its favour; or of
         K = 0, from which savings are counted, where it is known less well than a trial tells."""
         load, hopes, tuning = estimate.load, estimate.hopes, self._tuning

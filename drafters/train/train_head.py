@@ -26,7 +26,7 @@ from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.responses import (
     KEY_VARIABLE,
-    ServerError,
+    ResponseServerError,
     respond,
     respond_by_server,
     server_url,
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         _run(args, argv)
-    except (MalformedLine, ResumeError, ServerError, ValueError, OSError) as error:
+    except (MalformedLine, ResumeError, ResponseServerError, ValueError, OSError) as error:
         print(f"aerie train: {error}", file=sys.stderr)
         return 1
     return 0

@@ -73,10 +73,10 @@ def use_v2_model_runner() -> None:
     from vllm.v1.worker.gpu.sample import sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
-    from drafters.vllm.v2.runner import DraftingRunner
+    from drafters.vllm.v2.runner import V2DraftingRunner
 
     # Where workers look for it, and the CPU's is made of it (vllm/v1/worker/cpu/model_runner.py).
-    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, DraftingRunner)
+    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, V2DraftingRunner)
     sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features

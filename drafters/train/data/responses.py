@@ -28,7 +28,7 @@ _PATIENCE = 900.0  # seconds one request waits for a busy server in all
 _BACKOFF = (1.0, 30.0)  # seconds: the first and the longest wait without a Retry-After
 
 
-class ServerError(RuntimeError):
+class ResponseServerError(RuntimeError):
     """The server cannot be used for responses; its text says why."""
 
 
@@ -238,7 +238,7 @@ async def _ask(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> lis
         try:
             answer = await client.post(url, json=body)
         except httpx.TransportError as error:
-            raise ServerError(f"{url}: {type(error).__name__}: {error}") from error
+            raise ResponseServerError(f"{url}: {type(error).__name__}: {error}") from error
         if answer.status_code not in (429, 503):
             return _tokens(url, answer)
         wait = _retry_after(answer.headers.get("Retry-After"))
@@ -246,7 +246,9 @@ async def _ask(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> lis
             wait, backoff = backoff, min(2 * backoff, _BACKOFF[1])
         waited += wait
         if waited > _PATIENCE:
-            raise ServerError(f"{url}: still {answer.status_code} after {waited - wait:.0f} s")
+            raise ResponseServerError(
+                f"{url}: still {answer.status_code} after {waited - wait:.0f} s"
+            )
         await asyncio.sleep(wait)
 
 
@@ -267,11 +269,13 @@ def _retry_after(value: str | None) -> float | None:
 
 def _tokens(url: str, answer: httpx.Response) -> list[int]:
     if answer.status_code != 200:
-        raise ServerError(f"{url}: status {answer.status_code}: {answer.text[:500]}")
+        raise ResponseServerError(f"{url}: status {answer.status_code}: {answer.text[:500]}")
     try:
         tokens = answer.json()["choices"][0].get("token_ids")
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ServerError(f"{url}: not a completion: {answer.text[:500]}") from None
+        raise ResponseServerError(f"{url}: not a completion: {answer.text[:500]}") from None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ServerError(f"{url}: no token_ids in the answer; is the server vLLM or Aerie?")
+        raise ResponseServerError(
+            f"{url}: no token_ids in the answer; is the server vLLM or Aerie?"
+        )
     return tokens

@@ -25,7 +25,12 @@ from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train.evaluation.answers import Answers, write_answers
-from drafters.train.evaluation.greedy_replay import Acceptance, agreement, draft_everywhere, walk
+from drafters.train.evaluation.greedy_replay import (
+    AcceptanceCounts,
+    agreement,
+    draft_everywhere,
+    walk,
+)
 from drafters.train.evaluation.statistics import CONFIDENCE, RESAMPLES
 from drafters.train.evaluation.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.evaluation.workloads import (
@@ -51,12 +56,12 @@ _REPORT_EVERY = 10.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WorkloadResult:
     """What one workload gave; `results` covers the requests that took a step."""
 
     prompts: int
     tokens: int  # of all responses
-    results: dict[int, Acceptance]
+    results: dict[int, AcceptanceCounts]
 
 
 def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
@@ -108,7 +113,7 @@ def measure(
     *,
     counts: Sequence[int] = COUNTS,
     report: Report = lambda text: None,
-) -> Measured:
+) -> WorkloadResult:
     """Walk the target's answers with the head, for each K of `counts`."""
     deepest = max(counts)
     if deepest > answers.beyond:
@@ -126,9 +131,10 @@ def measure(
             told = time.monotonic()
             report(f"drafted behind {index + 1} of {len(lines)} answers")
     results = {
-        count: Acceptance.of([walk(row, count) for row in agreeing], count) for count in counts
+        count: AcceptanceCounts.of([walk(row, count) for row in agreeing], count)
+        for count in counts
     }
-    return Measured(len(lines), sum(answers.written), results)
+    return WorkloadResult(len(lines), sum(answers.written), results)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,9 +162,9 @@ def _measure(
     heads: Sequence[DraftHead],
     counts: Sequence[int],
     report: Report,
-) -> list[dict[str, Measured]]:
+) -> list[dict[str, WorkloadResult]]:
     """What each workload gave, for each head."""
-    measured: list[dict[str, Measured]] = [{} for _ in heads]
+    measured: list[dict[str, WorkloadResult]] = [{} for _ in heads]
     deepest = max(counts)
     for name, prompts in _workloads(args, target, deepest, report).items():
         tell = partial(_tell, report, name)
@@ -176,7 +182,7 @@ def _print(
     target: FrozenTarget,
     name: str,
     method: str,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, WorkloadResult],
 ) -> None:
     """The table of one head, and its line of JSON if asked for."""
     table = {workload: figures(item.results, args.seed) for workload, item in measured.items()}
@@ -241,7 +247,7 @@ def _tell(report: Report, name: str, text: str) -> None:
     report(f"{name}: {text}")
 
 
-def _sizes(item: Measured, rows: Mapping[int, Figures]) -> str:
+def _sizes(item: WorkloadResult, rows: Mapping[int, Figures]) -> str:
     text = f"{item.prompts} prompts, {item.tokens} tokens, "
     text += ", ".join(f"{row.steps} steps at K={count}" for count, row in _ends(rows))
     stepless = item.prompts - len(next(iter(item.results.values())).steps)

@@ -75,7 +75,7 @@ def walk(agreeing: Sequence[int], count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AcceptanceCounts:
     """What the steps of some requests accepted at one K."""
 
     steps: torch.Tensor  # int64 [requests]

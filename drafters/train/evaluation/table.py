@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from drafters.markdown import columns
-from drafters.train.evaluation.greedy_replay import Acceptance
+from drafters.train.evaluation.greedy_replay import AcceptanceCounts
 from drafters.train.evaluation.statistics import draw_weights, ratio_intervals
 
 Interval = tuple[float, float]
@@ -33,7 +33,7 @@ class Figures:
     position_intervals: list[Interval] | None
 
 
-def figures(results: Mapping[int, Acceptance], seed: int) -> dict[int, Figures]:
+def figures(results: Mapping[int, AcceptanceCounts], seed: int) -> dict[int, Figures]:
     """Figures of the same requests at several K; all intervals use the same resamples."""
     requests = len(next(iter(results.values())).steps)
     weights = draw_weights(requests, seed)

@@ -26,7 +26,7 @@ from drafters.packaged import resolve
 from drafters.train.data.examples import MalformedLine, read_examples
 from drafters.train.data.responses import (
     KEY_VARIABLE,
-    ServerError,
+    ResponseServerError,
     respond,
     respond_by_server,
     server_url,
@@ -40,7 +40,7 @@ from drafters.train.prompts.output import user_text, write_prompts
 from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import PART, SampleLog
 from drafters.train.prompts.sampler import Generate, TurnSampler
-from drafters.train.prompts.selection import Limits, Selection, is_held_out, select
+from drafters.train.prompts.selection import FilterBounds, Selection, is_held_out, select
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import (
     FrozenTarget,
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         _run(args)
-    except (MalformedLine, ServerError, ValueError, OSError) as error:
+    except (MalformedLine, ResponseServerError, ValueError, OSError) as error:
         print(f"aerie prompts: {error}", file=sys.stderr)
         return 1
     return 0
@@ -188,7 +188,7 @@ def _select(samples: Sequence[Sample], tokenizer: Any, args: argparse.Namespace)
 
     return select(
         samples,
-        limits=Limits(args.min_length, args.max_length, args.repeated, args.similarity),
+        limits=FilterBounds(args.min_length, args.max_length, args.repeated, args.similarity),
         count_tokens=count_tokens,
         special_tokens=special_token_names(tokenizer),
         contamination=contamination,
@@ -281,7 +281,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_filters(group: argparse._ArgumentGroup) -> None:
-    limits = Limits()
+    limits = FilterBounds()
     group.add_argument("--min-length", type=int, default=limits.min_tokens, help="tokens")
     group.add_argument("--max-length", type=int, default=limits.max_tokens, help="tokens")
     group.add_argument(

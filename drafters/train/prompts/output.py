@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from drafters.train.data.examples import Example
-from drafters.train.prompts.selection import Prompt
+from drafters.train.prompts.selection import SelectedPrompt
 
 
-def write_prompts(file: Path, prompts: Iterable[Prompt]) -> None:
+def write_prompts(file: Path, prompts: Iterable[SelectedPrompt]) -> None:
     """Write all at once: a reader sees the old file or the whole new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".tmp")

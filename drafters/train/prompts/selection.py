@@ -20,7 +20,7 @@ from drafters.train.prompts.unfinished import unfinished_for_half
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FilterBounds:
     """The adjustable bounds of the filters."""
 
     min_tokens: int = 4  # of the whole turn
@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SelectedPrompt:
     """A prompt that passed all filters, and its kind."""
 
     kind: str
@@ -41,14 +41,14 @@ class Prompt:
 class Selection:
     """The prompts that were kept, and how many each filter dropped."""
 
-    kept: list[Prompt]
+    kept: list[SelectedPrompt]
     dropped: dict[str, int]  # by filter, in the order in which they run
 
 
 def select(
     samples: Sequence[Sample],
     *,
-    limits: Limits,
+    limits: FilterBounds,
     count_tokens: Callable[[Sequence[str]], list[int]],
     special_tokens: Sequence[str],
     contamination: Sequence[tuple[str, Contamination]] = (),
@@ -71,7 +71,7 @@ def select(
     for members in avoided:
         index.add(members)
     exact = {normalised(text) for text in avoid}
-    kept: list[Prompt] = []
+    kept: list[SelectedPrompt] = []
     dropped = dict.fromkeys(
         ["incomplete", "too short", "too long", "not printable", "loops",
          *(name for name, _ in contamination), "duplicate", "near duplicate"], 0,
@@ -103,7 +103,7 @@ def select(
         assert turn is not None
         exact.add(normalised(turn))
         index.add(members)
-        kept.append(Prompt(sample.kind, turn))
+        kept.append(SelectedPrompt(sample.kind, turn))
     return Selection(kept, dropped)
 
 

@@ -20,7 +20,7 @@ from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.vllm.own_drafter import has_own_drafter
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts
-from drafters.vllm.scheduling.step_output import Extras
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
 
@@ -117,7 +117,7 @@ class DraftingScheduler(Scheduler):
         """Take in what a step made: tokens, drafts and its record."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
-        drafts = Extras.of(model_runner_output).drafts
+        drafts = WorkerStepOutput.of(model_runner_output).drafts
         if drafts is not None:
             self.update_draft_token_ids(drafts)
         self.recorder.end(scheduler_output, model_runner_output)

@@ -11,7 +11,7 @@ _ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
 
 
 @dataclass(frozen=True)
-class Extras:
+class WorkerStepOutput:
     """`drafts` for the next step: vLLM's engine core would ask the workers for them in a call of
     its own (v1/engine/core.py, post_step), which costs a step a round trip between processes,
     also when nothing was drafted. Seconds as in drafters.control.policy.Step."""
@@ -25,7 +25,7 @@ class Extras:
         setattr(output, _ATTRIBUTE, self)
 
     @classmethod
-    def of(cls, output: Any) -> Extras:
+    def of(cls, output: Any) -> WorkerStepOutput:
         """An empty one where the worker sent none."""
-        extras: Extras = getattr(output, _ATTRIBUTE, None) or cls()
+        extras: WorkerStepOutput = getattr(output, _ATTRIBUTE, None) or cls()
         return extras

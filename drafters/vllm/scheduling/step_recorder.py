@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
-from drafters.vllm.scheduling.step_output import Extras
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
 
 RECENT = 64  # steps that are remembered for calibration
 
@@ -61,7 +61,7 @@ class StepRecorder:
         begun = self._begun.pop(id(scheduled), None)
         if begun is None:
             return
-        ended, extras = perf_counter(), Extras.of(output)
+        ended, extras = perf_counter(), WorkerStepOutput.of(output)
         step = Step(
             load=begun.load,
             k=scheduled.num_spec_tokens_to_schedule,

@@ -25,9 +25,9 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
-from drafters.vllm.v1.kv_state import Contexts
+from drafters.vllm.v1.kv_state import DrafterKVState
 from drafters.vllm.v1.layout import Layout, Rows, lay_out, stored
-from drafters.vllm.verification.greedy import likeliest
+from drafters.vllm.verification.greedy import greedy_draft_tokens
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,7 +67,7 @@ class Drafter(EagleProposer, ABC):
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
         self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
-        self._contexts: Contexts | None = None
+        self._contexts: DrafterKVState | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
         # Steps of one token a request whose hidden states are not in the store yet: slots,
@@ -92,7 +92,7 @@ class Drafter(EagleProposer, ABC):
         self._gathered = self._store.new_empty((self.max_num_tokens, self._store.shape[1]))
 
     @property
-    def contexts(self) -> Contexts:
+    def contexts(self) -> DrafterKVState:
         """Made with the first step: the KV cache has its size by then."""
         if self._contexts is None:
             table = self.runner.input_batch.block_table[self.kv_cache_gid]
@@ -101,7 +101,7 @@ class Drafter(EagleProposer, ABC):
                     f"KV cache blocks of {self.block_size} tokens that the attention kernel "
                     f"splits into {table.block_size}"
                 )
-            self._contexts = Contexts(
+            self._contexts = DrafterKVState(
                 self.max_batch_size,
                 self.runner.kv_cache_config.num_blocks,
                 self.block_size,
@@ -333,7 +333,7 @@ class Drafter(EagleProposer, ABC):
     def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         few = self.half or len(hidden) <= self._half_rows
         head = self.lm_head if few else self.model.lm_head
-        return likeliest(self.model, head, hidden)
+        return greedy_draft_tokens(self.model, head, hidden)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
-class Contexts:
+class DrafterKVState:
     """Per request: `first` <= entered positions < `done`; positions < `seen` have been through
     the target. All in tokens from the start of the request."""
 

@@ -28,7 +28,7 @@ class Rows:
     """The requests of a pass, an entry each."""
 
     index: Ints  # row in the runner's batch
-    slot: Ints  # row in Contexts and in the store
+    slot: Ints  # row in DrafterKVState and in the store
     first: Ints  # where the drafter's context begins
     start: Ints  # positions start..end-1 are entered in this pass
     scheduled: Ints  # positions from here on were read by the target in this step

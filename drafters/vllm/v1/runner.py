@@ -12,7 +12,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from drafters.config import DrafterConfig
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
-from drafters.vllm.scheduling.step_output import Extras
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v1.drafter import Drafter
 from drafters.vllm.v1.huge_pages import collapse
 from drafters.vllm.v1.kv_cache import kept_whole
@@ -20,7 +20,7 @@ from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
 from drafters.vllm.verification import greedy
 from drafters.vllm.verification.finite import by_request, count_broken
-from drafters.vllm.verification.seeded_sampling import Noise
+from drafters.vllm.verification.seeded_sampling import SeededRequests
 
 if TYPE_CHECKING:  # mixed into it or a subclass of it
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Base
@@ -35,7 +35,7 @@ class NoDrafts:
         self.logits_indices = logits_indices  # [requests], last token of each
 
 
-class DraftingRunner(Base):
+class V1DraftingRunner(Base):
     """Mixed into vLLM's runner (vllm/v1/worker/gpu_model_runner.py, cpu_model_runner.py).
 
     P-EAGLE heads draft through ParallelDrafter, EAGLE-3 heads through SequentialDrafter, all
@@ -93,7 +93,7 @@ class DraftingRunner(Base):
         if isinstance(output, ModelRunnerOutput):
             drafts = self.take_draft_token_ids() if self.own_drafter is not None else None
             draft = self._draft_seconds
-            Extras(drafts, perf_counter() - self._began - draft, draft).attach(output)
+            WorkerStepOutput(drafts, perf_counter() - self._began - draft, draft).attach(output)
         return output
 
     def _calc_spec_decode_metadata(
@@ -114,13 +114,13 @@ class DraftingRunner(Base):
                 ends = spec_decode_metadata.cu_num_sampled_tokens
                 self._broken = by_request(self._broken, ends)
         if spec_decode_metadata is None:
-            Noise.of(self)
-        elif not self.rejection_sampler.synthetic_mode and greedy.suffices(
+            SeededRequests.of(self)
+        elif not self.rejection_sampler.synthetic_mode and greedy.is_pure_greedy(
             self.input_batch.sampling_metadata
         ):
             return greedy.verify(logits, spec_decode_metadata)
         else:
-            noise = Noise.of(self, spec_decode_metadata.num_draft_tokens)
+            noise = SeededRequests.of(self, spec_decode_metadata.num_draft_tokens)
             self.input_batch.sampling_metadata.noise = noise
         return super()._sample(logits, spec_decode_metadata)
 
@@ -193,6 +193,6 @@ class DraftingRunner(Base):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
 
-def drafting(runner: type, mixin: type = DraftingRunner) -> type:
-    """The class `runner` with a DraftingRunner mixed in."""
+def drafting(runner: type, mixin: type = V1DraftingRunner) -> type:
+    """The class `runner` with a V1DraftingRunner mixed in."""
     return type(runner.__name__, (mixin, runner), {})

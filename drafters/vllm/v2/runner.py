@@ -15,7 +15,7 @@ else:
     Base = object
 
 
-class DraftingRunner(Base):
+class V2DraftingRunner(Base):
     """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py). Seeded requests need
     nothing of ours here: vLLM keys their randomness by position. Its samplers count rows of logits
     that are not finite through `count_broken`, which patches.py puts there."""

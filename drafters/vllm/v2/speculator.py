@@ -24,7 +24,7 @@ from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.v2.graphs import Graphs, Ints, drafted
-from drafters.vllm.verification.greedy import likeliest
+from drafters.vllm.verification.greedy import greedy_draft_tokens
 
 
 class ParallelSpeculator(DraftModelSpeculator):
@@ -328,7 +328,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             )
         if k:
             drafting = last[self._drafts[: count * k]]
-            chosen = likeliest(self.model, self.model.lm_head, drafting)
+            chosen = greedy_draft_tokens(self.model, self.model.lm_head, drafting)
             self.draft_tokens[:count, :k] = chosen.view(count, k)
 
     def _device(self, values: Ints) -> torch.Tensor:

@@ -24,7 +24,7 @@ from drafters.vllm.verification.seeded_sampling import match
 _ASKED = {LogitBiasLogitsProcessor: "biases", MinTokensLogitsProcessor: "min_toks"}
 
 
-def suffices(sampling: Any) -> bool:
+def is_pure_greedy(sampling: Any) -> bool:
     """Whether the tokens of a step with this SamplingMetadata are the argmax of its logits, and
     nothing else is wanted of them."""
     thinking = sampling.thinking_budget_state_holder
@@ -61,7 +61,7 @@ def _asked(processor: Any) -> bool:
     return name is None or bool(getattr(processor, name))
 
 
-def likeliest(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
+def greedy_draft_tokens(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
     vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
     ids = argmax(head.logits_processor(lm_head, hidden))

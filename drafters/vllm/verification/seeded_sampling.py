@@ -24,14 +24,14 @@ _stock_rejection_sample = rejection_sampler.rejection_sample
 
 
 @dataclass(frozen=True)
-class Noise:
+class SeededRequests:
     """The seeded requests of a step."""
 
     sampler: Any  # vLLM's TopKTopPSampler: how this platform turns logits and noise into tokens
     seeds: dict[int, tuple[int, int]]  # row -> (seed, position of its next token in the output)
 
     @classmethod
-    def of(cls, runner: Any, drafts: list[int] | None = None) -> Noise:
+    def of(cls, runner: Any, drafts: list[int] | None = None) -> SeededRequests:
         """For the runner's batch. Sets every generator to the noise of the last token that its
         request can get in this step: the one behind its `drafts`, which vLLM samples first."""
         batch = runner.input_batch
@@ -89,7 +89,7 @@ def accept(
         rates = options["synthetic_conditional_rates"]
         dice = synthetic.tokens(draft_token_ids, target_logits, num_draft_tokens, rates)
         return match(dice, draft_token_ids, bonus_token_ids, cu_num_draft_tokens, max_spec_len)
-    noise: Noise | None = getattr(sampling_metadata, "noise", None)
+    noise: SeededRequests | None = getattr(sampling_metadata, "noise", None)
     if synthetic_mode or draft_probs is not None or noise is None:
         return _stock_rejection_sample(
             draft_token_ids,
@@ -108,7 +108,7 @@ def accept(
 
 
 def choose(
-    logits: torch.Tensor, drafts: list[int], sampling_metadata: Any, noise: Noise
+    logits: torch.Tensor, drafts: list[int], sampling_metadata: Any, noise: SeededRequests
 ) -> torch.Tensor:
     """The target's token in each place that had a draft: the likeliest, or sampled."""
     if sampling_metadata.all_greedy:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.quality.extraction import program
-from bench.quality.runner import Limits, Outcome, run_program
+from bench.quality.runner import Outcome, ProcessLimits, run_program
 from drafters.train.data.humaneval import Problem
 
-SHORT = Limits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_size=4096)
+SHORT = ProcessLimits(cpu_seconds=1, wall_seconds=120.0, address_space=256 << 20, file_size=4096)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_comes_of_a_program(source: str, outcome: Outcome) -> None:
 
 def test_a_program_that_sleeps_is_ended_by_the_clock() -> None:
     began = time.monotonic()
-    assert run_program("import time\ntime.sleep(60)", Limits(wall_seconds=1.0)) == "timeout"
+    assert run_program("import time\ntime.sleep(60)", ProcessLimits(wall_seconds=1.0)) == "timeout"
     assert time.monotonic() - began < 50.0
 
 

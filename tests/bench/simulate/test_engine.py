@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulate.engine import CATCH_UP, Engine, Request
+from bench.simulate.engine import CATCH_UP, Request, SimulatedEngine
 from bench.simulate.fixed import Fixed
 from bench.simulate.traces import Clients, Poisson, Rounds, Trace, day
 from drafters.control.policy import Step
@@ -42,7 +42,7 @@ def test_counts_of_a_step_are_those_of_its_drafts() -> None:
 
 def test_every_request_is_answered_to_its_last_token() -> None:
     trace = Rounds([(1, 3), (5, 12), (2, 4)], lambda: Request(PROSE, 700, 50))
-    totals = Engine(CPU, Fixed(5, 7), trace, random.Random(0)).run()
+    totals = SimulatedEngine(CPU, Fixed(5, 7), trace, random.Random(0)).run()
     assert totals.tokens == 19 * 50
     assert max(requests for _, requests, _ in totals.timeline) == 5
 

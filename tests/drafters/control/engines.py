@@ -10,7 +10,7 @@ from itertools import cycle
 
 from app.engine.calibration import calibrate
 from bench.simulate.curve import geometric
-from bench.simulate.engine import Engine, Request
+from bench.simulate.engine import Request, SimulatedEngine
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Clients, Shape
 from drafters.control.cost_table import Cell
@@ -96,10 +96,10 @@ def engine(
     together: bool = False,
     limits: Sequence[int | None] = (None,),
     seed: int = 0,
-) -> Engine:
+) -> SimulatedEngine:
     """Clients that ask for `output` tokens each, with at most `limits` drafts in turn."""
     turns = cycle(limits)
-    return Engine(
+    return SimulatedEngine(
         hardware, policy,
         Clients(shape, lambda: Request(survival, prompt, output, limit=next(turns))),
         random.Random(seed), noise=noise, pauses=pauses, asynchronous=asynchronous,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.simulate.engine import Totals
+from bench.simulate.engine import SimulationTotals
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
 from drafters.control.controller import Controller
@@ -51,7 +51,7 @@ def controller(
     return made
 
 
-def share(totals: Totals, requests: int, survival: list[float]) -> float:
+def share(totals: SimulationTotals, requests: int, survival: list[float]) -> float:
     """Of the best fixed K's rate, luck taken out."""
     k = best(CPU, requests, survival, K_MAX)
     return totals.expected_tokens / totals.expected_s / CPU.rate(requests, k, survival)
@@ -71,7 +71,7 @@ def test_at_a_steady_load_it_is_as_good_as_the_best_fixed_k(
             seed=seed,
         )  # fmt: skip
         run.run(steps=300 if calibrated else 1200)
-        run.totals = Totals()
+        run.totals = SimulationTotals()
         shares.append(share(run.run(steps=700), requests, survival))
     assert max(shares) >= (0.98 if calibrated else 0.96) and min(shares) >= 0.95, shares
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from drafters.train.data.responses import ServerError, respond, respond_by_server
+from drafters.train.data.responses import ResponseServerError, respond, respond_by_server
 from drafters.train.data.token_sequences import Text
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import Serve
@@ -204,7 +204,7 @@ def test_without_retry_after_waits_double_and_end(
     monkeypatch.setattr("drafters.train.data.responses._BACKOFF", (0.05, 0.1))
     monkeypatch.setattr("drafters.train.data.responses._PATIENCE", 0.3)
     server = serve(lambda body, attempt: (503, {}, {}))
-    with pytest.raises(ServerError, match="still 503 after 0 s"):
+    with pytest.raises(ResponseServerError, match="still 503 after 0 s"):
         _texts(server, PROMPTS[:1])
     assert len(server.bodies) == 4  # waits of 0.05, 0.1, 0.1; a fourth would pass 0.3
 
@@ -242,12 +242,14 @@ def test_other_answers_are_errors_that_say_what_came(
     serve: Serve, status: int, document: object, reason: str
 ) -> None:
     server = serve(lambda body, attempt: (status, {}, document))
-    with pytest.raises(ServerError, match=reason):
+    with pytest.raises(ResponseServerError, match=reason):
         _texts(server)
 
 
 def test_no_server_is_an_error_that_names_the_address() -> None:
-    with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9/v1/completions: ConnectError"):
+    with pytest.raises(
+        ResponseServerError, match=r"http://127\.0\.0\.1:9/v1/completions: ConnectError"
+    ):
         list(
             respond_by_server("http://127.0.0.1:9", None, [[1]], steps=1, temperature=0, seed=0)
         )  # fmt: skip

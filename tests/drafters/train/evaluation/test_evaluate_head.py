@@ -20,7 +20,7 @@ from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.tokenizer import load_tokenizer
 from drafters.train.evaluation import answers, evaluate_head
 from drafters.train.evaluation.evaluate_head import EMBEDDED, main
-from drafters.train.evaluation.greedy_replay import Acceptance
+from drafters.train.evaluation.greedy_replay import AcceptanceCounts
 from drafters.train.evaluation.table import LEGEND, figures, format_table
 from drafters.train.evaluation.workloads import held_out_prompts, is_embedded, named_prompts
 from drafters.train.target import FrozenTarget
@@ -308,7 +308,7 @@ def test_bad_lists_of_k_are_refused(text: str) -> None:
 
 
 def test_one_prompt_gives_figures_without_intervals() -> None:
-    found = figures({2: Acceptance.of([[1, 2, 0]], 2)}, seed=0)
+    found = figures({2: AcceptanceCounts.of([[1, 2, 0]], 2)}, seed=0)
     assert found[2].length_interval is None
     line = format_table({"a|b": found}).splitlines()[-1]
     assert line.replace("\\|", "/").split() == ["|", "a/b", "|", "2", "|", "2.00", "|", ".667", "|",
@@ -316,7 +316,7 @@ def test_one_prompt_gives_figures_without_intervals() -> None:
 
 
 def test_intervals_stay_within_what_is_possible() -> None:
-    found = figures({2: Acceptance.of([[2, 2, 2], [0, 2]], 2)}, seed=0)[2]
+    found = figures({2: AcceptanceCounts.of([[2, 2, 2], [0, 2]], 2)}, seed=0)[2]
     assert found.length_interval is not None
     assert found.position_intervals is not None
     assert 1.0 <= found.length_interval[0] < found.length < found.length_interval[1] <= 3.0

@@ -15,7 +15,12 @@ from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, pad
 from drafters.train.evaluation.answers import write_answers
 from drafters.train.evaluation.evaluate_head import measure
-from drafters.train.evaluation.greedy_replay import Acceptance, agreement, draft_everywhere, walk
+from drafters.train.evaluation.greedy_replay import (
+    AcceptanceCounts,
+    agreement,
+    draft_everywhere,
+    walk,
+)
 from drafters.train.optimisation.loss import DraftLoss
 from drafters.train.optimisation.step import Batch, accumulate_gradients
 from drafters.train.target import FrozenTarget
@@ -108,7 +113,7 @@ def test_walk_equals_naive_speculation(
     overshoot = 0
     for count, result in got.results.items():
         walks = [naive(target, head, prompt, STEPS, count) for prompt in PROMPTS]
-        expected = Acceptance.of([taken for taken in walks if taken], count)
+        expected = AcceptanceCounts.of([taken for taken in walks if taken], count)
         assert torch.equal(result.steps, expected.steps)
         assert torch.equal(result.accepted, expected.accepted)
         # Neither all nor none, or the comparison would hold for a broken walk too.
@@ -156,10 +161,10 @@ def test_a_step_goes_on_behind_what_it_accepted() -> None:
 
 
 def test_lengths_count_the_bonus_token() -> None:
-    result = Acceptance.of([[0, 2], [3]], 3)
+    result = AcceptanceCounts.of([[0, 2], [3]], 3)
     assert result.steps.tolist() == [2, 1]
     assert result.accepted.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert result.length == pytest.approx(8 / 3)
     assert result.per_position == pytest.approx([2 / 3, 2 / 3, 1 / 3])
     assert result.conditional == pytest.approx([2 / 3, 1.0, 1 / 2])
-    assert Acceptance.of([[0]], 2).conditional == [0.0, None]
+    assert AcceptanceCounts.of([[0]], 2).conditional == [0.0, None]

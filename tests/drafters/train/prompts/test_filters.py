@@ -17,7 +17,7 @@ from drafters.train.prompts.filters import (
 )
 from drafters.train.prompts.near_duplicates import NearDuplicateIndex, shingles
 from drafters.train.prompts.sample import Finish, Sample
-from drafters.train.prompts.selection import Limits, Prompt, Selection, select
+from drafters.train.prompts.selection import FilterBounds, SelectedPrompt, Selection, select
 from tests.drafters.train.tiny import tokenizer
 
 FENCE = "```python\ndef"
@@ -34,7 +34,7 @@ def _sample(
 def _select(*samples: Sample, avoid: tuple[str, ...] = (), quoted: str = "") -> Selection:
     return select(
         samples,
-        limits=Limits(min_tokens=3, max_tokens=20),
+        limits=FilterBounds(min_tokens=3, max_tokens=20),
         count_tokens=lambda texts: [len(text.split()) for text in texts],
         special_tokens=["</s>"],
         contamination=[("quotes", Contamination([quoted]))],
@@ -159,8 +159,8 @@ def test_each_dropped_turn_counts_for_the_first_filter_that_drops_it() -> None:
         quoted="zero one two three four five six seven eight nine ten",
     )
     assert selection.kept == [
-        Prompt("chat", "What is the tallest tree in the old park of Rome?"),
-        Prompt("code", "Who wrote this small book?"),
+        SelectedPrompt("chat", "What is the tallest tree in the old park of Rome?"),
+        SelectedPrompt("code", "Who wrote this small book?"),
     ]
     assert selection.dropped == {
         "incomplete": 1, "too short": 1, "too long": 1, "not printable": 1, "loops": 1,
@@ -178,4 +178,4 @@ def test_no_two_kept_prompts_are_near_duplicates() -> None:
     kept = [shingles(prompt.text) for prompt in _select(*samples).kept]
     assert 20 < len(kept) < 300
     for one, other in combinations(kept, 2):
-        assert len(one & other) < Limits().similarity * len(one | other)
+        assert len(one & other) < FilterBounds().similarity * len(one | other)

@@ -18,7 +18,7 @@ from drafters.train.prompts.near_duplicates import shingles
 from drafters.train.prompts.sample import Sample, read_samples
 from drafters.train.prompts.sample_log import SampleLog
 from drafters.train.prompts.sampler import TurnSampler
-from drafters.train.prompts.selection import Limits
+from drafters.train.prompts.selection import FilterBounds, is_held_out
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import Serve
 from tests.drafters.train.tiny import END, TURN_END, VOCABULARY, write_target
@@ -111,7 +111,7 @@ def test_no_prompt_is_a_near_duplicate_of_one_held_out(tmp_path: Path, folder: P
     assert kept and held_out
     for one in map(shingles, held_out):
         for other in map(shingles, kept):
-            assert len(one & other) < Limits().similarity * len(one | other)
+            assert len(one & other) < FilterBounds().similarity * len(one | other)
 
 
 def _sides(folder: Path, out: Path, *more: str) -> tuple[set[str], set[str]]:

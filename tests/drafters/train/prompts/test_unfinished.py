@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafters.train.prompts.sample import Sample
-from drafters.train.prompts.selection import Limits, Prompt, select
+from drafters.train.prompts.selection import FilterBounds, SelectedPrompt, select
 from drafters.train.prompts.unfinished import unfinished, unfinished_for_half
 
 ASK = "Complete the following Python function:\n```python\n"
@@ -62,10 +62,10 @@ def test_code_to_complete_is_cut_before_duplicates_are_looked_for() -> None:
     bodies = [f"{heads}return sum{place} * {place} - numbers[{place}]" for place in range(40)]
     bodies += [f"{body}\n    # {body}" for body in bodies]
 
-    def kept(kind: str) -> list[Prompt]:
+    def kept(kind: str) -> list[SelectedPrompt]:
         return select(
             [Sample(kind, "def", body, "stop", 9) for body in bodies],
-            limits=Limits(similarity=1.0, repeated=1.0),
+            limits=FilterBounds(similarity=1.0, repeated=1.0),
             count_tokens=lambda texts: [len(text.split()) for text in texts],
             special_tokens=[],
         ).kept

@@ -29,12 +29,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
-from drafters.vllm.v1.runner import DraftingRunner
+from drafters.vllm.v1.runner import V1DraftingRunner
 
 Step = dict[str, Any]
 
 _sample = GPUModelRunner._sample
-_propose = {kind: kind.propose_draft_token_ids for kind in (GPUModelRunner, DraftingRunner)}
+_propose = {kind: kind.propose_draft_token_ids for kind in (GPUModelRunner, V1DraftingRunner)}
 
 
 class Restless(Fixed):
@@ -80,7 +80,7 @@ def watch(kind: type, steps: list[Step]) -> None:
     def propose(self: Any, scheduled: Any, sampled: torch.Tensor, *args: Any) -> Any:
         drafts = _propose[kind](self, scheduled, sampled, *args)
         first = [0] * len(sampled)
-        if kind is DraftingRunner:
+        if kind is V1DraftingRunner:
             contexts = self.own_drafter.contexts
             first = contexts.first[contexts.slots(self.input_batch.req_ids)].tolist()
         for row, request in enumerate(self.input_batch.req_ids):
@@ -113,7 +113,7 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         skip_tokenizer_init=True,
     )
     steps: list[Step] = []
-    watch(GPUModelRunner if job["stock"] else DraftingRunner, steps)
+    watch(GPUModelRunner if job["stock"] else V1DraftingRunner, steps)
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
     )

@@ -30,7 +30,7 @@ from app.engine.options import engine_options
 from app.settings import load
 from drafters.model.checkpoint import save_head
 from drafters.model.speculators import save_speculators
-from drafters.vllm.v1.runner import DraftingRunner
+from drafters.vllm.v1.runner import V1DraftingRunner
 
 Job = dict[str, Any]
 
@@ -102,7 +102,7 @@ def drafted(job: Job) -> dict[str, Any]:
     result["drafted"] = write(engine, job)
     del scheduler.make_spec_decoding_stats
     steps: list[Step] = []
-    watch(DraftingRunner, steps)
+    watch(V1DraftingRunner, steps)
     write(engine, job)
     return result | {"steps": steps}
 

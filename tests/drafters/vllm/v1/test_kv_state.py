@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.vllm.v1.kv_state import Contexts, Ints
+from drafters.vllm.v1.kv_state import DrafterKVState, Ints
 
 SIZE, WINDOW = 4, 6
 
@@ -15,18 +15,18 @@ def one(*values: int) -> Ints:
 
 
 @pytest.fixture
-def contexts() -> Contexts:
-    return Contexts(requests=2, blocks=16, block_size=SIZE, window=WINDOW)
+def contexts() -> DrafterKVState:
+    return DrafterKVState(requests=2, blocks=16, block_size=SIZE, window=WINDOW)
 
 
-def read(contexts: Contexts, blocks: list[int], until: int, name: str = "a") -> None:
+def read(contexts: DrafterKVState, blocks: list[int], until: int, name: str = "a") -> None:
     """A request enters `until` tokens in `blocks` and ends."""
     contexts.add(name, 0, blocks, 5)
     contexts.enter(contexts.slots([name]), one(until), np.array([blocks], np.int32))
     contexts.remove(name)
 
 
-def test_a_cached_prefix_that_was_entered_is_used(contexts: Contexts) -> None:
+def test_a_cached_prefix_that_was_entered_is_used(contexts: DrafterKVState) -> None:
     """Catches: a context that starts anew for no reason, at every hit."""
     read(contexts, [3, 4, 5], 11)
     contexts.add("b", 8, [3, 4, 6], 5)
@@ -34,7 +34,7 @@ def test_a_cached_prefix_that_was_entered_is_used(contexts: Contexts) -> None:
     assert contexts.start(slot, contexts.seen[slot]) == [8] and contexts.first[slot] == [0]
 
 
-def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: Contexts) -> None:
+def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: DrafterKVState) -> None:
     """Catches: off by one at the end of a block, either way."""
     read(contexts, [3, 4], 7)
     assert contexts.whole[3] and not contexts.whole[4]
@@ -44,7 +44,7 @@ def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: Contexts
 
 @pytest.mark.parametrize(("whole", "first"), [((1, 1), 0), ((0, 1), 4), ((1, 0), 8), ((0, 0), 8)])
 def test_a_context_starts_behind_the_last_hole(
-    contexts: Contexts, whole: tuple[int, int], first: int
+    contexts: DrafterKVState, whole: tuple[int, int], first: int
 ) -> None:
     """Catches: a hole attended to because blocks behind it, or before it, are whole."""
     contexts.whole[[3, 4]] = whole
@@ -54,7 +54,7 @@ def test_a_context_starts_behind_the_last_hole(
     assert contexts.first[slot] == [first]
 
 
-def test_a_hit_inside_a_block_starts_behind_it(contexts: Contexts) -> None:
+def test_a_hit_inside_a_block_starts_behind_it(contexts: DrafterKVState) -> None:
     """Catches: the copied half of a block, of whose keys nothing is known, attended to."""
     read(contexts, [3, 4], 8)
     contexts.add("b", 6, [3, 7], 5)
@@ -64,7 +64,7 @@ def test_a_hit_inside_a_block_starts_behind_it(contexts: Contexts) -> None:
     assert contexts.start(slot, contexts.seen[slot]) == [8]
 
 
-def test_a_block_that_changes_hands_is_not_whole(contexts: Contexts) -> None:
+def test_a_block_that_changes_hands_is_not_whole(contexts: DrafterKVState) -> None:
     """Catches: keys of the owner before attended to, for blocks of a new and of a grown request."""
     read(contexts, [3, 4], 8)
     contexts.add("b", 0, [3], 5)
@@ -82,7 +82,7 @@ def test_a_block_that_changes_hands_is_not_whole(contexts: Contexts) -> None:
     ],
 )
 def test_what_the_store_lost_starts_the_context_anew(
-    contexts: Contexts, seen: int, first: int, start: int
+    contexts: DrafterKVState, seen: int, first: int, start: int
 ) -> None:
     """Catches: off by one in the store's reach; a context that begins inside a block."""
     contexts.add("a", 0, [3, 4], 5)
@@ -92,7 +92,7 @@ def test_what_the_store_lost_starts_the_context_anew(
     assert contexts.start(slot, contexts.seen[slot]) == [start] and contexts.first[slot] == [first]
 
 
-def test_a_lost_part_leaves_its_blocks_unmarked(contexts: Contexts) -> None:
+def test_a_lost_part_leaves_its_blocks_unmarked(contexts: DrafterKVState) -> None:
     """Catches: a block marked whole because positions behind it were entered."""
     contexts.add("a", 0, [3, 4, 5, 6], 5)
     slot = contexts.slots(["a"])
@@ -104,9 +104,9 @@ def test_a_lost_part_leaves_its_blocks_unmarked(contexts: Contexts) -> None:
     assert np.flatnonzero(contexts.whole).tolist() == [3, 6]
 
 
-def test_a_window_smaller_than_a_block_waits_for_the_next(contexts: Contexts) -> None:
+def test_a_window_smaller_than_a_block_waits_for_the_next(contexts: DrafterKVState) -> None:
     """Catches: a start behind what the target has read taken for something to enter."""
-    small = Contexts(requests=1, blocks=8, block_size=SIZE, window=2)
+    small = DrafterKVState(requests=1, blocks=8, block_size=SIZE, window=2)
     small.add("a", 0, [1, 2], 5)
     slot = small.slots(["a"])
     small.skip(slot, one(3))
@@ -115,7 +115,7 @@ def test_a_window_smaller_than_a_block_waits_for_the_next(contexts: Contexts) ->
     assert small.start(slot, small.seen[slot]) == [4] and small.first[slot] == [4]
 
 
-def test_a_request_that_comes_back_begins_again(contexts: Contexts) -> None:
+def test_a_request_that_comes_back_begins_again(contexts: DrafterKVState) -> None:
     """Catches: what was entered before a preemption believed of blocks that are new."""
     contexts.add("a", 0, [3, 4], 5)
     contexts.enter(contexts.slots(["a"]), one(7), np.array([[3, 4]], np.int32))
@@ -126,7 +126,7 @@ def test_a_request_that_comes_back_begins_again(contexts: Contexts) -> None:
     assert contexts.start(slot, contexts.seen[slot]) == [0] and contexts.seen[slot] == [0]
 
 
-def test_rows_are_given_back(contexts: Contexts) -> None:
+def test_rows_are_given_back(contexts: DrafterKVState) -> None:
     """Catches: rows that leak with requests that end, or end twice."""
     for name in "abcdefgh":
         contexts.add(name, 0, [1], 0)
@@ -140,7 +140,7 @@ def test_rows_are_given_back(contexts: Contexts) -> None:
 @pytest.mark.parametrize(("end", "first"), [(10, 0), (11, 4), (14, 4), (15, 8)])
 def test_a_context_that_is_too_long_is_cut_at_a_block(end: int, first: int) -> None:
     """Catches: off by one in the length; a cut inside a block."""
-    short = Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
+    short = DrafterKVState(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
     short.add("a", 0, [1, 2, 3, 4], 5)
     slot = short.slots(["a"])
     short.enter(slot, one(8), np.array([[1, 2, 3, 4]], np.int32))
@@ -150,7 +150,7 @@ def test_a_context_that_is_too_long_is_cut_at_a_block(end: int, first: int) -> N
 
 def test_a_long_prompt_is_entered_from_where_the_context_reaches() -> None:
     """Catches: blocks that the cut left out marked whole."""
-    short = Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
+    short = DrafterKVState(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=10)
     short.add("a", 0, [1, 2, 3, 4], 5)
     slot = short.slots(["a"])
     assert short.start(slot, one(15)) == [8]
@@ -160,4 +160,4 @@ def test_a_long_prompt_is_entered_from_where_the_context_reaches() -> None:
 
 def test_a_limit_must_hold_a_block() -> None:
     with pytest.raises(ValueError, match="blocks of 4"):
-        Contexts(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=3)
+        DrafterKVState(requests=1, blocks=8, block_size=SIZE, window=WINDOW, longest=3)

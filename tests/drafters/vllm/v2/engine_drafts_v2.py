@@ -51,14 +51,14 @@ from vllm.v1.worker.gpu.warmup import warmup_kernels
 from drafters.config import MAX_K
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2 import graphs
-from drafters.vllm.v2.runner import DraftingRunner
+from drafters.vllm.v2.runner import V2DraftingRunner
 from drafters.vllm.v2.speculator import ParallelSpeculator
 
 Step = dict[str, Any]
 
 LIMIT = 2
 _propose = ParallelSpeculator.propose
-_sample = DraftingRunner.sample
+_sample = V2DraftingRunner.sample
 _run = graphs.Graphs.run
 
 
@@ -157,7 +157,7 @@ def watched(steps: list[Step], limited: range) -> Iterator[None]:
         _run(self, shape)
 
     with (
-        patch.object(DraftingRunner, "sample", sample),
+        patch.object(V2DraftingRunner, "sample", sample),
         patch.object(ParallelSpeculator, "propose", propose),
         patch.object(graphs.Graphs, "run", run),
     ):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.vllm.v1.runner import DraftingRunner, drafting
+from drafters.vllm.v1.runner import V1DraftingRunner, drafting
 from drafters.vllm.verification.finite import broken_rows, by_request
 
 VALUES = st.sampled_from([0.0, -3.5, 60000.0, -60000.0, float("-inf"), float("inf"), float("nan")])
@@ -58,8 +58,8 @@ class Base:
 
 
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("drafters.vllm.v1.runner.Noise.of", lambda *_: None)
-    made = drafting(Base, type("Mixin", (DraftingRunner,), {"__init__": Base.__init__}))
+    monkeypatch.setattr("drafters.vllm.v1.runner.SeededRequests.of", lambda *_: None)
+    made = drafting(Base, type("Mixin", (V1DraftingRunner,), {"__init__": Base.__init__}))
     return made()
 
 

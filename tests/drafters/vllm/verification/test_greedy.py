@@ -76,10 +76,10 @@ def test_it_gives_the_tokens_of_the_rejection_sampler(
     # Few values: drafts are often right, and the largest often there twice.
     logits = torch.randint(0, 4, (rows, VOCABULARY), generator=random).to(dtype)
     logits[:, 3:] -= 2
-    assert greedy.suffices(sampling())
+    assert greedy.is_pure_greedy(sampling())
     got = greedy.verify(logits, metadata).sampled_token_ids
     asked: Any = sampling()
-    asked.noise = seeded_sampling.Noise(None, {})
+    asked.noise = seeded_sampling.SeededRequests(None, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rejection_sampler, "rejection_sample", seeded_sampling.accept)
         long = Long()(metadata, None, logits.clone(), asked)
@@ -103,7 +103,7 @@ def test_it_gives_the_tokens_of_the_rejection_sampler(
 def test_whatever_touches_logits_or_asks_for_them_goes_the_long_way(
     changes: dict[str, Any],
 ) -> None:
-    assert not greedy.suffices(sampling(**changes))
+    assert not greedy.is_pure_greedy(sampling(**changes))
 
 
 def test_a_processor_counts_while_a_request_asks_for_it() -> None:
@@ -114,4 +114,4 @@ def test_a_processor_counts_while_a_request_asks_for_it() -> None:
     with_bias.logitsprocs.non_argmax_invariant[0].biases[0] = {1: 5.0}
     with_least.logitsprocs.non_argmax_invariant[1].min_toks[0] = (5, [], {0})
     unknown.logitsprocs.non_argmax_invariant.append(SimpleNamespace())
-    assert not any(map(greedy.suffices, (with_bias, with_least, unknown)))
+    assert not any(map(greedy.is_pure_greedy, (with_bias, with_least, unknown)))

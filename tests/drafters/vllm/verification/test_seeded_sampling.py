@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from drafters.vllm.verification.seeded_sampling import Noise, accept, match, mixed
+from drafters.vllm.verification.seeded_sampling import SeededRequests, accept, match, mixed
 
 VOCABULARY = 50
 
@@ -90,12 +90,12 @@ def test_a_seeded_text_does_not_depend_on_the_drafts() -> None:
     one_by_one = []
     for position in range(8):
         runner = _runner([11], [position])
-        Noise.of(runner)
+        SeededRequests.of(runner)
         sampler, generators = runner.sampler.topk_topp_sampler, runner.input_batch.generators
         one_by_one.append(int(sampler(_logits(position)[None], generators, None, None)[0]))
 
     runner = _runner([None, 11], [5, 2])
-    noise = Noise.of(runner, [3, 4])
+    noise = SeededRequests.of(runner, [3, 4])
     rows = [_logits(0)] * 3 + [_logits(2 + offset) for offset in range(4)]
     at_once = noise.sample(torch.stack(rows), [3, 4])
     assert at_once[3:].tolist() == one_by_one[2:6]
@@ -108,7 +108,7 @@ def test_a_seeded_text_does_not_depend_on_the_drafts() -> None:
 def test_other_seeds_give_other_texts() -> None:
     texts = set()
     for seed in range(20):
-        noise = Noise.of(_runner([seed], [0]), [6])
+        noise = SeededRequests.of(_runner([seed], [0]), [6])
         rows = torch.stack([_logits(place) for place in range(6)])
         texts.add(tuple(noise.sample(rows, [6]).tolist()))
     assert len(texts) == 20
@@ -117,7 +117,7 @@ def test_other_seeds_give_other_texts() -> None:
 def test_greedy_requests_take_the_likeliest_beside_sampled_ones() -> None:
     rows = torch.stack([_logits(place) for place in range(4)])
     likeliest = rows.argmax(-1)
-    noise = Noise.of(_runner([None, 3], [0, 0]), [2, 2])
+    noise = SeededRequests.of(_runner([None, 3], [0, 0]), [2, 2])
     metadata = SimpleNamespace(
         all_greedy=False, all_random=False, temperature=torch.tensor([0.0, 1.0]), noise=noise
     )

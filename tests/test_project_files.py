@@ -98,3 +98,12 @@ def test_no_two_classes_have_one_name() -> None:
     assert len(homes) > 100, "no classes found: the roots moved"
     shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
     assert shared.keys() <= NAMES_OF_SEVERAL, shared
+
+
+def test_results_are_those_that_a_page_or_the_log_names() -> None:
+    """By their full name, or without its ending; a drawing goes with its figures."""
+    pages = [*(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "bench" / "LOG.md"]
+    named = "\n".join(page.read_text("utf-8") for page in pages)
+    results = {file.stem for file in (REPOSITORY / "bench" / "results").iterdir()}
+    assert results
+    assert {name for name in results if name.removesuffix("-2cpu") not in named} == set()

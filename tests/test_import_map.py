@@ -27,7 +27,7 @@ TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
 HEAD_CONFIG = {"drafters.model.config", "drafters.model.rope_scaling"}  # no torch
 DOOR = {"app.admission", "app.engine"}
 MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
-MEASURING |= {"drafters.markdown"}
+MEASURING |= {"bench.errors", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
 RUN = {f"drafters.train.{room}" for room in ("progress", "provenance", "runtime")}
 TRAINING = {
@@ -88,9 +88,11 @@ MAP: dict[str, set[str]] = {
     | {"drafters.parent_death"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
+    "bench.errors": {"app.errors"},
     "bench.provenance": set(),
     "bench.load": set(),
-    "bench.workloads": {"bench.load", "drafters.train.data", "drafters.train.embedded"},
+    "bench.workloads": {"bench.errors", "bench.load"}
+    | {"drafters.train.data", "drafters.train.embedded"},
     "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
     | GROUND
     | ENGINE
@@ -106,7 +108,8 @@ MAP: dict[str, set[str]] = {
     "bench.cli": {"bench.systems"}
     | GROUND
     | {f"bench.{room}" for room in ("kernels", "parts", "quality", "served", "sweep", "trace")},
-    "bench.simulate": {"bench.simulate.curve", "bench.sweep", "drafters.markdown"}
+    "bench.simulate": {"bench.errors", "bench.simulate.curve", "bench.sweep"}
+    | {"drafters.markdown"}
     | ENGINE
     | POLICY,
     "bench.simulate.curve": set(),

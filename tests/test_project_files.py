@@ -107,3 +107,19 @@ def test_results_are_those_that_a_page_or_the_log_names() -> None:
     results = {file.stem for file in (REPOSITORY / "bench" / "results").iterdir()}
     assert results
     assert {name for name in results if name.removesuffix("-2cpu") not in named} == set()
+
+
+def test_modules_that_code_and_guides_name_by_their_path_are_there() -> None:
+    """Decisions, the changelog and the log name what was there in their time."""
+    named = [*MODULES, *sorted((REPOSITORY / "tests").rglob("*.py"))]
+    named += sorted((REPOSITORY / "deploy").rglob("*.py")) + sorted(REPOSITORY.glob("docs/*.md"))
+    named += [REPOSITORY / name for name in ("Makefile", "README.md", "CONTRIBUTING.md")]
+    named.remove(REPOSITORY / "tests" / "test_import_map.py")  # has modules that may not be
+    path = re.compile(r"(?<![\w./])(?:app|bench|deploy|drafters|tests)/(?:[\w-]+/)*[\w-]+\.py\b")
+    missing = {
+        (str(file.relative_to(REPOSITORY)), name)
+        for file in named
+        for name in path.findall(file.read_text("utf-8"))
+        if not (REPOSITORY / name).is_file()
+    }
+    assert missing == set()

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(slots=True)
 class TimedStep:
-    """One that the runner was given; its marks are of `Clock`."""
+    """A step that the runner was given; its marks are of `Clock`."""
 
     requests: int
     tokens: int

@@ -143,7 +143,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     parts.time(runner.model, "compute_logits", "target head")
     parts.time(type(runner), "_sample", "sampler")
     parts.time(GPUModelRunner, "_bookkeeping_sync", "bookkeeping")
-    parts.time(type(runner.drafter), "draft follow", "draft inputs")
+    parts.time(type(runner.drafter), "draft sync_requests", "draft inputs")
     parts.time(runner.drafter.model, "forward", "draft model")
     parts.time(type(runner.drafter), "_likeliest", "draft head")
     parts.time(drafter, "gather", "draft hidden states")

@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """What a run came to."""
+    """Sums over a simulated run."""
 
     tokens: int = 0
     steps: int = 0

@@ -12,9 +12,12 @@ _ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
 
 @dataclass(frozen=True)
 class WorkerStepOutput:
-    """`drafts` for the next step: vLLM's engine core would ask the workers for them in a call of
-    its own (v1/engine/core.py, post_step), which costs a step a round trip between processes,
-    also when nothing was drafted. Seconds as in drafters.control.policy.Step."""
+    """Drafts for the next step, and what this one took.
+
+    vLLM's engine core would ask the workers for `drafts` in a call of its own (v1/engine/core.py,
+    post_step), which costs a step a round trip between processes, also when nothing was drafted.
+    Seconds are those of drafters.control.policy.Step.
+    """
 
     drafts: DraftTokenIds | None = None
     target_seconds: float = 0.0

@@ -110,7 +110,7 @@ class Drafter(EagleProposer, ABC):
             )
         return self._contexts
 
-    def follow(self, scheduled: Any) -> None:
+    def sync_requests(self, scheduled: Any) -> None:
         """Take up what a SchedulerOutput says of requests that come, go and grow, before the
         runner does."""
         contexts, group = self.contexts, self.kv_cache_gid

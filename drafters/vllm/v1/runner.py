@@ -78,7 +78,7 @@ class V1DraftingRunner(Base):
 
     def _update_states(self, scheduler_output: Any) -> Any:
         if self.own_drafter is not None:
-            self.own_drafter.follow(scheduler_output)
+            self.own_drafter.sync_requests(scheduler_output)
         return super()._update_states(scheduler_output)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:

@@ -56,7 +56,7 @@ class Model:
     def __call__(
         self, *, input_ids: Any, positions: Any, hidden_states: Any, inputs_embeds: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        metadata, rows, lives = self.drafter.metadata, self.drafter.rows, self.drafter.lives
+        metadata, rows, harness = self.drafter.metadata, self.drafter.rows, self.drafter.harness
         ids, states = input_ids.tolist(), hidden_states[:, 0].tolist()
         places, slots = positions.tolist(), metadata.slot_mapping.tolist()
         count = metadata.num_actual_tokens
@@ -65,12 +65,12 @@ class Model:
             (slot, key)
             for slot, key in zip(slots, zip(places, ids, states, strict=True), strict=True)
         )
-        size = lives.block_size
+        size = harness.block_size
         bounds, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         tables = metadata.block_table_tensor.tolist()
         for row, index in enumerate(rows.index.tolist()):
-            name = lives.batch.req_ids[index]
-            tokens, owned = lives.known[name], lives.blocks[name]
+            name = harness.batch.req_ids[index]
+            tokens, owned = harness.known[name], harness.blocks[name]
             first, end, k = int(rows.first[row]), int(rows.end[row]), int(rows.k[row])
             last = first + lengths[row] - 1
             drafted, text_end = self.drafter.drafted[index], self.drafter.text_ends[index]
@@ -86,19 +86,19 @@ class Model:
                     expected = (place, MASK, SHARED)
                 elif place >= text_end:  # a draft, from the state behind the text
                     far = place - text_end
-                    state = lives.state(tokens[:text_end]) - CARRIED * (far + 1)
+                    state = harness.state(tokens[:text_end]) - CARRIED * (far + 1)
                     expected = (place, drafted[far], state)
-                    lives.seen["followed"] += 1
+                    harness.seen["followed"] += 1
                 else:
-                    expected = (place, tokens[place + 1], lives.state(tokens[: place + 1]))
+                    expected = (place, tokens[place + 1], harness.state(tokens[: place + 1]))
                 found = self.keys[block * size + place % size]
-                if found != expected and lives.forked(name, place, found, expected):
-                    lives.seen["forked"] += 1
+                if found != expected and harness.forked(name, place, found, expected):
+                    harness.seen["forked"] += 1
                     continue
                 assert found == expected, f"{name} attends to {found}, not {expected}"
-        lives.seen["passes"] += 1
-        lives.seen["anew"] += int((rows.first > 0).sum())
-        lives.seen["held"] += int((rows.scheduled > rows.start).sum())
+        harness.seen["passes"] += 1
+        harness.seen["anew"] += int((rows.first > 0).sum())
+        harness.seen["held"] += int((rows.scheduled > rows.start).sum())
         return hidden_states, hidden_states - CARRIED
 
 
@@ -106,13 +106,13 @@ class Watched(Drafter):
     """Mixed into a drafter: around Model, without vLLM's attention backends and weights."""
 
     def __init__(
-        self, config: VllmConfig, lives: Lives, window: int, longest: int, context: int
+        self, config: VllmConfig, harness: SchedulerHarness, window: int, longest: int, context: int
     ) -> None:
-        self.vllm_config, self.lives, self.runner = config, lives, lives
+        self.vllm_config, self.harness, self.runner = config, harness, harness
         self.device = torch.device("cpu")
         self.k_max, self.longest, self.window, self.passes = K_MAX, longest, window, 0
         self.context_tokens = context
-        self.block_size, self.kv_cache_gid = lives.block_size, 0
+        self.block_size, self.kv_cache_gid = harness.block_size, 0
         self.max_num_tokens = config.scheduler_config.max_num_batched_tokens + SEQUENCES * K_MAX
         self.max_batch_size = SEQUENCES
         self.parallel_drafting_token_id = MASK
@@ -128,7 +128,7 @@ class Watched(Drafter):
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
         self._deferred, self._defers = [], min(3, window)
-        self.model = Model(self, lives.random)
+        self.model = Model(self, harness.random)
         # By row of the batch: where its text ends, and what was drafted behind it.
         self.text_ends: dict[int, int] = {}
         self.drafted: dict[int, list[int]] = {}
@@ -153,7 +153,7 @@ class Watched(Drafter):
         return self.metadata
 
     def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        ids = torch.tensor([self.lives.token() for _ in hidden], dtype=torch.int64)
+        ids = torch.tensor([self.harness.token() for _ in hidden], dtype=torch.int64)
         owners = np.repeat(self.rows.index, self.rows.k).tolist()
         for row, token in zip(owners, ids.tolist(), strict=True):
             self.drafted[row].append(token)
@@ -168,7 +168,7 @@ class WatchedSequential(Watched, SequentialDrafter):
     """EAGLE-3's."""
 
 
-class Told:
+class ScriptedPolicy:
     """A policy that does as it is told."""
 
     k_max, k, max_deferred_steps = K_MAX, 0, 1
@@ -184,7 +184,7 @@ class Told:
         """It learns nothing."""
 
 
-class Lives:
+class SchedulerHarness:
     """A scheduler, its requests, and a runner's view of them."""
 
     def __init__(
@@ -203,8 +203,8 @@ class Lives:
         self.scheduler = DraftingScheduler(
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
-        self.scheduler.policy = self.told = Told()
-        self.asked = Told()  # as it was told in the step before
+        self.scheduler.policy = self.told = ScriptedPolicy()
+        self.asked = ScriptedPolicy()  # as it was told in the step before
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -293,7 +293,7 @@ class Lives:
             elif more is not None:
                 self.blocks[name] += more[0]
         self.seen["preempted"] += len(scheduled.preempted_req_ids or ())
-        self.drafter.follow(scheduled)
+        self.drafter.sync_requests(scheduled)
         if not scheduled.num_scheduled_tokens:
             self.scheduler.update_from_output(scheduled, ModelRunnerOutput([], {}))
             return

@@ -14,7 +14,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
 from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
 
 from drafters.vllm.scheduling import scheduler, step_recorder  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import Lives, Told, configuration  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import SchedulerHarness, ScriptedPolicy, configuration  # noqa: E402
 
 if TYPE_CHECKING:
     from drafters.control.policy import Step
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEARNING_S = 0.01
 
 
-class Slow(Told):
+class Slow(ScriptedPolicy):
     """Takes its time to learn, on a clock that stands still otherwise."""
 
     now = 0.0
@@ -51,16 +51,16 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
 ) -> None:
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
-    lives = Lives(config, seed=1, window=6, blocks=60)
-    lives.scheduler.policy = lives.told = told = Slow()
+    harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
+    harness.scheduler.policy = harness.told = told = Slow()
     told.max_deferred_steps = max_deferred_steps
     for module in (scheduler, step_recorder):
         monkeypatch.setattr(module, "perf_counter", told.clock)
-    lives.arrive(prompt=4, most=60)
+    harness.arrive(prompt=4, most=60)
     for _ in learned:
-        lives.step(2, observed=False)
+        harness.step(2, observed=False)
     # All of them but the last was learned from, sooner or later.
-    assert lives.scheduler.recorder.untold == 1
-    lives.scheduler.recorder.tell(lives.scheduler.policy)
-    found = [step.control_seconds for step in lives.scheduler.recorder.recent]
+    assert harness.scheduler.recorder.untold == 1
+    harness.scheduler.recorder.tell(harness.scheduler.policy)
+    found = [step.control_seconds for step in harness.scheduler.recorder.recent]
     assert found == pytest.approx([steps * LEARNING_S for steps in learned])

@@ -1,5 +1,8 @@
-"""What a drafter pass attends to, over whole lives of requests (lives.py): every key was computed
-for that very position, from the token behind it and the target's hidden state at it."""
+"""What a drafter pass attends to, over whole lives of requests (scheduler_harness.py).
+
+Every key was computed for that very position, from the token behind it and the target's hidden
+state at it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not insta
 if not vllm_platforms.current_platform.is_cpu():
     pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
 
-from tests.drafters.vllm.scheduler_harness import K_MAX, Lives, configuration  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +30,7 @@ def config(request: pytest.FixtureRequest) -> VllmConfig:
 def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
     """Random arrivals, aborts, K (in stretches too), acceptance and shape of cache and store."""
     random = Random(seed)
-    lives = Lives(
+    harness = SchedulerHarness(
         config,
         seed=seed,
         window=random.choice([2, 3, 6, 12]),  # less and more than a block
@@ -37,16 +40,16 @@ def live(config: VllmConfig, seed: int, steps: int = 250) -> Counter[str]:
     )
     k, left = 0, 0
     for step in range(steps):
-        if step < 3 or (random.random() < 0.25 and lives.alive() < 7):
-            lives.arrive()
+        if step < 3 or (random.random() < 0.25 and harness.alive() < 7):
+            harness.arrive()
         if random.random() < 0.02:
-            lives.abort()
+            harness.abort()
         if left == 0:
             left = random.choice([1, 1, 1, 4, 10])
             k = random.choice([0, random.randint(0, K_MAX)])
         left -= 1
-        lives.step(k)
-    return lives.seen
+        harness.step(k)
+    return harness.seen
 
 
 @pytest.mark.slow
@@ -70,12 +73,12 @@ def test_whatever_is_attended_to_was_entered(config: VllmConfig) -> None:
 def test_one_text_has_no_forks(config: VllmConfig) -> None:
     """Catches: a next token that is wrong at a block's end and taken for a fork. Where every
     request has one text, nothing can fork."""
-    lives = Lives(config, seed=1, window=6, blocks=30, letters=1)
+    harness = SchedulerHarness(config, seed=1, window=6, blocks=30, letters=1)
     for step in range(200):
-        if lives.alive() < 4:
-            lives.arrive()
-        lives.step(step % (K_MAX + 1))
-    assert lives.seen["hits"] > 10 and lives.seen["forked"] == 0
+        if harness.alive() < 4:
+            harness.arrive()
+        harness.step(step % (K_MAX + 1))
+    assert harness.seen["hits"] > 10 and harness.seen["forked"] == 0
 
 
 def test_a_back_off_is_caught_up_with(config: VllmConfig) -> None:
@@ -83,36 +86,36 @@ def test_a_back_off_is_caught_up_with(config: VllmConfig) -> None:
     hold loses nothing of a request; a longer one loses what lies before a whole block."""
     size = config.cache_config.block_size
     for pause, lost in ((5, False), (20, True)):  # six tokens at most, and at least twenty
-        lives = Lives(config, seed=3, window=6, blocks=60)
-        lives.arrive(prompt=8, most=40)
-        lives.step(1)
+        harness = SchedulerHarness(config, seed=3, window=6, blocks=60)
+        harness.arrive(prompt=8, most=40)
+        harness.step(1)
         for _ in range(pause):
-            lives.step(0)
-        lives.step(K_MAX)
-        first = int(lives.drafter.entered.first[0])
+            harness.step(0)
+        harness.step(K_MAX)
+        first = int(harness.drafter.entered.first[0])
         assert (first > 0) == lost and first % size == 0
-        assert int(lives.drafter.entered.start[0]) == max(first, 8)
+        assert int(harness.drafter.entered.start[0]) == max(first, 8)
 
 
 def test_a_request_without_drafts_costs_no_pass(config: VllmConfig) -> None:
     """Catches: a pass for a request that may have no drafts."""
-    lives = Lives(config, seed=4, window=6, blocks=60)
-    lives.arrive(prompt=8, most=10, limit=0)
+    harness = SchedulerHarness(config, seed=4, window=6, blocks=60)
+    harness.arrive(prompt=8, most=10, limit=0)
     for _ in range(8):
-        lives.step(K_MAX)
-    assert lives.drafter.passes == 0
+        harness.step(K_MAX)
+    assert harness.drafter.passes == 0
 
 
 @pytest.mark.parametrize("k", [0, 2])
 def test_places_are_reserved_for_what_may_be_asked_for(config: VllmConfig, k: int) -> None:
     """At K = 0 a request has the blocks that it has without a drafter: none for the largest K."""
-    lives = Lives(config, seed=1, window=6, blocks=60)
-    lives.arrive(prompt=4, most=40)
-    (name,) = lives.requests
-    manager, size = lives.scheduler.kv_cache_manager, lives.block_size
+    harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
+    harness.arrive(prompt=4, most=40)
+    (name,) = harness.requests
+    manager, size = harness.scheduler.kv_cache_manager, harness.block_size
     for _ in range(12):
-        before = lives.requests[name].num_computed_tokens
-        lives.step(k)
-        read = (1 if before else 4) + lives.scheduler.recorder.recent[-1].load.draft_tokens
+        before = harness.requests[name].num_computed_tokens
+        harness.step(k)
+        read = (1 if before else 4) + harness.scheduler.recorder.recent[-1].load.draft_tokens
         (blocks,) = manager.get_block_ids(name)
         assert len(blocks) == -(-(before + read + k) // size)

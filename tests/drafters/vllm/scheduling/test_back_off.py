@@ -23,7 +23,7 @@ WINDOW = 256  # of hidden states: requests that are further behind forget what c
 def test_acceptance_returns_after_a_back_off(head: str, tmp_path: Path) -> None:
     prompts = held_out_prompts(load_tokenizer(EMBEDDED / "target"), 150)
     result = engine_job.run(
-        Path(__file__).with_name("engine_back_off.py"),
+        Path(__file__).parents[1] / "engine_back_off.py",
         tmp_path,
         {
             "target": str(EMBEDDED / "target"), "head": str(EMBEDDED / head),

@@ -11,7 +11,7 @@ from tests.drafters import engine_job
 
 pytestmark = [*engine_job.marks(), pytest.mark.timeout(1800)]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 MODELS = HERE.parents[2] / "models" / "embedded"
 # 2,000 steps take ten minutes; what a short run can miss, a long one is for.
 STEPS = int(os.environ.get("AERIE_FUZZ_STEPS", "200"))

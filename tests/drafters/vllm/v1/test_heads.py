@@ -31,7 +31,7 @@ Step = dict[str, Any]
 
 K = 4
 TIE = 1e-4  # of logits that are a few units apart; float32 sums in another order differ by 1e-6
-SCRIPT = Path(__file__).with_name("engine_drafts.py")
+SCRIPT = Path(__file__).parents[1] / "engine_drafts.py"
 PROMPTS = [list(range(5, 16)), [3, 190, 77, 12], list(range(120, 90, -1))]
 
 P_EAGLE = HeadConfig(

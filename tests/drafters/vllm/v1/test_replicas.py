@@ -22,9 +22,9 @@ from drafters.model.drafting import draft
 from tests.drafters import engine_job
 
 pytestmark = engine_job.marks()
-replicas = pytest.importorskip("tests.drafters.vllm.v1.replicas", reason="no such transformers")
+replicas = pytest.importorskip("tests.drafters.vllm.replicas", reason="no such transformers")
 
-SCRIPT = Path(__file__).with_name("engine_replicas.py")
+SCRIPT = Path(__file__).parents[1] / "engine_replicas.py"
 K = 7
 PROMPTS = [list(range(5, 16)), [3, 190, 77, 12], list(range(120, 60, -1))]
 LENGTH = 70  # longer than the sliding windows

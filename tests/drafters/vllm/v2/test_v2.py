@@ -23,7 +23,7 @@ pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platf
 pytestmark = pytest.mark.slow
 
 K = 5
-SCRIPT = Path(__file__).with_name("engine_drafts_v2.py")
+SCRIPT = Path(__file__).parents[1] / "engine_drafts_v2.py"
 # Head, whether steps overlap, whether graphs are run on a CPU too, the tokens of a step (20 are
 # fewer than the pass after a step of vLLM's warm-up would have) and of a request. With graphs each
 # request crosses from one block of the KV cache to the next and runs to the end of the longest

@@ -68,7 +68,7 @@ def sampled(
         "target": str(folder / "target"), "head": str(folder / "head"), "prompt": PROMPT,
         "tokens": TOKENS, "k_max": K_MAX, "kinds": KINDS, "parallel": parallel,
     }  # fmt: skip
-    return engine_job.run(Path(__file__).with_name("engine_samples.py"), folder, job, timeout=280)
+    return engine_job.run(Path(__file__).parents[1] / "engine_samples.py", folder, job, timeout=280)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def reports_errors(command: str) -> Callable[[Main], Main]:
                 return main(argv)
             except FAILURES as error:
                 # An error without a text says no more than its kind.
-                print(f"{command}: {error or type(error).__name__}", file=sys.stderr)
+                print(f"{command}: {str(error) or type(error).__name__}", file=sys.stderr)
                 return EXIT_FAILED
             except KeyboardInterrupt as stop:
                 print(f"{command}: {'; '.join(['stopped', *map(str, stop.args)])}", file=sys.stderr)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from app import metrics
+from app.observability import metrics
 
 logger = logging.getLogger(__name__)
 

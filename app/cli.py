@@ -11,7 +11,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from app import command_line, doctor, sagemaker, vllm_options
+from app.commands import command_line, doctor, sagemaker, vllm_options
+from app.doctor.examination import check_start
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, load
 from drafters.parent_death import request_death_signal
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "doctor":
             return doctor.main(settings, as_json=as_json, preset=preset)
         _refuse_unfit_models(settings, preset)
-        from app.server import serve
+        from app.server.run import serve
 
         serve(settings)
     except AerieError as error:
@@ -100,7 +101,7 @@ def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
     parser any source of settings may name."""
     if not options:
         return {}
-    from app.engine import vllm_cli
+    from app.engine.configuration import vllm_cli
 
     parsed = vllm_cli.parse(options)
     wants_tools = parsed.pop(_AUTO_TOOLS, False)
@@ -122,7 +123,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keys(arguments: Sequence[str]) -> int:
-    from app.admission.command import main as keys
+    from app.commands.keys import main as keys
 
     try:
         return keys(arguments, os.environ)
@@ -132,7 +133,7 @@ def _keys(arguments: Sequence[str]) -> int:
 
 
 def _models(arguments: Sequence[str]) -> int:
-    from app.presets.command import main as models
+    from app.commands.models import main as models
 
     try:
         return models(arguments)
@@ -143,7 +144,7 @@ def _models(arguments: Sequence[str]) -> int:
 
 def _refuse_unfit_models(settings: Settings, preset: str | None) -> None:
     """Say in one line now what the engine would say in a stack trace after half a minute."""
-    for finding in doctor.check_start(settings, preset):
+    for finding in check_start(settings, preset):
         if finding.status == "FAIL":
             raise StartupError(f"{finding.check}: {finding.detail} ({finding.remedy})")
 
@@ -154,7 +155,7 @@ def load_settings(options: dict[str, Any]) -> Settings:
     config, preset = given.pop("config", None), given.pop("preset", None)
     container = None
     if sagemaker.hosted(os.environ):
-        from app.engine import vllm_cli
+        from app.engine.configuration import vllm_cli
 
         container = sagemaker.settings(os.environ, vllm_cli.parse, vllm_cli.engine_argument_names)
     return load(given, os.environ, config_file=config, preset=preset, container=container)

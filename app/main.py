@@ -13,17 +13,18 @@ from importlib.metadata import version
 import psutil
 from fastapi import FastAPI
 
-from app import metrics
 from app.admission.controller import AdmissionController
-from app.api import cors, errors, health, models, openapi, responses, routes, speculation
-from app.api.access_log import AccessLogMiddleware
-from app.api.auth import AuthMiddleware
-from app.api.head import HeadMiddleware
-from app.api.request_id import RequestIdMiddleware
-from app.api.response_store import ResponseStore
-from app.engine.options import VLLM_VERSION
+from app.engine.configuration.options import VLLM_VERSION
 from app.engine.supervisor import Engine
+from app.http import cors, errors
+from app.http.access_log import AccessLogMiddleware
+from app.http.auth import AuthMiddleware
+from app.http.head import HeadMiddleware
+from app.http.request_id import RequestIdMiddleware
+from app.observability import metrics
 from app.page import figures, files
+from app.routes import health, models, openapi, operations, speculation, stored_responses
+from app.routes.response_store import ResponseStore
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.responses = ResponseStore(
         int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
     )
-    for module in (routes, responses, models, speculation, health):
+    for module in (operations, stored_responses, models, speculation, health):
         app.include_router(module.router)
     if settings.server.page:
         app.include_router(files.router())
@@ -68,24 +69,24 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         AuthMiddleware,
         admission=admission,
         engine=engine,
-        metered=routes.PATHS,
+        metered=operations.PATHS,
         public=files.PATHS if settings.server.page else frozenset(),
     )
     app.add_middleware(
         AccessLogMiddleware,
-        paths=routes.PATHS,
+        paths=operations.PATHS,
         log=settings.server.access_log,
         model=settings.served_model_name,
     )
     if settings.server.otlp_traces_endpoint is not None:
-        from app.api import tracing  # loads OpenTelemetry, which nobody else needs
+        from app.http import tracing  # loads OpenTelemetry, which nobody else needs
 
         spans = tracing.provider(tracing.exporter(settings.server.otlp_traces_endpoint, os.environ))
         closing.append(spans.shutdown)
         app.add_middleware(
             tracing.TracingMiddleware,
             provider=spans,
-            paths=routes.PATHS,
+            paths=operations.PATHS,
             model=settings.served_model_name,
         )
     app.add_middleware(HeadMiddleware)

@@ -1,4 +1,4 @@
-"""Write docs/fields.md from app/engine/fields.py: python -m docs.fields"""
+"""Write docs/fields.md from app/validation/fields.py: python -m docs.fields"""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from textwrap import fill
 
-from app.api.routes import OPERATIONS
-from app.engine.fields import FIELDS, OnlyAt, Rule, SameAs
-from app.engine.schemas import MODELS
-from app.engine.speculation import FIELD, GENERATES
+from app.routes.operations import OPERATIONS
+from app.serving.schemas import MODELS
+from app.validation.fields import FIELDS, OnlyAt, Rule, SameAs
+from app.validation.speculation_field import FIELD, GENERATES
 
 PAGE = Path(__file__).with_name("fields.md")
 TEXT = """\
 # Request fields
 
-Made from `app/engine/fields.py` by `python -m docs.fields`; a test keeps it so.
+Made from `app/validation/fields.py` by `python -m docs.fields`; a test keeps it so.
 
 Each field of a request is honoured, accepted without effect, or refused with a 400 that names it.
 A field that is not on this page is refused as unknown. A null is a field that is not given, at any

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from app/metrics.py: python -m docs.metrics"""
+"""Write docs/metrics.md from app/observability/metrics.py: python -m docs.metrics"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from app import metrics
+from app.observability import metrics
 from deploy.grafana.dashboard_queries import queries
 
 PAGE = Path(__file__).with_name("metrics.md")
@@ -15,7 +15,7 @@ RULES = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "rule
 TEXT = """\
 # Metrics
 
-Made from `app/metrics.py` by `python -m docs.metrics`; a test keeps it so.
+Made from `app/observability/metrics.py` by `python -m docs.metrics`; a test keeps it so.
 
 `GET /metrics` is Prometheus' text format. What the figures of speculation mean, and how to read
 them, is in [speculation.md](speculation.md); what to watch for abuse in [security.md](security.md);

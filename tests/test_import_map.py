@@ -1,7 +1,7 @@
-"""The import map: which room of the house may import which.
+"""The import map: which package may import which, so that imports run one way.
 
-A room is a package or module named below; a file belongs to the longest room name that
-prefixes its module name. Inside a room everything may import everything.
+A package or module that is named below is a layer. A file belongs to the layer with the longest
+name that prefixes its module's. Within a layer everything may import everything.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROOTS = ("app", "bench", "drafters")
 
-# Room -> the rooms it may import. `app` and `drafters` alone are the bare packages.
-GROUND = {"app", "app.errors", "app.exposition", "app.metrics", "app.settings"}
-# How much JSON a text holds, and where work on it runs.
-SIZED = {"app.json_structure", "app.offload"}
-GROUND |= {"app.background"}
+# Layer -> the layers it may import. `app` and `drafters` alone are the bare packages.
 POLICY = {"drafters.config", "drafters.control"}
-ENGINE = {"app.engine"}
 TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
 HEAD_CONFIG = {"drafters.model.config", "drafters.model.rope_scaling"}  # no torch
-DOOR = {"app.admission", "app.engine"}
-MEASURING = {f"bench.{room}" for room in ("load", "options", "provenance", "systems", "workloads")}
+BASE = {"app", "app.background", "app.errors", "app.observability", "app.settings"}
+# How much JSON a text holds, and where work on it runs.
+SIZED = {"app.json_structure", "app.offload"}
+CONFIGURATION = {"app.engine.configuration"}
+# The engine and what lies below it.
+ENGINE = CONFIGURATION | {"app.engine", "app.llm", "app.serving", "app.validation"}
+HTTP = {"app.http", "app.http.body"}
+MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
-RUN = {f"drafters.train.{room}" for room in ("progress", "provenance", "runtime")}
+RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")}
 TRAINING = {
-    f"drafters.train.{room}"
-    for room in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
+    f"drafters.train.{part}"
+    for part in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
 } | RUN
 # What runs inside of the engine's processes; `drafters.vllm` itself puts it there.
 SERVING = {
-    f"drafters.vllm.{room}"
-    for room in ("cpu_matmul", "own_drafter", "verification", "scheduling", "v1", "v2")
+    f"drafters.vllm.{part}"
+    for part in ("cpu_matmul", "own_drafter", "verification", "scheduling", "v1", "v2")
 }
 SINGLE_PARTS = (
-    GROUND
+    BASE
     | ENGINE
     | POLICY
     | TARGET_FOLDERS
@@ -52,40 +53,38 @@ SINGLE_PARTS = (
 MAP: dict[str, set[str]] = {
     "app": set(),
     "app.errors": {"app"},
-    "app.background": {"app", "app.metrics"},
-    "app.exposition": set(),
     "app.json_structure": set(),
     "app.offload": set(),
-    "app.scrape": set(),
-    "app.metrics": {"app", "app.errors"} | POLICY,
-    "app.log": {"app", "drafters.log_records"},
+    "app.observability": {"app", "app.errors", "drafters.log_records"} | POLICY,
+    "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
-    "app.engine": GROUND
-    | SIZED
+    "app.validation": BASE | SIZED | POLICY,
+    "app.llm": BASE | POLICY | {"app.validation"},
+    "app.serving": BASE | SIZED | {"app.llm", "app.validation"},
+    "app.engine.configuration": {
+        *("app", "app.errors", "app.settings", "drafters.config", "drafters.vllm.cpu_matmul"),
+        *HEAD_CONFIG,
+    },
+    "app.engine": BASE
+    | CONFIGURATION
     | POLICY
     | TARGET_FOLDERS
-    | HEAD_CONFIG
-    | {"drafters.parent_death", "drafters.vllm.cpu_matmul"},
-    "app.admission": GROUND | POLICY,
-    "app.api": GROUND | SIZED | DOOR | {"app.log", "app.scrape"} | POLICY,
-    "app.page": GROUND | DOOR | {"app.api"},
-    "app.main": GROUND | DOOR | {"app.api", "app.page"} | POLICY,
-    "app.connection": GROUND,
-    "app.server": GROUND
-    | ENGINE
-    | {"app.connection", "app.log", "app.main", "app.runtime_directory", "drafters.streams"}
-    | POLICY,
-    "app.presets": GROUND | HEAD_CONFIG,
-    "app.doctor": GROUND | ENGINE | {"app.presets"} | POLICY | TARGET_FOLDERS | HEAD_CONFIG,
-    "app.runtime_directory": {"app.errors"},
-    "app.sagemaker": {"app", "app.errors", "app.vllm_options"},
-    "app.vllm_options": {"app.errors"},
-    "app.command_line": GROUND,
-    "app.cli": GROUND
-    | ENGINE
-    | {"app.admission", "app.server", "app.doctor", "app.presets", "app.sagemaker"}
-    | {"app.command_line", "app.vllm_options"}
-    | {"drafters.parent_death"},
+    | {"app.llm", "app.serving", "drafters.parent_death"},
+    "app.admission": BASE | POLICY,
+    "app.http": BASE | {"app.admission", "app.engine", "app.llm", "app.validation"},
+    "app.http.body": {"app.errors", "app.settings"} | SIZED,
+    "app.routes": BASE | CONFIGURATION | HTTP | {"app.admission", "app.engine", "app.validation"},
+    "app.page": BASE | {"app.admission", "app.engine", "app.http"},
+    "app.main": BASE
+    | CONFIGURATION
+    | {"app.admission", "app.engine", "app.http", "app.page", "app.routes"},
+    "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
+    "app.presets": BASE | HEAD_CONFIG,
+    "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_CONFIG,
+    "app.commands": BASE | {"app.admission", "app.doctor", "app.presets"},
+    "app.cli": BASE
+    | CONFIGURATION
+    | {"app.commands", "app.doctor", "app.server", "drafters.parent_death"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.errors": {"app.errors"},
@@ -94,20 +93,20 @@ MAP: dict[str, set[str]] = {
     "bench.workloads": {"bench.errors", "bench.load"}
     | {"drafters.train.data", "drafters.train.embedded"},
     "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
-    | GROUND
+    | BASE
     | ENGINE
     | POLICY
     | TARGET_FOLDERS,
-    "bench.options": {"bench.workloads"} | GROUND,
-    "bench.sweep": MEASURING | {"bench"} | GROUND,
-    "bench.trace": MEASURING | {"bench", "bench.sweep"} | GROUND,
-    "bench.served": MEASURING | {"bench", "bench.sweep"} | GROUND,
-    "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train.data"} | GROUND,
+    "bench.options": {"bench.workloads"} | BASE,
+    "bench.sweep": MEASURING | {"bench"} | BASE,
+    "bench.trace": MEASURING | {"bench", "bench.sweep"} | BASE,
+    "bench.served": MEASURING | {"bench", "bench.sweep"} | BASE,
+    "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train.data"} | BASE,
     "bench.kernels": SINGLE_PARTS | MEASURING,
     "bench.parts": SINGLE_PARTS | MEASURING | {"bench", "bench.sweep"},
     "bench.cli": {"bench.systems"}
-    | GROUND
-    | {f"bench.{room}" for room in ("kernels", "parts", "quality", "served", "sweep", "trace")},
+    | BASE
+    | {f"bench.{part}" for part in ("kernels", "parts", "quality", "served", "sweep", "trace")},
     "bench.simulate": {"bench.errors", "bench.simulate.curve", "bench.sweep"}
     | {"drafters.markdown"}
     | ENGINE
@@ -126,7 +125,7 @@ MAP: dict[str, set[str]] = {
     "drafters.model": {"drafters.ops"} | HEAD_CONFIG,
     "drafters.model.config": {"drafters.model.rope_scaling"},
     "drafters.model.rope_scaling": set(),
-    **{room: set() for room in RUN},
+    **{layer: set() for layer in RUN},
     "drafters.train.target": {"drafters.packaged"},
     "drafters.train.data": {"drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
@@ -135,7 +134,7 @@ MAP: dict[str, set[str]] = {
     | RUN,
     "drafters.train.embedded": {"drafters.train.optimisation"} | RUN,
     "drafters.train.evaluation": {"drafters.markdown", "drafters.model", "drafters.train.target"}
-    | {f"drafters.train.{room}" for room in ("data", "embedded", "optimisation")}
+    | {f"drafters.train.{layer}" for layer in ("data", "embedded", "optimisation")}
     | HEAD_CONFIG
     | RUN,
     "drafters.train.prompts": {"drafters.packaged", "drafters.train.data", "drafters.train.target"}
@@ -167,15 +166,16 @@ LAZY_HOOKS = {
     }
 }
 
-# Heavy packages -> the only rooms that may import them.
+# Heavy packages -> the only layers that may import them.
 GUARDED = {
     "vllm": {
-        *("app.engine", "bench.kernels", "bench.parts"),
+        *("app.engine", "app.engine.configuration", "app.llm", "app.serving"),
+        *("bench.kernels", "bench.parts"),
         "drafters.vllm",
         *SERVING,
     },
     "torch": {
-        "app.engine",
+        *("app.engine", "app.engine.configuration"),
         *("bench.kernels", "bench.parts"),
         "drafters.gguf_conversion",
         "drafters.model",
@@ -187,22 +187,22 @@ GUARDED = {
     },
 }
 
-# Rooms that run anywhere: nothing outside the standard library.
+# Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
     *HEAD_CONFIG,
 }
 
 
-def room_of(module: str) -> str:
-    """The longest room name that `module` lies in."""
+def layer_of(module: str) -> str:
+    """The longest name of a layer that `module` lies in."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         name = ".".join(parts[:length])
-        # A bare package is the room of its __init__ alone, never of a module nobody placed.
+        # A bare package is the layer of its __init__ alone, never of a module nobody placed.
         if name in MAP and (length > 1 or len(parts) == 1):
             return name
-    raise LookupError(f"{module} lies in no room of the import map")
+    raise LookupError(f"{module} lies in no layer of the import map")
 
 
 def imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool]]:
@@ -234,27 +234,27 @@ def violations(path: str, source: str) -> list[str]:
     package = ".".join(parts[:-1])
     module = package if parts[-1] == "__init__" else ".".join(parts)
     try:
-        room = room_of(module)
+        layer = layer_of(module)
     except LookupError as error:
         return [f"{path}: {error}"]
     found = []
     for line, target, lazy in imports(ast.parse(source), package):
-        where, top = f"{path}:{line}: {room} imports {target}", target.split(".")[0]
+        where, top = f"{path}:{line}: {layer} imports {target}", target.split(".")[0]
         if top in ROOTS:
             if target in LAZY_HOOKS.get(module, ()):
                 if not lazy:
                     found.append(f"{where}, allowed inside a function only")
                 continue
             try:
-                home = room_of(target)
+                owner = layer_of(target)
             except LookupError as error:
                 found.append(f"{where}: {error}")
                 continue
-            if home != room and home not in MAP[room]:
+            if owner != layer and owner not in MAP[layer]:
                 found.append(where)
-        elif room in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
+        elif layer in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
             found.append(f"{where}, not in the standard library")
-        elif top in GUARDED and room not in GUARDED[top]:
+        elif top in GUARDED and layer not in GUARDED[top]:
             found.append(where)
     return found
 
@@ -269,10 +269,16 @@ def test_every_file_keeps_to_the_map() -> None:
     ]
 
 
+def test_every_folder_of_modules_is_a_package() -> None:
+    """A folder without __init__.py is left out of a wheel."""
+    folders = {file.parent for root in ROOTS for file in (REPOSITORY / root).rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
 def test_the_map_has_no_cycle() -> None:
     """A cycle would make "one way" empty words."""
     done: set[str] = set()
-    while ready := [room for room in MAP if room not in done and MAP[room] <= done]:
+    while ready := [layer for layer in MAP if layer not in done and MAP[layer] <= done]:
         done.update(ready)
     assert done == set(MAP)
 
@@ -282,15 +288,25 @@ def test_the_map_has_no_cycle() -> None:
     [
         ("app/settings/tree.py", "from app.main import create_app"),
         ("app/settings/tree.py", "from app import main"),
-        ("app/engine/llm.py", "import app.api.health"),
-        ("app/engine/llm.py", "from ..api import health"),
-        ("app/engine/llm.py", "from app.admission import keys"),
-        ("app/api/health.py", "import vllm.outputs"),
-        ("app/api/health.py", "def late():\n    import torch"),
+        ("app/settings/tree.py", "from app.observability import metrics"),
+        ("app/validation/fields.py", "def late():\n    import vllm"),
+        ("app/validation/fields.py", "from app.serving.schemas import MODELS"),
+        ("app/llm/async_llm.py", "from app.serving import operation"),
+        ("app/llm/async_llm.py", "from ..serving import operation"),
+        ("app/serving/adapter.py", "from app.engine.supervisor import Engine"),
+        ("app/engine/configuration/options.py", "from app.engine import launch"),
+        ("app/engine/supervisor.py", "import app.routes.health"),
+        ("app/engine/supervisor.py", "from app.admission import queue"),
+        ("app/http/auth.py", "from app.routes import health"),
+        ("app/http/body/limits.py", "from app.http import auth"),
+        ("app/routes/health.py", "import vllm.outputs"),
+        ("app/routes/health.py", "def late():\n    import torch"),
+        ("app/routes/health.py", "from app.serving.adapter import Adapter"),
+        ("app/doctor/machine.py", "from app.engine.supervisor import Engine"),
         ("app/main.py", "from drafters.train.train_head import main"),
         ("app/cli.py", "from drafters.train.train_head import main"),
         ("app/cli.py", "def f():\n    from drafters.train.optimisation.loop import main"),
-        ("app/engine/options.py", "from drafters.model.head import DraftHead"),
+        ("app/engine/configuration/options.py", "from drafters.model.head import DraftHead"),
         ("app/utils.py", "import os"),
         ("drafters/control/policy.py", "import numpy"),
         ("drafters/control/policy.py", "from drafters.ops import reference"),
@@ -319,8 +335,9 @@ def test_a_file_off_the_map_is_caught(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("app/__init__.py", "import importlib.metadata"),
-        ("app/engine/llm.py", "from .options import arguments\nfrom vllm import outputs"),
-        ("app/api/health.py", "from app.engine import supervisor\nfrom app import __version__"),
+        ("app/llm/async_llm.py", "from .steps import StepWatch\nfrom vllm import outputs"),
+        ("app/engine/launch.py", "from .configuration.options import V2"),
+        ("app/routes/health.py", "from app.engine import supervisor\nfrom app import __version__"),
         ("app/cli.py", "def f():\n    from drafters.train.train_head import main"),
         ("drafters/control/policy.py", "from drafters.control.cost import Cost\nimport math"),
         ("drafters/vllm/patches.py", "import vllm.version\nfrom drafters.vllm.v1 import runner"),

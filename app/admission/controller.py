@@ -27,7 +27,7 @@ ANONYMOUS = "anonymous"
 
 
 class EngineLoadView(Protocol):
-    """How full the engine is, as far as admission needs it (app/engine/engine_load.py)."""
+    """How full the engine is, as far as admission needs it (app/llm/engine_load.py)."""
 
     capacity: int
 

@@ -22,7 +22,7 @@ class Estimate:
 def estimate(payload: Mapping[str, Any], body_bytes: int, output_tokens: int) -> Estimate:
     """Cost of a request that generates.
 
-    `output_tokens` is the limit of each sequence (app/engine/output_limit.py). The body is not
+    `output_tokens` is the limit of each sequence (app/validation/output_limit.py). The body is not
     validated yet: anything that is no number counts as not given.
     """
     sequences = prompts(payload) * max(1, _number(payload.get("n")) or 1)

@@ -7,9 +7,9 @@ import logging
 import stat
 from pathlib import Path
 
-from app import metrics
 from app.admission.tenants import Keyring, parse_in_force
 from app.errors import SettingsError
+from app.observability import metrics
 from app.settings import AdmissionSettings
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from app import metrics
 from app.admission.tenants import Tenant
+from app.observability import metrics
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 # Weight of the newest request in the moving average of the time that a slot is held.

@@ -18,7 +18,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from app import metrics
 from app.admission.limiter import (
     CONCURRENT_RETRY_S,
     BucketStatus,
@@ -30,6 +29,7 @@ from app.admission.limiter import (
     bucket_status,
 )
 from app.admission.tenants import Tenant
+from app.observability import metrics
 
 logger = logging.getLogger(__name__)
 

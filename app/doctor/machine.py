@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from app.doctor.report import Finding, fail, ok, warn
-from app.engine.options import VLLM_VERSION
+from app.engine.configuration.options import VLLM_VERSION
 from app.presets.about import About
 from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
 from app.settings import Settings

@@ -1,5 +1,5 @@
-"""The vLLM engine behind the gateway: options, life cycle, proof of drafting, protocol adapter.
+"""The engine's life cycle: launch, readiness checks, supervision, restarts, calibration.
 
-Together with `drafters.vllm` this is the only package that imports vllm, and it does so
-lazily: the HTTP side answers /livez and /readyz while vllm is still being imported.
+vllm is imported inside of functions here: the HTTP side answers /livez and /readyz while it is
+still being imported.
 """

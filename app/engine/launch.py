@@ -10,19 +10,19 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from app.engine.cpu import cpu_machine, environment
-from app.engine.engine_load import EngineLoad
-from app.engine.head import head_method
-from app.engine.options import V2, VLLM_VERSION, engine_options, wants_v2
-from app.engine.weights_dtype import lasting_weights_dtype, measure
+from app.engine.configuration.cpu import cpu_machine, environment
+from app.engine.configuration.head import head_method
+from app.engine.configuration.options import V2, VLLM_VERSION, engine_options, wants_v2
+from app.engine.configuration.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
+from app.llm.engine_load import EngineLoad
 from app.settings import Settings
 from drafters.packaged import resolve
 from drafters.parent_death import children_end_with_this_process
 
 if TYPE_CHECKING:
-    from app.engine.llm import GatewayLLM
-    from app.engine.steps import StepWatch
+    from app.llm.async_llm import GatewayLLM
+    from app.llm.steps import StepWatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ def launch(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    from app.engine.llm import GatewayLLM
-    from app.engine.steps import StepWatch
+    from app.llm.async_llm import GatewayLLM
+    from app.llm.steps import StepWatch
 
     loading()
     machine = cpu_machine() if current_platform.is_cpu() else None

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
-from app import metrics
-from app.engine.acceptance import FirstDrafts, far_below, least_expected, warning
 from app.errors import StartupError
+from app.llm.head_acceptance import FirstDrafts, far_below, least_expected, warning
+from app.observability import metrics
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ STATS_TIMEOUT_S = 10.0
 
 
 class Drafts(Protocol):
-    """Counts of drafts so far (app/engine/steps.py)."""
+    """Counts of drafts so far (app/llm/steps.py)."""
 
     draft_tokens: int
     first_drafts: FirstDrafts
@@ -72,7 +72,7 @@ def check_reports(
 
 async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
     """Run the warm-up requests. Raises StartupError for logits that are not finite."""
-    from app.engine.vllm_errors import NonFiniteError
+    from app.llm.vllm_errors import NonFiniteError
 
     try:
         await warm_up

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app import metrics
 from app.engine import calibration_file
 from app.engine.calibration import calibrate
 from app.engine.calibration_file import CalibrationError
 from app.errors import ApiError
+from app.observability import metrics
 from app.settings import Settings
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
@@ -36,7 +36,7 @@ STEPS = 4  # measured at each batch and K
 
 
 class EngineCalls(Protocol):
-    """Calls into the engine that the client makes (app/engine/llm.py)."""
+    """Calls into the engine that the client makes (app/llm/async_llm.py)."""
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation; returns the policy's state."""

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from app import metrics
 from app.background import BackgroundTask, is_being_cancelled
-from app.engine.engine_load import EngineLoad
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
 from app.engine.launch import launch, versions
@@ -36,13 +34,15 @@ from app.engine.readiness import (
 from app.engine.restart_policy import RestartPolicy
 from app.engine.speculation_client import SpeculationClient, fingerprint
 from app.errors import AerieError, ApiError, StartupError
+from app.llm.engine_load import EngineLoad
+from app.observability import metrics
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from app.engine.adapter import Adapter
-    from app.engine.llm import GatewayLLM
-    from app.engine.operation import Operation
-    from app.engine.steps import StepWatch
+    from app.llm.async_llm import GatewayLLM
+    from app.llm.steps import StepWatch
+    from app.serving.adapter import Adapter
+    from app.serving.operation import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Engine:
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:
             self.background += (self._polling,)
-        # Of request bodies, for the OpenAPI document (app/engine/schemas.py).
+        # Of request bodies, for the OpenAPI document (app/serving/schemas.py).
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
         self.takes_media = False  # known once the engine was up
@@ -300,7 +300,7 @@ class Engine:
 
     async def _check_readiness(self) -> None:
         """Check that the engine does what the settings say; then requests are taken."""
-        from app.engine.adapter import Adapter
+        from app.serving.adapter import Adapter
 
         llm, steps = self._llm, self._steps
         assert llm is not None and steps is not None

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
 
 from app.admission.controller import AdmissionController
-from app.api.request_context import context_of
 from app.engine.supervisor import Engine
+from app.http.request_context import context_of
 from app.settings import Settings
 
 PATH = "/page/figures"

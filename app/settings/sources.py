@@ -39,8 +39,8 @@ def load(
     """Merge the sources into one validated tree.
 
     `cli` maps setting names to given values only, `container` what a hosting platform's own
-    variables say (app/sagemaker.py): more than a file, less than ours. Raises SettingsError,
-    naming the key and where it came from, for anything unknown or invalid.
+    variables say (app/commands/sagemaker.py): more than a file, less than ours. Raises
+    SettingsError, naming the key and where it came from, for anything unknown or invalid.
     """
     env = dict(_from_environ(environ))
     config_file = config_file or env.pop("config", None)

@@ -33,7 +33,7 @@ def measure(limit: int, temperature: float) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from vllm import LLM, SamplingParams
 
-    from app.engine.options import engine_options
+    from app.engine.configuration.options import engine_options
     from app.settings import load
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.evaluation.workloads import held_out_prompts

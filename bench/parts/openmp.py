@@ -5,9 +5,10 @@
 The model's threads meet at barriers hundreds of times a step. How a thread waits there decides
 what happens when another process has taken the core of the one it waits for. Arms: `libgomp`,
 which torch brings and vLLM preloads, and `gateway`, what the gateway's engine is started with
-(app/engine/cpu.py). Each measurement is a fresh engine, since a runtime is preloaded at process
-start; the arms take turns. Within one, windows of a quiet machine take turns with windows beside
-one process that computes without end (in a session of its own, as another terminal's would be).
+(app/engine/configuration/cpu.py). Each measurement is a fresh engine, since a runtime is preloaded
+at process start; the arms take turns. Within one, windows of a quiet machine take turns with
+windows beside one process that computes without end (in a session of its own, as another
+terminal's would be).
 
 Prints one JSON line per engine (tokens per second by users), then one line per arm: medians over
 all windows, and their ratio to the first arm's.
@@ -26,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.engine.cpu import cpu_machine, environment, libraries
+from app.engine.configuration.cpu import cpu_machine, environment, libraries
 from bench.errors import reports_errors
 from bench.load.busy import busy_process
 from bench.options import positive
@@ -49,7 +50,7 @@ def measure(k: int) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    from app.engine.options import engine_options
+    from app.engine.configuration.options import engine_options
     from app.settings import load
     from drafters.packaged import resolve
     from drafters.train.data.humaneval import chat_prompt, problems

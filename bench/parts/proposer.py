@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from random import Random
 from typing import Any, Self
 
-from app.engine import cpu
+from app.engine.configuration import cpu
 from bench.errors import reports_errors
 from bench.options import positive
 from bench.parts.offline import engine_core
@@ -48,7 +48,7 @@ def serve(kind: str, k: int) -> None:
         os.environ["VLLM_PLUGINS"] = "none"
     from vllm import LLM, SamplingParams
 
-    from app.engine.options import engine_options
+    from app.engine.configuration.options import engine_options
     from app.settings import load
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.evaluation.workloads import held_out_prompts

@@ -121,7 +121,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from app.engine.options import engine_options
+    from app.engine.configuration.options import engine_options
     from app.settings import load
     from drafters.control.controller import Controller
     from drafters.packaged import resolve

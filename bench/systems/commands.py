@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.engine.cpu import cpu_machine, libraries
-from app.engine.options import ONE_PROCESS, V2, engine_options, speculative_config, wants_v2
+from app.engine.configuration.cpu import cpu_machine, libraries
+from app.engine.configuration.options import (
+    ONE_PROCESS,
+    V2,
+    engine_options,
+    speculative_config,
+    wants_v2,
+)
 from app.settings import load
 from bench.provenance import gpus, versions
 from bench.systems.method import Method

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from app.commands.sagemaker import PORT
 from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
-from app.sagemaker import PORT
 from app.settings import of_preset
 
 VARIANT = "all"

@@ -24,14 +24,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from app import server
 from app.engine import supervisor
-from app.engine.first_token import FirstToken
 from app.engine.launch import block_terminal_signals
-from app.engine.output_limit import OutputLimit
 from app.engine.supervisor import Engine, Phase
 from app.errors import AerieError, ApiError, EngineLostError
+from app.llm.first_token import FirstToken
+from app.server import run
 from app.settings import load
+from app.validation.output_limit import OutputLimit
 from drafters.parent_death import children_end_with_this_process
 
 FORK = multiprocessing.get_context("fork")
@@ -135,10 +135,10 @@ class StandInEngine(Engine):
 if __name__ == "__main__":
     PORT, STAGE, DRAIN_S = sys.argv[1:]
     supervisor.launch = launch
-    server.Engine = StandInEngine  # type: ignore[misc]
+    run.Engine = StandInEngine  # type: ignore[misc]
     options = {"port": PORT, "drain_timeout_s": DRAIN_S, "max_restarts": "0"}
     try:
-        server.serve(load(options, {}, preset="embedded"))
+        run.serve(load(options, {}, preset="embedded"))
     except AerieError as error:
         print(f"aerie: {error}", file=sys.stderr)
         os._exit(3 if isinstance(error, EngineLostError) else 1)

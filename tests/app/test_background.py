@@ -200,11 +200,11 @@ def keys_of(secret: str) -> str:
 
 # Tasks that their own function awaits, in every case.
 AWAITED = {
-    "app/api/request_handler.py",  # a request's work and its client's leaving
-    "app/api/streaming.py",  # a stream's events
-    "app/engine/llm.py",  # a call into the engine
+    "app/routes/request_handler.py",  # a request's work and its client's leaving
+    "app/http/streaming.py",  # a stream's events
+    "app/llm/async_llm.py",  # a call into the engine
     "app/engine/supervisor.py",  # a start and what may end it
-    "app/server.py",  # waits for the engine's end, and does nothing that can fail
+    "app/server/run.py",  # waits for the engine's end, and does nothing that can fail
     "app/main.py",  # Engine.run, which ends in `Engine.ended` however it ends
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import _parser, main
-from app.command_line import FIRST, split
+from app.commands.command_line import FIRST, split
 from app.settings import Settings, load, section_of
 
 
@@ -96,7 +96,7 @@ def test_the_command_line_of_vllm_serve_is_taken(monkeypatch: pytest.MonkeyPatch
     """Options that name a setting, options of the engine, and parts of JSON."""
     taken: list[Settings] = []
     monkeypatch.setattr("app.cli._refuse_unfit_models", lambda *_: None)
-    monkeypatch.setattr("app.server.serve", taken.append)
+    monkeypatch.setattr("app.server.run.serve", taken.append)
     line = """
         some/model --served-model-name it --gpu_memory_utilization 0.8 -tp 2 --kv-cache-dtype fp8
         --no-enable-prefix-caching --enable-auto-tool-choice --tool-call-parser hermes

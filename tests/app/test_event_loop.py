@@ -23,13 +23,13 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.v1.engine.input_processor import InputProcessor
 
-from app.api.body_limits import BodyLimits, body_limits
-from app.api.routes import OPERATIONS
-from app.engine.adapter import Adapter
-from app.engine.first_token import settle_first_token
 from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Phase
+from app.http.body.limits import BodyLimits, body_limits
+from app.llm.first_token import settle_first_token
 from app.main import create_app
+from app.routes.operations import OPERATIONS
+from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.phased_engine import PhasedEngine
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.runtime_directory import PREFIX, remove_leftovers
+from app.server.runtime_directory import PREFIX, remove_leftovers
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in_gateway.py")

@@ -13,10 +13,10 @@ import httpx
 import pytest
 import uvicorn
 
-from app.engine.adapter import Adapter
 from app.main import create_app
+from app.serving.adapter import Adapter
 from app.settings import load
-from tests.app.engine.conftest import TARGET, FakeEngine, FakeLlm
+from tests.app.fake_engine import TARGET, FakeEngine, FakeLlm
 
 MODEL = "stand-in"
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from drafters.packaged import resolve
-from tests.app.engine.conftest import TARGET
+from tests.app.fake_engine import TARGET
 
 from .environments import NODE, PYTHON
 

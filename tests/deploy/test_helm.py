@@ -21,7 +21,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
 from prometheus_client import Counter, Gauge, Histogram  # noqa: E402 - after the skip
 
-from app import metrics  # noqa: E402
+from app.observability import metrics  # noqa: E402
 from app.settings import REPOSITORY, load, section_of, sections  # noqa: E402
 
 CHART = REPOSITORY / "deploy" / "helm" / "aerie"
@@ -304,7 +304,7 @@ def test_a_pod_has_time_to_drain(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_probes_are_routes(case: str) -> None:
-    from app.api.health import router
+    from app.routes.health import router
 
     paths = {route.path for route in router.routes}  # type: ignore[attr-defined]
     (container,) = pod(case)["containers"]

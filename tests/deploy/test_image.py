@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app import sagemaker
+from app.commands import sagemaker
 from app.settings import ENV_PREFIX, ServerSettings, section_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -137,8 +137,8 @@ def test_what_could_never_serve_is_refused_before_it_is_paid_for(
 def test_the_container_serves_what_was_wished_for_where_sagemaker_looks() -> None:
     """The environment goes through the gateway's own settings, with vLLM's own parser."""
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from app import sagemaker
-    from app.engine.vllm_cli import engine_argument_names, parse
+    from app.commands import sagemaker
+    from app.engine.configuration.vllm_cli import engine_argument_names, parse
 
     environ = WISH.variables()
     assert sagemaker.hosted(environ, Path("/no/such/folder"))

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from app.engine.cpu import threads
+from app.engine.configuration.cpu import threads
 
 from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
 from .wire import assert_error, chunks, read_events

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from app.runtime_directory import PREFIX
+from app.server.runtime_directory import PREFIX
 
 from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
 from .wire import chunks, read_events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.admission.controller import AdmissionController
-from app.engine.engine_load import EngineLoad
+from app.llm.engine_load import EngineLoad
 from app.settings import load as load_settings
 
 

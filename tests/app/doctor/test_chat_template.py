@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.doctor import chat_template, check_models
+from app.doctor import chat_template
+from app.doctor.examination import check_models
 from app.settings import load
 
 SHOWS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages }}"

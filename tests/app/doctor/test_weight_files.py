@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from app import cli
-from app.doctor import check_models
+from app.doctor.examination import check_models
 from app.doctor.report import Finding
 from app.doctor.weight_files import MissingShardError, read_weights
 from app.settings import REPOSITORY, load

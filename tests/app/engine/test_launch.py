@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from app.engine import launch as room
-from app.engine.engine_load import EngineLoad
-from app.engine.head import head_method
-from app.engine.options import V2
+from app.engine.configuration.head import head_method
+from app.engine.configuration.options import V2
 from app.errors import StartupError
+from app.llm.engine_load import EngineLoad
 from app.settings import load
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"

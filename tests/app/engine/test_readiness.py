@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app import metrics
 from app.engine import readiness
-from app.engine.acceptance import FirstDrafts
-from app.engine.vllm_errors import NonFiniteError
 from app.errors import StartupError
+from app.llm.head_acceptance import FirstDrafts
+from app.llm.vllm_errors import NonFiniteError
+from app.observability import metrics
 from app.settings import load
 
 GOOD: dict[str, Any] = {

@@ -165,7 +165,7 @@ def test_a_crash_loop_ends_the_process(
         assert life.engine.failure is not None
         raise life.engine.failure
 
-    monkeypatch.setattr("app.server.serve", serve)
+    monkeypatch.setattr("app.server.run.serve", serve)
     assert main(["serve"]) == 3
     said = capsys.readouterr().err
     assert "4 times" in said

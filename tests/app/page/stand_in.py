@@ -19,13 +19,13 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.engine.adapter import Adapter
 from app.engine.supervisor import Phase
 from app.main import create_app
+from app.serving.adapter import Adapter
 from app.settings import load
 from drafters.config import MAX_K
-from tests.app.engine.scripted_engine import ScriptedEngine
 from tests.app.phased_engine import PhasedEngine
+from tests.app.scripted_engine import ScriptedEngine
 
 K_MAX = 5
 STEP_S = 0.02

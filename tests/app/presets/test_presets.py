@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
+from app.commands.models import describe
 from app.errors import SettingsError
 from app.presets.about import about_preset, facts_for, facts_in
-from app.presets.command import describe
 from app.presets.memory import QUANTISED, need
 from app.settings import REPOSITORY, load, of_preset, preset_names
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.json_schema import enforceable
+from app.validation.json_schema import enforceable
 from bench.load.intervals import of_equal_time
 from bench.load.null_server import Script, start
 from bench.sweep.cells import Work

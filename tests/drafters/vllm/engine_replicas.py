@@ -26,7 +26,7 @@ from replicas import new_head
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from app.engine.options import engine_options
+from app.engine.configuration.options import engine_options
 from app.settings import load
 from drafters.model.checkpoint import save_head
 from drafters.model.speculators import save_speculators

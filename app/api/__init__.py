@@ -1,1 +1,0 @@
-"""Routes: what is on the wire. No vllm here; operations come from `app.engine`."""

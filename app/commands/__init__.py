@@ -1,0 +1,1 @@
+"""What commands of `aerie` are made of: their options, and commands that need no gateway."""

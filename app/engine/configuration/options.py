@@ -1,0 +1,136 @@
+"""Settings -> vLLM engine arguments. Pure: no vllm import, no side effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.engine.configuration.cpu import CpuMachine
+from app.settings import Settings
+from drafters.config import DrafterConfig, every_k
+from drafters.model.config import Method
+
+VLLM_VERSION = "0.32.0"
+GIB = 1024**3
+CPU_KV_SHARE = 0.25
+V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
+# By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def engine_options(
+    settings: Settings,
+    cpu: CpuMachine | None = None,
+    *,
+    method: Method = "p-eagle",
+    v2: bool = False,
+) -> dict[str, Any]:
+    """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
+
+    `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
+    itself, and not start if less than that is free; nor without a C++ compiler; and it would give
+    the model a process of its own and keep a core for waiting for it. `method` is how the head
+    drafts (app/engine/configuration/head.py). `v2`: vLLM's V2 model runner was asked for
+    (`wants_v2`).
+
+    `engine.engine_args` is applied last, so an operator can override anything here.
+    """
+    model, engine = settings.model, settings.engine
+    options: dict[str, Any] = {
+        "model": model.model,
+        "served_model_name": [settings.served_model_name],
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "enforce_eager": engine.enforce_eager,
+        "seed": engine.seed,
+        "worker_extension_cls": "drafters.vllm.report.DrafterReport",
+    }
+    given = {
+        "revision": model.revision,
+        "quantization": model.quantization,
+        "reasoning_parser": model.reasoning_parser,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    }
+    options.update({name: value for name, value in given.items() if value is not None})
+    if engine.kv_cache_gib is not None:
+        options["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
+    elif cpu is not None:
+        options["kv_cache_memory_bytes"] = int(cpu.free_memory * CPU_KV_SHARE)
+    if cpu is not None and not cpu.can_compile:
+        options["enforce_eager"] = True
+    if (
+        settings.limits.media_hosts
+    ):  # app/validation/size_limits.py refuses all others before vLLM does
+        options["allowed_media_domains"] = sorted(settings.limits.media_hosts)
+    if settings.server.otlp_traces_endpoint is not None:
+        options["otlp_traces_endpoint"] = settings.server.otlp_traces_endpoint
+    if settings.admission.guarded:  # keys have priorities; without keys all are equal
+        options["scheduling_policy"] = "priority"
+    if settings.speculates:
+        options |= {
+            "speculative_config": speculative_config(settings, method=method, v2=v2),
+            "additional_config": drafter_config(settings).entry(),
+            # On V1 a pass is laid out on the host, from what was accepted.
+            "async_scheduling": v2,
+            "scheduler_cls": "drafters.vllm.scheduling.scheduler."
+            + ("AsyncDraftingScheduler" if v2 else "DraftingScheduler"),
+        }
+        if settings.speculation.speculation_header:
+            options["per_request_spec_decode_metrics"] = "summary"
+    options |= engine.engine_args
+    options["structured_outputs_config"] = with_one_backend(
+        options.get("structured_outputs_config")
+    )
+    if cpu is not None and cpu.threads and all(options.get(size, 1) == 1 for size in SIZES):
+        options.setdefault("distributed_executor_backend", ONE_PROCESS)
+    return options
+
+
+def with_one_backend(given: Any) -> Any:
+    """vLLM's settings of constrained output, with xgrammar where no backend is named.
+
+    vLLM's own choice, "auto", checks each request against the backend that fits it, and runs all
+    of them with the one that fitted the first: what that does not know is ignored.
+    """
+    if isinstance(given, Mapping | None):
+        return {"backend": "xgrammar", **(given or {})}
+    if given.backend == "auto":  # read by vLLM's own parser
+        given.backend = "xgrammar"
+    return given
+
+
+def wants_v2(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM shall run P-EAGLE on its V2 model runner, which it never does unasked."""
+    return environ.get(V2) == "1"
+
+
+def drafter_config(settings: Settings) -> DrafterConfig:
+    """What our drafter and scheduler read in the engine's processes."""
+    speculation = settings.speculation
+    return DrafterConfig(
+        catch_up_tokens=speculation.catch_up_tokens,
+        context_tokens=speculation.draft_context,
+    )
+
+
+def speculative_config(
+    settings: Settings, *, method: Method = "p-eagle", v2: bool = False
+) -> dict[str, Any]:
+    """vLLM's `speculative_config`. A P-EAGLE head has EAGLE-3's layers, and all K slots in one
+    pass."""
+    k = settings.speculation.k
+    config: dict[str, Any] = {
+        "method": "eagle3",
+        "model": settings.speculation.drafter,
+        "num_speculative_tokens": k,
+        "parallel_drafting": method == "p-eagle",
+    }
+    if v2:
+        config["num_speculative_tokens_per_batch_size"] = every_k(k)
+    return config

@@ -1,0 +1,1 @@
+"""Request bodies: their limits, their content encoding, their JSON."""

@@ -1,0 +1,261 @@
+"""State of one request, from authentication to the end of its response."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Scope
+
+from app.admission.controller import AdmissionController
+from app.admission.estimate import estimate, estimate_tokenizing
+from app.admission.limiter import BucketStatus, QuotaRequest, RateLimitDecision
+from app.admission.queue import QueueFull, Slot
+from app.admission.tenants import Identity
+from app.errors import ApiError, shorten
+from app.http.deadline import Deadline
+from app.llm.request_usage import RequestUsage, set_current_usage
+from app.observability import metrics
+from app.validation.output_limit import OutputLimit
+
+_KEY = "aerie.request_context"
+# Longer than any request lives: a lease outlives its request only if the gateway died.
+LEASE_MARGIN_S = 60.0
+
+
+class RequestContext:
+    """What a request holds: quota, memory for its body, a slot in the engine, its deadlines.
+
+    AuthMiddleware creates it and closes it however the request ends. Everything acquired is
+    released exactly once.
+    """
+
+    def __init__(self, admission: AdmissionController, identity: Identity) -> None:
+        self.identity = identity
+        tenant = identity.tenant
+        self.usage = RequestUsage(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
+        self.deadline: Deadline | None = None
+        self.queue_wait_s = 0.0
+        self._admission = admission
+        self._lease = ""
+        self._charged = 0
+        self._body_bytes = 0
+        self._slot: Slot | None = None
+        self._decision = RateLimitDecision()
+        # Fields of the access log; complete once the context is closed.
+        self.log_fields: dict[str, Any] = {"tenant": identity.tenant.name}
+
+    async def begin(self, total_s: float) -> None:
+        """Acquire a lease and a request of the tenant's quota, and start the deadlines.
+
+        Called before the body is read. Further calls do nothing. Raises ApiError 429.
+        """
+        if self._lease:
+            return
+        tenant, settings = self.identity.tenant, self._admission.settings
+        try:
+            self._admission.queue.check(tenant)
+        except QueueFull as full:
+            raise _overloaded(full) from None
+        lease = uuid.uuid4().hex
+        quota = QuotaRequest(
+            requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
+        )
+        self._lease = lease  # first: `close` releases also what a cancellation interrupts
+        await self._acquire_quota(quota)
+        set_current_usage(self.usage)
+        self.deadline = Deadline(total_s)
+
+    async def admit(
+        self,
+        payload: Mapping[str, Any],
+        body_bytes: int,
+        served_model: str,
+        output_limit: OutputLimit | None,
+    ) -> None:
+        """Check the model, acquire the estimated tokens, and wait for a slot in the engine.
+
+        Called before the engine runs or, without an `output_limit`, the tokenizer. Raises ApiError
+        403 or 429.
+        """
+        tenant, settings = self.identity.tenant, self._admission.settings
+        model = payload.get("model") or served_model
+        if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
+            metrics.REFUSED.labels("model").inc()
+            message = f"This API key may not use the model `{shorten(model)}`."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+        if output_limit is not None:
+            output_tokens = output_limit.of(payload, settings.assumed_output_tokens)
+            cost = estimate(payload, body_bytes, output_tokens)
+        else:
+            cost = estimate_tokenizing(body_bytes)
+        await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
+        self._charged = self.usage.charged = cost.tokens
+        started = time.monotonic()
+        if self.deadline is not None:
+            self.deadline.start_within(
+                settings.queue_timeout_s, self._is_waiting, lambda: self.usage.begun
+            )
+        try:
+            self._slot = await self._admission.queue.acquire(tenant, cost.sequences)
+        except QueueFull as full:
+            raise _overloaded(full) from None
+        self.queue_wait_s = time.monotonic() - started
+        metrics.GATE_SECONDS.observe(self.queue_wait_s)
+
+    def reserve_body_bytes(self, size: int) -> None:
+        """Count `size` bytes of the body, which stay in memory until the request ends.
+
+        Raises ApiError 429 when the bodies of all requests together are too large.
+        """
+        self._admission.body_bytes += size
+        self._body_bytes += size
+        if self._admission.body_bytes > self._admission.max_body_bytes:
+            raise _overloaded(QueueFull(self._admission.queue.retry_after_s))
+
+    def release_slot(self) -> None:
+        """Release the slot: the engine has no more work with this request."""
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._admission.queue.release(slot)
+
+    async def close(self) -> None:
+        """Release everything and settle the charged tokens with what was used."""
+        if self.deadline is not None:
+            self.deadline.close()
+        self.release_slot()
+        self._admission.body_bytes -= self._body_bytes
+        self._body_bytes = 0
+        if not self._lease:
+            return
+        tenant, lease, self._lease = self.identity.tenant, self._lease, ""
+        used = {"prompt": self.usage.prompt_tokens, "output": self.usage.output_tokens}
+        if self.deadline is not None and self.deadline.kind == "queue":
+            used = {"prompt": 0, "output": 0}  # this server did not start the request
+        elif self.usage.tokenized is not None:
+            used["tokenized"] = self.usage.tokenized
+        self.log_fields |= self._usage_fields(used)
+        for kind, tokens in used.items():
+            metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
+        self.usage.sequences.clear()
+        await self._admission.limiter.release(
+            tenant, tokens=self._charged - sum(used.values()), lease=lease
+        )
+
+    def rate_limit_headers(self) -> dict[str, str]:
+        """OpenAI's rate limit headers, for the limits that the tenant has."""
+        headers: dict[str, str] = {}
+        for name, bucket in (
+            ("requests", self._decision.requests),
+            ("tokens", self._decision.tokens),
+        ):
+            if isinstance(bucket, BucketStatus):
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining)
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s)
+        return headers
+
+    def server_timing(self) -> str:
+        """The `server-timing` header: milliseconds queued, in prefill and in decode so far."""
+        timing = self.usage.timing
+        parts = {"queue": self.queue_wait_s + (timing.queued_s if timing else 0.0)}
+        if timing is not None:
+            parts["prefill"] = timing.prefill_s
+            if timing.decode_s > 0:
+                parts["decode"] = timing.decode_s
+        return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
+
+    def speculation_headers(self) -> dict[str, str]:
+        """The `x-aerie-speculation` header of a complete response: drafted and accepted tokens."""
+        drafts = self.usage.drafts
+        if drafts is None:
+            return {}
+        value = f"drafted={drafts.drafted}, accepted={drafts.accepted}"
+        if drafts.steps:
+            value += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
+        return {"x-aerie-speculation": value}
+
+    async def _acquire_quota(self, quota: QuotaRequest) -> None:
+        decision = self._decision = await self._admission.limiter.acquire(
+            self.identity.tenant, quota
+        )
+        if decision.limited is not None:
+            metrics.REFUSED.labels(decision.limited).inc()
+            raise _limited(decision, self.identity.tenant.name, quota)
+
+    def _is_waiting(self) -> bool:
+        """Whether the request still waits for a slot or in the engine.
+
+        The engine reports how many requests wait and not which: while none waits there, this one
+        is being worked on.
+        """
+        return self._slot is None or self._admission.load.waiting > 0
+
+    def _usage_fields(self, used: Mapping[str, int]) -> dict[str, Any]:
+        """Log fields of tokens, seconds and drafts; times are of the sequence that began first."""
+        fields: dict[str, Any] = {f"{kind}_tokens": tokens for kind, tokens in used.items()}
+        fields["gate_s"] = round(self.queue_wait_s, 4)
+        if (timing := self.usage.timing) is not None:
+            fields["queued_s"] = round(timing.queued_s, 4)
+            fields["prefill_s"] = round(timing.prefill_s, 4)
+            fields["decode_s"] = round(timing.decode_s, 4)
+        if (drafts := self.usage.drafts) is not None:
+            fields |= {"drafted": drafts.drafted, "accepted": drafts.accepted}
+            if drafts.steps:
+                fields |= {"k": round(drafts.k, 2), "acceptance_length": round(drafts.length, 2)}
+        return fields
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context that AuthMiddleware attached to this request."""
+    context: RequestContext = scope[_KEY]
+    return context
+
+
+def log_fields_of(scope: Scope) -> dict[str, Any]:
+    """Access log fields of a request that has ended; none of one that AuthMiddleware refused."""
+    context: RequestContext | None = scope.get(_KEY)
+    return {} if context is None else context.log_fields
+
+
+def attach(scope: Scope, context: RequestContext) -> None:
+    """Attach a context to its request, for `context_of`."""
+    scope[_KEY] = context
+
+
+def _overloaded(full: QueueFull) -> ApiError:
+    metrics.REFUSED.labels("overload").inc()
+    message = "The server is overloaded; try again later."
+    headers = {"Retry-After": str(math.ceil(full.retry_after_s))}
+    return ApiError(429, message, code="server_overloaded", headers=headers)
+
+
+def _limited(decision: RateLimitDecision, tenant: str, quota: QuotaRequest) -> ApiError:
+    if decision.never:
+        limit = decision.tokens.limit if decision.tokens else 0
+        message = (
+            f"Request too large for {tenant}: about {quota.tokens} tokens with its output, "
+            f"limit {limit} tokens per minute."
+        )
+        headers = {"Retry-After": "60", "x-should-retry": "false"}
+        return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    what = {
+        "requests": "requests per minute",
+        "tokens": "tokens per minute",
+        "concurrent": "requests at once",
+    }[decision.limited or "requests"]
+    seconds = max(1, math.ceil(decision.retry_after_s))
+    message = f"Rate limit reached for {tenant}: {what}. Try again in {seconds} s."
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+
+def _duration(seconds: float) -> str:
+    """A duration as OpenAI's headers write it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{seconds:.1f}s"

@@ -1,0 +1,133 @@
+"""OpenTelemetry tracing: a span for each request that runs the model or its tokenizer.
+
+The span is in the client's trace if there is one, and the engine's spans are its children. The
+module is only loaded when tracing is on. OpenTelemetry's own environment variables apply: sampler,
+service name, headers of the exporter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import SettingsError
+from app.http import request_context, request_id
+from app.llm.request_usage import set_trace_headers
+
+# Path -> operation in the GenAI conventions' words; a span of one is named after it and the model.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}
+PROVIDER = "aerie"
+_W3C = TraceContextTextMapPropagator()
+_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+# Access log fields that OpenTelemetry has names for.
+_NAMES = {
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+}
+
+
+def provider(exporter: SpanExporter) -> TracerProvider:
+    """The provider of spans. Its `shutdown` exports the rest and may block for seconds."""
+    os.environ.setdefault(OTEL_SERVICE_NAME, "aerie")  # vLLM, in three processes, reads it as well
+    provider = TracerProvider(resource=Resource.create())
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
+    """An exporter like vLLM's own for the same endpoint: gRPC, or HTTP by the environment.
+
+    Raises SettingsError for another protocol.
+    """
+    protocol = environ.get(_PROTOCOL, "grpc")
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+
+        return Grpc(endpoint=endpoint, insecure=True)
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
+
+        return Http(endpoint=endpoint)
+    raise SettingsError(_PROTOCOL, f"{protocol} is not one of grpc, http/protobuf")
+
+
+class TracingMiddleware:
+    """Pure ASGI middleware. Spans have ids, counts and times, and no text of a request."""
+
+    def __init__(
+        self, app: ASGIApp, provider: TracerProvider, paths: frozenset[str], model: str
+    ) -> None:
+        self.app = app
+        self._tracer = provider.get_tracer("aerie")
+        self._paths = paths
+        self._model = model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        if scope["type"] != "http" or scope["path"] not in self._paths:
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        parent = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        with self._tracer.start_as_current_span(
+            self._name(scope), _W3C.extract(parent), SpanKind.SERVER
+        ) as span:
+            carried: dict[str, str] = {}
+            _W3C.inject(carried)
+            set_trace_headers(carried)
+
+            async def send_and_record_status(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    if message["status"] >= 500:
+                        span.set_status(Status(StatusCode.ERROR))
+                await send(message)
+
+            try:
+                await self.app(scope, receive, send_and_record_status)
+            finally:
+                self._describe(span, scope)
+
+    def _name(self, scope: Scope) -> str:
+        """`chat MODEL` for generation, as the GenAI conventions have it; else method and route."""
+        operation = OPERATIONS.get(scope["path"])
+        return f"{operation} {self._model}" if operation else f"{_method(scope)} {scope['path']}"
+
+    def _describe(self, span: Span, scope: Scope) -> None:
+        attributes: dict[str, Any] = {
+            "http.request.method": _method(scope),
+            "http.route": scope["path"],  # one of a fixed set without variables
+            "url.path": scope["path"],
+            "url.scheme": scope.get("scheme", "http"),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,  # any other is a 404
+            "gen_ai.response.model": self._model,
+        }
+        if operation := OPERATIONS.get(scope["path"]):
+            attributes["gen_ai.operation.name"] = operation
+        if (number := request_id.id_headers(scope).get(request_id.HEADER)) is not None:
+            attributes["aerie.request_id"] = number
+        for name, value in request_context.log_fields_of(scope).items():
+            attributes[_NAMES.get(name, f"aerie.{name}")] = value
+        span.set_attributes(attributes)
+
+
+def _method(scope: Scope) -> str:
+    """The HTTP method, `_OTHER` for one that a client made up."""
+    methods = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+    return scope["method"] if scope["method"] in methods else "_OTHER"

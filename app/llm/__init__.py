@@ -1,0 +1,1 @@
+"""vLLM's AsyncLLM, corrected, and what is measured where every request passes."""

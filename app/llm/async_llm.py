@@ -1,0 +1,254 @@
+"""AsyncLLM with the corrections that must sit at the source of every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncGenerator, Sequence
+from itertools import count
+from typing import Any
+
+from vllm.exceptions import GenerationError
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from app.llm.cache_salt import tenant_cache_salt
+from app.llm.first_token import settle_first_token
+from app.llm.json_whitespace import bounded
+from app.llm.request_usage import RequestUsage, current_usage, trace_headers
+from app.llm.stop_strings import hold_back_beginnings_only
+from app.llm.token_origins import attach, record, watch
+from app.llm.vllm_errors import ConstraintError, NonFiniteError, engine_lost
+from app.observability import metrics
+from app.observability.exposition import EXPOSITION
+from app.validation.constraints import relax
+from drafters.config import MAX_K, REPORT_TOKENS
+
+logger = logging.getLogger(__name__)
+
+Outputs = AsyncGenerator[RequestOutput, None]
+NON_FINITE = "aerie-non-finite"  # a stop reason, of sequences whose logits are not finite
+
+
+class GatewayLLM(AsyncLLM):
+    """vLLM's engine client (vllm/v1/engine/async_llm.py).
+
+    Beyond it:
+
+    - Outputs settle the request's FirstToken. A request that the engine gives up before its first
+      token raises.
+    - The alternatives of each token come in order of probability. vLLM puts the sampled token
+      first, and the serving classes would cut off others than the k most likely ones.
+    - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
+      it to the engine. The origin of its tokens is attached to them if it asked for that.
+    - Sequences whose logits are not finite end with a NonFiniteError.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        register = self.output_processor.add_request
+
+        def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+            usage = current_usage()
+            if usage is not None and usage.cache_tenant is not None:
+                request.cache_salt = tenant_cache_salt(usage.cache_tenant, request.cache_salt)
+            register(request, *args, **kwargs)
+            sequence = self.output_processor.request_states[request.request_id]
+            hold_back_beginnings_only(sequence.detokenizer)
+            if usage is not None:
+                usage.sequences.append(sequence)
+                if reports_tokens(request.sampling_params):
+                    watch(sequence)
+
+        # The one place that every sequence of every kind of request passes, in its own task.
+        self.output_processor.add_request = enter
+        process = self.output_processor.process_outputs
+
+        def process_finite(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
+            aborted = end_non_finite(outputs)
+            record(outputs, self.output_processor.request_states)
+            processed = process(outputs, *args, **kwargs)
+            processed.reqs_to_abort.extend(aborted)
+            return processed
+
+        self.output_processor.process_outputs = process_finite
+
+    def generate(
+        self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
+    ) -> Outputs:
+        """Same contract as AsyncLLM.generate, but `max_tokens` may be 0: the prompt is
+        scored and nothing comes after it."""
+        silent = sampling_params.max_tokens == 0
+        if silent:
+            sampling_params.max_tokens = 1  # a request without a step cannot be scheduled
+        constraint = sampling_params.structured_outputs
+        if constraint:
+            relax(constraint)
+        if constraint and constraint.structural_tag and self._white_space_is_bounded:
+            constraint.structural_tag = bounded(constraint.structural_tag)
+        if (usage := current_usage()) is not None:
+            self._apply_tenant_limits(usage, sampling_params, kwargs)
+        if (headers := trace_headers()) is not None:
+            kwargs["trace_headers"] = headers
+        outputs = super().generate(prompt, sampling_params, *args, **kwargs)
+        told = usage if reports_tokens(sampling_params) else None
+        return settle_first_token(_corrected(outputs, constraint is not None, silent, told))
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
+        Raises ApiError 503 when the engine dies over it."""
+        self._run_output_handler()
+        asking = asyncio.ensure_future(
+            self.engine_core.call_utility_async("aerie_speculation", command, arguments)
+        )
+        try:  # vLLM leaves the calls of a dead engine unanswered
+            await asyncio.wait({asking, self.output_handler}, return_when=FIRST_COMPLETED)
+            if not asking.done():
+                raise engine_lost()
+            answer: dict[str, Any] = asking.result()
+            return answer
+        except EngineDeadError:
+            raise engine_lost() from None
+        finally:
+            asking.cancel()
+
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
+        """Run `requests` requests at once, each with `tokens` output tokens."""
+        await self._run([[1 + number % 4, 2, 3, 4] for number in range(requests)], tokens)
+
+    async def answer(self, texts: Sequence[str], tokens: int) -> None:
+        """Continue all texts at once, each by `tokens` tokens."""
+        if self.tokenizer is None:  # not loaded, as was asked for: requests are token ids
+            await self.run_dummy_batch(len(texts), tokens)
+        else:
+            await self._run([self.tokenizer.encode(text) for text in texts], tokens)
+
+    async def _run(self, prompts: Sequence[list[int]], tokens: int) -> None:
+        longest = max(1, self.model_config.max_model_len - tokens)
+
+        async def one(prompt: list[int]) -> None:
+            params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            name = f"aerie-warm-up-{next(self._dummy_numbers)}"
+            async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
+                pass
+
+        await asyncio.gather(*map(one, prompts))
+
+    _dummy_numbers = count()
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences that the engine works on, or should."""
+        return int(self.get_num_unfinished_requests())
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the engine core processes that run on this machine."""
+        manager = self.engine_core.resources.engine_manager
+        return [process.pid for process in getattr(manager, "processes", ()) if process.pid]
+
+    def mark_failed(self) -> None:
+        """Mark the engine as dead, whatever its processes do.
+
+        Every request ends with an error now, and none is accepted. The engine's counters stay on
+        /metrics.
+        """
+        self.engine_core.resources.engine_dead = True
+        self.output_processor.propagate_error(EngineDeadError())
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+        EXPOSITION.retire(unregister_vllm_metrics)
+
+    def _apply_tenant_limits(
+        self, usage: RequestUsage, sampling_params: SamplingParams, kwargs: dict[str, Any]
+    ) -> None:
+        """Apply the tenant's priority, where the scheduler knows priorities, and its largest K."""
+        if self.vllm_config.scheduler_config.policy == "priority":
+            kwargs["priority"] = usage.priority
+        if usage.max_k is not None:
+            extra = dict(sampling_params.extra_args or {})
+            limit = min(usage.max_k, extra.get(MAX_K, usage.max_k))
+            sampling_params.extra_args = {**extra, MAX_K: limit}
+
+    def __del__(self) -> None:
+        """As vLLM's, but not while the interpreter ends: its modules are gone by then."""
+        if not sys.is_finalizing():
+            super().__del__()
+
+    @property
+    def _white_space_is_bounded(self) -> bool:
+        return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
+
+
+def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
+    """End sequences whose tokens were chosen from logits that are not finite: they lose these
+    tokens and finish with an error. Returns those that the engine core would go on with.
+
+    The engine core counts such logits (drafters/vllm/verification/finite.py). It passes the count
+    on and otherwise goes on as if nothing had happened.
+    """
+    running = []
+    for output in outputs:
+        if output.num_nans_in_logits:
+            if not output.finished:
+                running.append(output.request_id)
+            output.new_token_ids, output.new_logprobs = [], None
+            output.finish_reason, output.stop_reason = FinishReason.ERROR, NON_FINITE
+            metrics.NON_FINITE.inc()
+            logger.error("logits of %s are not finite: the sequence was ended", output.request_id)
+    return running
+
+
+def reports_tokens(sampling_params: SamplingParams | None) -> bool:
+    """Whether a request asked where its tokens come from (app/validation/speculation_field.py)."""
+    extra = None if sampling_params is None else sampling_params.extra_args
+    return bool(extra and extra.get(REPORT_TOKENS))
+
+
+async def _corrected(
+    outputs: Outputs, constrained: bool, silent: bool, told: RequestUsage | None = None
+) -> Outputs:
+    """The outputs as the serving classes expect them.
+
+    `told` is the usage of a request that asked where its tokens come from.
+    """
+    begun = False
+    try:
+        async for output in outputs:
+            failed = any(choice.finish_reason == "error" for choice in output.outputs)
+            if failed and any(choice.stop_reason == NON_FINITE for choice in output.outputs):
+                raise NonFiniteError
+            if failed and (constrained or not begun):
+                raise _given_up(constrained)
+            begun = True
+            for choice in output.outputs:
+                if silent:
+                    choice.text, choice.token_ids, choice.logprobs = "", [], None
+                if choice.logprobs:
+                    choice.logprobs = [_by_probability(step) for step in choice.logprobs]
+            if told is not None:
+                attach(output, told.sequences)
+            yield output
+    finally:
+        await outputs.aclose()
+
+
+def _given_up(constrained: bool) -> Exception:
+    """Why the engine gave a request up. That nothing can follow, at the start of a grammar or
+    further on, is noticed only when a token is to be chosen."""
+    if constrained:
+        return ConstraintError("The output cannot be constrained like this: nothing matches it.")
+    return GenerationError()
+
+
+def _by_probability(step: dict[int, Any] | None) -> dict[int, Any] | None:
+    if step is None:
+        return None
+    return dict(sorted(step.items(), key=lambda entry: -entry[1].logprob))

@@ -1,0 +1,1 @@
+"""Routes: what answers on each path. No vllm here; operations come from `app.engine`."""

@@ -1,0 +1,118 @@
+"""Handles a request of any operation: JSON body, admission, engine, response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from app.engine.supervisor import Engine
+from app.errors import ApiError
+from app.http.auth import timeout_of
+from app.http.body.json_body import read_json
+from app.http.body.limits import body_limits
+from app.http.request_context import context_of
+from app.http.streaming import EventResponse, EventStream
+from app.routes.stored_responses import Turn, resume
+from app.settings import Settings
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+# Operations of the tokenizer alone: they are charged for the tokens of the request, not for output.
+NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
+
+
+@dataclass(frozen=True)
+class Body:
+    """A decoded body, and its size in bytes after the content encoding is undone."""
+
+    payload: dict[str, Any]
+    size: int
+
+
+async def handle(request: Request, operation: str) -> Response:
+    """Read the body and answer it with the named operation."""
+    return await handle_body(request, operation, await read_body(request))
+
+
+async def read_body(request: Request) -> Body:
+    """The body as a JSON object, within the limits of the settings."""
+    settings: Settings = request.app.state.settings
+    engine: Engine = request.app.state.engine
+    limits = body_limits(settings, engine.max_model_len, engine.takes_media)
+    reserve = context_of(request.scope).reserve_body_bytes
+    return Body(*await read_json(request, limits, settings.server.body_timeout_s, reserve))
+
+
+async def handle_body(request: Request, name: str, body: Body) -> Response:
+    """The response to a decoded body. It ends if the client leaves or at a deadline."""
+    engine: Engine = request.app.state.engine
+    settings: Settings = request.app.state.settings
+    operation = engine.operation(name)
+    context = context_of(request.scope)
+    await context.begin(timeout_of(request.scope, request.app.state.admission))
+    deadline = context.deadline
+    assert deadline is not None
+
+    async def work() -> Response:
+        payload, size = body.payload, body.size
+        turn: Turn | None = None
+        if name == "responses":
+            turn = resume(request.app.state.responses, context.identity.tenant.name, payload)
+            payload, size = turn.payload, size + turn.earlier_bytes
+            context.reserve_body_bytes(turn.earlier_bytes)
+        output_limit = operation.output_limit if name not in NO_GENERATION else None
+        await context.admit(payload, size, settings.served_model_name, output_limit)
+        fields = dict(payload)  # checks drop fields; errors name them as sent
+        reply = await operation(fields, size)
+        if isinstance(reply.answer, dict):
+            context.release_slot()
+            headers = {"server-timing": context.server_timing(), **context.speculation_headers()}
+            whole = reply.answer if turn is None else turn.finish(reply.answer)
+            return JSONResponse(whole, headers=headers)
+        events = reply.answer if turn is None else turn.stream(reply.answer)
+        stream = EventStream(events, settings.server.sse_keep_alive_s, context.release_slot)
+        try:
+            error = await stream.begin(reply.first)
+        except asyncio.CancelledError:
+            await stream.close()
+            raise
+        except Exception as broken:
+            error = broken
+        if error is not None:
+            await stream.close()
+            raise operation.failure(error, payload, reply.first) from error
+        stream.cut_at(deadline.expired, operation.event)
+        return EventResponse(stream, {"server-timing": context.server_timing()})
+
+    return await _in_time(request, work(), deadline.expired)
+
+
+async def _in_time(
+    request: Request, work: Coroutine[Any, Any, Response], expired: asyncio.Future[ApiError]
+) -> Response:
+    """The response of `work`, or the error of a deadline that expires first.
+
+    Once the client has gone it is a 499, which nobody reads.
+
+    The body has been read, so the next message that can arrive is the disconnect.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(request.receive())
+    try:
+        first: set[asyncio.Future[Any]] = {task, watcher, expired}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if expired.done():
+            raise expired.result()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)

@@ -1,0 +1,67 @@
+"""What is drafted and why; and the admin's way to change it without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+
+from app.engine.supervisor import Engine
+from app.errors import ApiError
+from app.http.admin import admin_only
+from app.routes.request_handler import read_body
+from app.validation import field_checks
+
+router = APIRouter()
+
+PATH = "/v1/speculation"
+# The engine answers between two steps. One that stands still is replaced after `hang_timeout_s`.
+ANSWER_WITHIN_S = 10.0
+
+
+class Changes(BaseModel):
+    """What may be changed at run time; whether it makes sense is the policy's to say."""
+
+    objective: str = ""
+    k: int = 0
+    tpot_s: float = 0.0
+
+
+@router.get(PATH)
+async def state(request: Request) -> dict[str, Any]:
+    """The policy's state (Controller.snapshot) and the speed-up of the last 1, 5, 15 minutes."""
+    engine: Engine = request.app.state.engine
+    if not engine.settings.speculates:
+        return {"enabled": False}
+    return {"enabled": True, **await _in_time(engine.running_speculation().state())}
+
+
+@router.patch(PATH, dependencies=[Depends(admin_only)])
+async def steer(request: Request) -> dict[str, Any]:
+    """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
+    engine: Engine = request.app.state.engine
+    changes = (await read_body(request)).payload
+    field_checks.check_fields(changes, Changes, "speculation")
+    field_checks.check_scalars(changes, Changes)
+    if not changes:
+        raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
+    if not engine.settings.speculates:
+        raise ApiError(400, "This gateway was started without a drafter.", param="objective")
+    return {"enabled": True, **await _in_time(engine.running_speculation().steer(changes))}
+
+
+async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The engine's answer. Raises ApiError 503 when it takes too long."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await answer
+    except TimeoutError:
+        message = (
+            f"The engine did not answer within {ANSWER_WITHIN_S:g} s; a change may hold later."
+        )
+        headers = {"Retry-After": str(math.ceil(ANSWER_WITHIN_S))}
+        raise ApiError(503, message, code="engine_busy", headers=headers) from None

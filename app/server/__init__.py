@@ -1,0 +1,1 @@
+"""The process: its socket and connections, its signals, its temporary files."""

@@ -1,0 +1,283 @@
+"""One TCP connection: limits that must hold before there is a request, or beside it.
+
+uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) bounds neither headers nor the
+time that a client may take for them, for its body, or for reading an answer. Nor does it tell
+a request that its client has gone when another request was sent behind it, or know that a client of
+HTTP/1.0 reads no chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from app.errors import ApiError
+from app.observability import metrics
+from app.settings import ServerSettings
+
+# The application's own limit answers with a 408; this is for a client that sends on after its
+# answer, or to a route that reads no body.
+BODY_GRACE_S = 5.0
+# For how long what a refused client still sends is read and dropped.
+LINGER_S = 2.0
+EMPTY_LINE = b"\r\n\r\n"
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with limits."""
+
+    def __init__(self, limits: ServerSettings, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._most_header_bytes = int(limits.max_header_kib * 1024)
+        self._in_head = False
+        self._head_bytes = 0
+        self._field_bytes = 0
+        self._frame_bytes = 0
+        self._body_bytes = 0
+        self._chunk_body_bytes = 0
+        self._refusal: ApiError | None = None
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    # What comes in
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse one too many; start the time for the first request's headers."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "Too many connections; try again later.", "connections")
+            self.send_400_response("")
+            return
+        self._start("head", self._limits.header_timeout_s, self._late_head)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what the parser keeps to itself: it hands over a header when that is whole."""
+        if self._refused or self.transport.is_closing():
+            return
+        if not self._busy and not self._timers.keys() & {"head", "body"}:
+            self._start("head", self._limits.header_timeout_s, self._late_head)
+        in_head, in_body = self._in_head, "body" in self._timers
+        self._chunk_body_bytes = 0
+        super().data_received(data)
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data) if in_head else self._begun_in(data)
+            if self._head_bytes > self._most_header_bytes:
+                self._refuse(431, self._head_message, "headers")
+                self.send_400_response("")
+        elif in_body and "body" in self._timers:
+            self._frame_bytes += len(data)
+            if self._frame_bytes > self._most_header_bytes + self._body_bytes:
+                self._refuse(400, "More framing than body.", "framing")
+                self.send_400_response("")
+
+    def _begun_in(self, data: bytes) -> int:
+        """Bytes of the unfinished head that begins in this chunk, behind earlier requests perhaps.
+        It holds no empty line and nothing of a body; a body with empty lines makes it too few."""
+        behind = data.rfind(EMPTY_LINE)
+        tail = len(data) if behind < 0 else len(data) - behind - len(EMPTY_LINE)
+        return max(0, tail - self._chunk_body_bytes)
+
+    def on_message_begin(self) -> None:
+        """A request line begins."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._field_bytes = True, 0, 0
+        if "head" not in self._timers:
+            self._start("head", self._limits.header_timeout_s, self._late_head)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come the same way, after every check of the headers: they are dropped."""
+        if not self._in_head:
+            return
+        super().on_header(name, value)
+        self._field_bytes += len(name) + len(value)
+        self._check_head()
+
+    def on_headers_complete(self) -> None:
+        """Refuse an oversized head; start the time for the body."""
+        self._check_head()
+        self._in_head, self._frame_bytes, self._body_bytes = False, 0, 0
+        self._stop("head")
+        self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Part of the body; what else comes meanwhile are chunk sizes, extensions, trailers."""
+        self._body_bytes += len(body)
+        self._chunk_body_bytes += len(body)
+        self._frame_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._stop("body")
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that runs; uvicorn tells the one that was sent last."""
+        for name in list(self._timers):
+            self._stop(name)
+        self.pipeline.clear()
+        running, self._running = self._running, None
+        super().connection_lost(exc)
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.__class__ = _UnchunkedCycle
+        super()._start_asgi_task(cycle, app)
+
+    # What goes out
+
+    def pause_writing(self) -> None:
+        """The client has left more than a buffer's worth unread."""
+        super().pause_writing()
+        self._start("write", self._limits.write_timeout_s, self._slow_reader)
+
+    def resume_writing(self) -> None:
+        """Stop the write deadline: the client reads again."""
+        self._stop("write")
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be handed to the application gets the envelope, too."""
+        error = self._refusal or ApiError(400, "Not a valid HTTP request.")
+        self._refusal = None
+        body = json.dumps(error.envelope()).encode()
+        head = [
+            STATUS_LINE[error.status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        ]
+        self._refused = True
+        for name in list(self._timers):
+            self._stop(name)
+        silent = self._busy and not self._give_up_running()
+        if not silent:  # or it would land in the middle of the running answer
+            self.transport.write(b"".join([*head, body]))
+        if silent or len(self.connections) > self._limits.max_connections:
+            self._end_refused()
+            return
+        # Closing now would reset the connection if something is unread, and lose the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start("linger", LINGER_S, self._end_refused)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, which may close; what is unsent then is not waited for without end."""
+        super().on_response_complete()
+        self._end_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection as uvicorn does; its unsent bytes have a deadline."""
+        super().timeout_keep_alive_handler()
+        self._end_closing()
+
+    # Limits
+
+    def _end_refused(self) -> None:
+        self.transport.close()
+        self._end_closing()
+
+    def _end_closing(self) -> None:
+        if self.transport.is_closing():
+            self._start("write", self._limits.write_timeout_s, self.transport.abort)
+
+    def _give_up_running(self) -> bool:
+        """Whether the refusal is the running request's answer: its body is at fault, and no other
+        answer has begun. The application then sees a client that has gone."""
+        running = self._running
+        if running is None or running is not self.cycle:  # what is at fault was sent behind it
+            return False
+        if running.response_started or not running.more_body:
+            return False
+        running.disconnected = True
+        running.message_event.set()
+        return True
+
+    @property
+    def _busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _head_message(self) -> str:
+        limits = self._limits
+        return (
+            f"The request line and headers may have {limits.max_header_kib:g} KiB and "
+            f"{limits.max_headers} fields."
+        )
+
+    def _check_head(self) -> None:
+        size = len(self.url) + self._field_bytes
+        if size > self._most_header_bytes or len(self.headers) > self._limits.max_headers:
+            self._refuse(431, self._head_message, "headers")
+            raise ValueError("refused")  # ends the parsing; data_received then answers
+
+    def _refuse(self, status: int, message: str, reason: str) -> None:
+        metrics.CONNECTIONS_REFUSED.labels(reason).inc()
+        self._refusal = ApiError(status, message)
+
+    def _start(self, name: str, seconds: float, then: Callable[[], None]) -> None:
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, then)
+
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def _late_head(self) -> None:
+        if not self._in_head:  # it has not even begun
+            self.transport.close()
+            return
+        self._refuse(408, "The headers did not arrive in time.", "slow_headers")
+        self.send_400_response("")
+
+    def _late_body(self) -> None:
+        if self.flow.read_paused:  # it is this side that does not read yet
+            self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
+            return
+        metrics.CONNECTIONS_REFUSED.labels("slow_body").inc()
+        self.transport.abort()
+
+    def _slow_reader(self) -> None:
+        metrics.CONNECTIONS_REFUSED.labels("slow_reader").inc()
+        self.transport.abort()
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """An answer whose body, if its length is not told, ends with the connection: HTTP/1.0 has no
+    chunks (RFC 9112, section 6.1)."""
+
+    _length_is_told = False
+
+    async def send(self, message: Any) -> None:
+        """Part of the answer."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", [])}
+            self._length_is_told = b"content-length" in names
+            if not self._length_is_told:
+                self.chunked_encoding = False
+        elif not self._length_is_told:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def factory(limits: ServerSettings) -> Callable[..., Connection]:
+    """What uvicorn makes a connection with."""
+    return functools.partial(Connection, limits)

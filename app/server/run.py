@@ -1,0 +1,136 @@
+"""Run the gateway: socket, signals, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from types import FrameType
+from typing import cast
+
+import uvicorn
+
+from app.engine.supervisor import Engine
+from app.errors import StartupError
+from app.main import create_app
+from app.observability import log
+from app.server import connection
+from app.server.runtime_directory import RuntimeDirectory, runtime_directory
+from app.settings import Settings
+from drafters.streams import unfailing
+
+logger = logging.getLogger(__name__)
+
+
+# Files of the process that are no client's connection: models, sockets to the engine, logs.
+OTHER_FILES = 512
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that does not re-raise the signal it was stopped with: a clean stop exits 0. The end
+    of its terminal (SIGHUP) stops it like SIGTERM, unless it was started to ignore that (nohup)."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle signals while the server runs."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal drains, second Ctrl-C cuts off."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
+    unfailing()
+    log.configure(settings.server.log_level, settings.server.log_format)
+    with runtime_directory() as directory:
+        _serve_until_signal(settings, directory)
+
+
+def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None:
+    engine = Engine(settings, directory.note)
+    config = uvicorn.Config(
+        create_app(settings, engine),
+        log_config=None,
+        access_log=False,  # app/http/access_log.py writes one without clients' text
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
+        http=cast("type[asyncio.Protocol]", connection.factory(settings.server)),
+        ws="none",
+        timeout_keep_alive=math.ceil(settings.server.idle_timeout_s),
+    )
+    # Below that it is clients' mistakes, and each would be a line in the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    _allow_files(settings.server.max_connections + OTHER_FILES)
+    with _listen(settings.server.host, settings.server.port) as listener:
+        host, port = listener.getsockname()[:2]
+        logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)
+        server = _Server(config)
+        close_in_forks(lambda: _sockets(server, listener))
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_serve(server, engine, listener))
+    if engine.failure is not None:
+        raise engine.failure
+
+
+async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> None:
+    async def stop_when_ended() -> None:
+        await engine.ended.wait()
+        server.should_exit = True
+
+    watcher = asyncio.create_task(stop_when_ended())
+    await server.serve(sockets=[listener])
+    watcher.cancel()
+
+
+def close_in_forks(files: Callable[[], Iterable[int]]) -> None:
+    """Close these files in every process that this one forks. Otherwise the engine, which is
+    forked, would hold the port open while the gateway drains, and connections that it closes."""
+
+    def close() -> None:
+        # In place of each: an object here that still has the number may close it once more.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for file in files():
+            os.dup2(nothing, file, inheritable=False)
+        os.close(nothing)
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _sockets(server: uvicorn.Server, listener: socket.socket) -> list[int]:
+    connections = cast("set[connection.Connection]", server.server_state.connections)
+    sockets = [one.transport.get_extra_info("socket") for one in connections]
+    return [one.fileno() for one in (listener, *sockets) if one.fileno() >= 0]
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the soft limit on open files; say so if the hard one is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logger.warning("open files are limited to %d, %d are wanted (ulimit -n)", most, wanted)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

@@ -1,0 +1,1 @@
+"""vLLM's serving classes and request models, corrected, behind one adapter."""

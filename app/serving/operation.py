@@ -1,0 +1,117 @@
+"""An API operation: JSON object in, answer out, errors as ApiError."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from app.errors import ApiError
+from app.llm import vllm_errors
+from app.llm.first_token import FirstToken, watch_first_token
+from app.offload import run_sized
+from app.serving.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
+from app.serving.null_fields import drop_null_fields, with_required_nulls, without_nulls
+from app.serving.response_fields import published
+from app.validation.output_limit import OutputLimit
+
+Payload = dict[str, Any]
+Answer = dict[str, Any] | AsyncIterator[str]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An operation's result. `first` tells when a stream's first token exists."""
+
+    answer: Answer
+    first: FirstToken
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a body is checked and parsed, and who answers it.
+
+    `prompt` names the field that holds the prompt, for over-long ones.
+    """
+
+    name: str
+    prompt: str
+    parse: Callable[[Payload], BaseModel]
+    call: Callable[[Any], Awaitable[Any]]
+    check: Callable[[Payload], None]
+    lost: Callable[[], bool] = lambda: False  # whether the engine is dead
+    # Whether the chat template fails with this message for a plain user message, too.
+    template_fails: Callable[[str], bool] = lambda message: False
+    output_limit: OutputLimit = field(default_factory=OutputLimit)
+
+    async def __call__(self, payload: Payload, size: int = 0) -> Reply:
+        """Answer one request, whose body had `size` bytes and whose null fields are dropped first.
+        Raises ApiError; never returns an error as an answer."""
+        first = watch_first_token()
+        try:
+            result = await self.call(await run_sized(size, self._checked, payload))
+        except Exception as error:
+            raise self._error(first.error or error, payload, first) from error
+        if isinstance(result, ErrorResponse):
+            raise self._error(first.error or result, payload, first)
+        if isinstance(result, BaseModel):
+            return Reply(self._body(result), first)
+
+        def to_error(error: BaseException | ErrorResponse) -> ApiError:
+            if not first.settled and isinstance(error, BaseException):
+                raise error  # nothing is on the wire yet: it becomes the response's status
+            return self._error(error, payload, first)
+
+        options = payload.get("stream_options")
+        usage = isinstance(options, dict) and options.get("include_usage") is True
+        return Reply(events(result, self.name, to_error, null_usage=usage), first)
+
+    def _checked(self, payload: Payload) -> BaseModel:
+        drop_null_fields(payload)
+        self.check(payload)
+        try:
+            return self.parse(payload)
+        except Exception as error:
+            raise vllm_errors.from_parsing(error, payload, self.prompt) from error
+
+    def failure(self, error: BaseException, payload: Payload, first: FirstToken) -> ApiError:
+        """The ApiError for an error that came while a stream was awaited."""
+        return self._error(error, payload, first)
+
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        """The error as an event, for a stream that the gateway ends itself."""
+        return error_event(error, self.name, sequence_number)
+
+    def _error(
+        self, error: BaseException | ErrorResponse, payload: Payload, first: FirstToken
+    ) -> ApiError:
+        """Once the engine has begun to answer, the request was good: what breaks then is ours,
+        even if it looks like a mistake in a request. What breaks on a dead engine breaks in many
+        ways."""
+        if self.lost():
+            return vllm_errors.engine_lost()
+        # But for a grammar's dead end, and for what has an error code of its own.
+        if isinstance(first.late, vllm_errors.ConstraintError | vllm_errors.NonFiniteError):
+            return vllm_errors.from_exception(first.late, payload, self.prompt)
+        if first.answered:
+            return vllm_errors.internal(error)
+        if isinstance(error, ErrorResponse):
+            told = vllm_errors.from_response(error, payload, self.prompt)
+        else:
+            told = vllm_errors.from_exception(error, payload, self.prompt)
+        return vllm_errors.chat_template() if self.template_fails(told.message) else told
+
+    def _body(self, result: BaseModel) -> dict[str, Any]:
+        if self.name == "responses":
+            mark_cut(result.status, result.output)  # type: ignore[attr-defined]
+            return published(result.model_dump(mode="json", by_alias=True))
+        if self.name == "messages":
+            message = result.model_dump(mode="json", exclude_none=True)
+            if "id" in message:  # counted tokens have none
+                message["id"] = MESSAGE_ID + message["id"].removeprefix(CHAT_ID)
+            return {"stop_sequence": None, **message}
+        body: dict[str, Any] = without_nulls(result.model_dump(mode="json"))
+        return with_required_nulls(body) if self.name == "chat" else body

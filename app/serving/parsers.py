@@ -1,0 +1,112 @@
+"""Parsers whose whole answer is what their stream adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+
+from app.serving.deltas import calls_of
+from app.serving.hermes import HermesToolParser
+
+Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
+
+# vLLM's tool parser -> the one that replaces it.
+_REPLACED: dict[type, type] = {Hermes2ProToolParser: HermesToolParser}
+
+
+def consistent(parser: type | None) -> Any:
+    """A subclass of vLLM's parser class (vllm/parser/abstract_parser.py) that corrects what a
+    client sees: a whole answer with a cut tool call, and the first delta of a call."""
+    if parser is None:
+        return None
+    tool_parser = getattr(parser, "tool_parser_cls", None)
+    replaced = {"tool_parser_cls": _REPLACED.get(tool_parser, tool_parser)} if tool_parser else {}
+    return type(parser.__name__, (_Consistent, parser), replaced)
+
+
+class _Consistent:
+    """The corrections. Mixed into a parser class, in front of it."""
+
+    _tool_parser: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._again = lambda: type(self)(*args, **kwargs)
+        self._prompt: list[int] = []
+
+    @property
+    def _reads_alike(self) -> bool:
+        """Whether the tool parser itself reads whole answers and streams alike."""
+        return isinstance(self._tool_parser, HermesToolParser)
+
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        """Remember the prompt: it says whether reasoning is open when the answer begins."""
+        self._prompt = list(prompt_token_ids)
+        super().set_prompt_token_ids(prompt_token_ids)  # type: ignore[misc]
+
+    def parse(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> Parsed:
+        """Reasoning, content and calls of a whole answer.
+
+        Where vLLM finds no call, or writes its arguments anew, the answer is read as a stream of
+        one delta: that is what shows a call that the token limit cut.
+        """
+        tool_parser = self._tool_parser
+        as_json = (
+            tool_parser is not None
+            and tool_parser.supports_required_and_named
+            and request.tool_choice not in (None, "auto", "none")
+        )
+        if self._reads_alike and request.tool_choice != "none" and not as_json:
+            reasoning, content = self.extract_reasoning(model_output, request)  # type: ignore[attr-defined]
+            found = tool_parser.extract_tool_calls(content or "", request)
+            return reasoning, found.content, [call.function for call in found.tool_calls]
+        parsed: Parsed = super().parse(  # type: ignore[misc]
+            model_output,
+            request,
+            enable_auto_tools=enable_auto_tools,
+            model_output_token_ids=model_output_token_ids,
+        )
+        if tool_parser is None or not request.tools or request.tool_choice == "none":
+            return parsed
+        if parsed[2] and not as_json:
+            return parsed
+        delta = self._again().parse_delta(
+            model_output, list(model_output_token_ids), request, self._prompt, finished=True
+        )
+        if delta is None or not delta.tool_calls:
+            return parsed
+        return parsed[0], delta.content or None, calls_of([delta])
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> DeltaMessage | None:
+        """The next delta of a stream. A call begins with arguments, if empty ones, as clients
+        that add them up expect."""
+        delta: DeltaMessage | None = super().parse_delta(  # type: ignore[misc]
+            delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+        )
+        held = (
+            self._tool_parser.held_back_content(request) if finished and self._reads_alike else ""
+        )
+        if held:
+            delta = delta or DeltaMessage()
+            delta.content = (delta.content or "") + held
+        for call in delta.tool_calls if delta is not None else ():
+            if call.function is not None and call.function.name and call.function.arguments is None:
+                call.function.arguments = ""
+        return delta

@@ -1,0 +1,238 @@
+"""vLLM's serving classes for chat, text and messages, corrected where they do not tell the truth,
+and telling where tokens come from (app/llm/token_origins.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from pydantic_core import from_json
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesResponse
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionResponse
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.outputs import RequestOutput
+
+from app.serving.parsers import consistent
+
+
+class _ChatCorrections:
+    """Mixed into vLLM's chat serving classes, in front of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser_cls = consistent(self.parser_cls)  # type: ignore[has-type]
+
+    async def chat_completion_full_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: AsyncIterator[RequestOutput],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The whole answer; its finish reasons are those of the stream. vLLM says `tool_calls`
+        of calls that the limit cut, and of none at all where a call was required."""
+        reasons: dict[int, str | None] = {}
+        origins: dict[int, Any] = {}
+
+        async def watched() -> AsyncIterator[RequestOutput]:
+            async for output in result_generator:
+                for choice in output.outputs:
+                    reasons[choice.index] = choice.finish_reason
+                    origins[choice.index] = _origins_of(choice)
+                yield output
+
+        response = await super().chat_completion_full_generator(  # type: ignore[misc]
+            request, watched(), *args, **kwargs
+        )
+        if not isinstance(response, ChatCompletionResponse):
+            return response
+        named = isinstance(request.tool_choice, ChatCompletionNamedToolChoiceParam)
+        for choice in response.choices:
+            reason = reasons.get(choice.index) or "stop"
+            called = bool(choice.message.tool_calls)
+            choice.finish_reason = (
+                "tool_calls" if called and reason == "stop" and not named else reason
+            )
+            if not called and choice.message.content is None:
+                choice.message.content = ""  # a stream begins with it, and history needs it
+            if (told := origins.get(choice.index)) is not None:
+                choice.speculation = told
+        return response
+
+    async def chat_completion_stream_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: AsyncIterator[RequestOutput],
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        origins = StreamedOrigins()
+
+        async def watched() -> AsyncIterator[RequestOutput]:
+            async for output in result_generator:
+                for choice in output.outputs:
+                    origins.add(choice.index, choice)
+                yield output
+
+        async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
+            request, watched(), *args, **kwargs
+        ):
+            yield origins.told_with(event)
+
+
+class ChatServing(_ChatCorrections, OpenAIServingChat):
+    """vLLM's class for POST /v1/chat/completions, corrected."""
+
+
+class TextServing(OpenAIServingCompletion):
+    """vLLM's class for POST /v1/completions, corrected."""
+
+    async def completion_stream_generator(
+        self,
+        request: Any,
+        engine_inputs: Any,
+        result_generator: AsyncIterator[tuple[int, RequestOutput]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        origins, choices = StreamedOrigins(), request.n or 1
+
+        async def watched() -> AsyncIterator[tuple[int, RequestOutput]]:
+            async for prompt, output in result_generator:
+                for choice in output.outputs:
+                    origins.add(choice.index + prompt * choices, choice)
+                yield prompt, output
+
+        async for event in super().completion_stream_generator(
+            request, engine_inputs, watched(), *args, **kwargs
+        ):
+            yield origins.told_with(event)
+
+    def request_output_to_completion_response(
+        self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
+    ) -> CompletionResponse:
+        """The whole answer; its choices tell where their tokens come from, if that was asked."""
+        response: CompletionResponse = super().request_output_to_completion_response(
+            final_res_batch, *args, **kwargs
+        )
+        ended = [choice for output in final_res_batch for choice in output.outputs]
+        for choice, output in zip(response.choices, ended, strict=True):
+            if (told := _origins_of(output)) is not None:
+                choice.speculation = told
+        return response
+
+
+class StreamedOrigins:
+    """Origins of tokens on their way into the chunks of a stream, by choice.
+
+    vLLM makes no chunk of an output in which a parser finds nothing to say: what is known of its
+    tokens waits for the choice's next chunk. There is one at its end in any case.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[Any]] = {}
+
+    def add(self, index: int, choice: Any) -> None:
+        """Note what a choice's output tells; nothing of one that was not asked."""
+        if (told := _origins_of(choice)) is not None:
+            self._waiting.setdefault(index, []).append(told)
+
+    def told_with(self, event: str) -> str:
+        """The event, with what waits for its choice. A chat's first chunk, which has the role and
+        no text, gets none."""
+        if not self._waiting or not event.startswith(_CHUNK):
+            return event
+        chunk = json.loads(event.removeprefix("data: "))
+        choices = chunk.get("choices") or ()
+        if not choices or "role" in choices[0].get("delta", {}):
+            return event
+        for choice in choices:
+            waiting = self._waiting.pop(choice["index"], ())
+            told = {
+                name: [entry for part in waiting for entry in part[name]]
+                for name in ("tokens", "steps")
+            }
+            if told["tokens"] or told["steps"]:
+                choice["speculation"] = told
+        return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+_CHUNK = 'data: {"id":'
+
+
+def _origins_of(choice: Any) -> Any:
+    """What app/llm/token_origins.py attached to a choice of the engine's output."""
+    return getattr(choice, "speculation", None)
+
+
+class MessagesServing(_ChatCorrections, AnthropicServingMessages):
+    """vLLM's class for POST /v1/messages, corrected."""
+
+    @classmethod
+    def to_chat_completion_request(
+        cls, anthropic_request: Any, **kwargs: Any
+    ) -> ChatCompletionRequest:
+        """The chat request. An assistant's turn at the end is continued, as Anthropic does, and
+        without tools no text is taken for a call."""
+        request: ChatCompletionRequest = super().to_chat_completion_request(
+            anthropic_request, **kwargs
+        )
+        if not request.tools:
+            request.tool_choice = "none"
+        last: dict[str, Any] = request.messages[-1] if request.messages else {}
+        if last.get("role") != "assistant" or last.get("tool_calls"):
+            return request
+        content = last.get("content")
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
+        if not content:
+            if "reasoning" not in last:
+                request.messages.pop()  # an empty turn: the model begins it
+            return request
+        last["content"] = content
+        request.add_generation_prompt, request.continue_final_message = False, True
+        return request
+
+    def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
+        """The whole answer. Of a call that was cut, `input` holds what is complete, as
+        Anthropic's clients read partial JSON."""
+        choice = generator.choices[0]
+        complete = True
+        for call in choice.message.tool_calls or ():
+            complete = _is_object(call.function.arguments)
+            if not complete:
+                call.function.arguments = json.dumps(_partial_object(call.function.arguments))
+        response: AnthropicMessagesResponse = super().messages_full_converter(generator)
+        if (
+            not complete
+            and choice.finish_reason != "length"
+            and isinstance(choice.stop_reason, str)
+        ):
+            response.stop_reason, response.stop_sequence = "stop_sequence", choice.stop_reason
+        return response
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _partial_object(text: str) -> dict[str, Any]:
+    """The complete members of an object that ends early."""
+    try:
+        value = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

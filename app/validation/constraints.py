@@ -1,0 +1,193 @@
+"""The schemas in a request: refused where the model would not be held to them. No vllm import.
+
+A format asks for what its schema says, unless it says `strict: false`; a tool does with
+`strict: true`. What is not asked for so is held to as far as the grammar backend goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from app.validation.field_checks import invalid
+from app.validation.json_schema import enforceable
+
+# Takes a schema's place in the request and the schema; returns what stands there instead.
+_Change = Callable[[str, Any], Any]
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def check_schemas(payload: Mapping[str, Any]) -> None:
+    """Refuse keywords of schemas that would be ignored. Raises ApiError naming the keyword."""
+    for place, schema in _demanded(payload):
+        _check(place, schema)
+
+
+def check_formats(payload: Mapping[str, Any]) -> None:
+    """Refuse a format of JSON without its schema, and a second constraint beside a format. vLLM
+    takes the one for no format in Messages and the other for no second constraint with schemas;
+    elsewhere it answers with its own data structures."""
+    for place, value in _formats(payload):
+        kind = value.get("type", "json_schema" if place == "output_config.format" else None)
+        if kind == "json_schema":
+            _check_format(place, value)
+        if kind not in (None, "text") and payload.get("structured_outputs") is not None:
+            raise invalid(
+                "structured_outputs",
+                f"'{place}' and 'structured_outputs' both say what the answer must be: send one.",
+            )
+
+
+def _check_format(place: str, value: dict[str, Any]) -> None:
+    """Raise ApiError for the first field of a format of JSON that is missing or of a wrong type."""
+    if place == "response_format":
+        value, place = _field(value, place, "json_schema", dict), f"{place}.json_schema"
+    if not place.startswith("output"):  # Anthropic's have no name
+        _field(value, place, "name", str)
+    _field(value, place, "schema", dict)
+
+
+def _field(value: dict[str, Any], place: str, name: str, kind: type) -> Any:
+    where = f"{place}.{name}"
+    if name not in value:
+        raise invalid(where, f"Missing required parameter: '{where}'.", "missing_parameter")
+    if not isinstance(value[name], kind):
+        wanted = "an object" if kind is dict else "a string"
+        raise invalid(where, f"Invalid type for '{where}': expected {wanted}.")
+    return value[name]
+
+
+def relax(constraint: Any) -> None:
+    """Write the schemas of vLLM's StructuredOutputsParams in the form that is enforced."""
+    if isinstance(constraint.json, dict):
+        constraint.json = enforceable(constraint.json)[0]
+    elif isinstance(constraint.json, str):
+        constraint.json = _rewritten(constraint.json, lambda schema: enforceable(schema)[0])
+    if constraint.structural_tag:
+        constraint.structural_tag = _rewritten(
+            constraint.structural_tag,
+            lambda tag: _changed(tag, "", lambda _, schema: enforceable(schema)[0]),
+        )
+
+
+def name_parameters(payload: Mapping[str, Any]) -> None:
+    """Give tools without parameters a schema that takes `{}`: none at all lets any JSON through,
+    text and lists among it."""
+    for tool in _tools(payload.get("tools")):
+        function = tool.get("function")
+        if isinstance(function, dict):
+            holder, name = function, "parameters"
+        elif "input_schema" in tool:
+            holder, name = tool, "input_schema"
+        elif tool.get("type") == "function" and "name" in tool:
+            holder, name = tool, "parameters"
+        else:
+            continue
+        if holder.get(name) in (None, {}):
+            holder[name] = {**NO_PARAMETERS, "properties": {}}
+
+
+def _tools(tools: Any) -> Iterator[dict[str, Any]]:
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict):
+            yield tool
+            yield from _tools(tool.get("tools"))  # of a namespace
+
+
+def _demanded(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Places and schemas of everything that must be enforced."""
+    for place, value in _formats(payload):
+        yield from _of_format(value, place)
+    given = payload.get("structured_outputs")
+    if isinstance(given, dict):
+        yield "structured_outputs.json", _decoded(given.get("json"))
+        tag = _decoded(given.get("structural_tag"))
+        yield from _of_tag(tag, "structured_outputs.structural_tag")
+    yield from _of_tools(payload.get("tools"), "tools")
+
+
+def _formats(payload: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and values of the fields that say what form the answer has."""
+    for name, inner in (
+        ("response_format", None),
+        ("text", "format"),
+        ("output_config", "format"),
+        ("output_format", None),
+    ):
+        value, place = payload.get(name), name
+        if inner is not None:
+            value, place = value.get(inner) if isinstance(value, dict) else None, f"{name}.{inner}"
+        if isinstance(value, dict):
+            yield place, value
+
+
+def _of_format(value: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    if value.get("type") == "structural_tag":
+        yield from _of_tag(value, place)
+        return
+    holder = value.get("json_schema")
+    if isinstance(holder, dict) and value.get("type") == "json_schema":
+        value, place = holder, f"{place}.json_schema"
+    if value.get("strict") is not False:
+        yield f"{place}.schema", value.get("schema")
+
+
+def _of_tools(tools: Any, place: str) -> Iterator[tuple[str, Any]]:
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        where = f"{place}[{index}]"
+        if not isinstance(tool, dict):
+            continue
+        function = tool.get("function")
+        for holder, inside in ((tool, where), (function, f"{where}.function")):
+            if isinstance(holder, dict) and holder.get("strict") is True:
+                for name in ("parameters", "input_schema"):
+                    yield f"{inside}.{name}", holder.get(name)
+        yield from _of_tools(tool.get("tools"), f"{where}.tools")
+
+
+def _of_tag(tag: Any, place: str) -> Iterator[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+
+    def note(where: str, schema: Any) -> Any:
+        found.append((where, schema))
+        return schema
+
+    _changed(tag, place, note)
+    yield from found
+
+
+def _changed(value: Any, place: str, change: _Change) -> Any:
+    """A structural tag with its schemas changed: under `json_schema`, and under `schema` beside a
+    `begin`, as its first form has them."""
+    if isinstance(value, list):
+        return [_changed(item, f"{place}[{index}]", change) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: change(f"{place}.{name}", item)
+        if name == "json_schema" or (name == "schema" and "begin" in value)
+        else _changed(item, f"{place}.{name}", change)
+        for name, item in value.items()
+    }
+
+
+def _check(place: str, schema: Any) -> None:
+    for unenforced in enforceable(schema)[1]:
+        where = f"{place}.{unenforced.place}"
+        raise invalid(where, f"'{where}' cannot be enforced: {unenforced.why}.")
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None  # vLLM's check says what is wrong with it
+
+
+def _rewritten(text: str, change: Callable[[Any], Any]) -> str:
+    value = _decoded(text)
+    return text if value is None else json.dumps(change(value))

@@ -1,0 +1,298 @@
+"""JSON schemas as far as xgrammar, the grammar backend, holds a model to them. No vllm import.
+
+xgrammar 0.2.8 ignores what it does not know, and most of what stands beside `anyOf` or `$ref`,
+without a word: the output then breaks its schema. `enforceable` writes a schema in the form that
+xgrammar obeys, and tells what it had to leave out. What it keeps is never looser than the schema
+(tests/app/validation/test_json_schema.py); it may be tighter: objects hold the properties that are
+named, and patterns match whole texts (docs/structured-output.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.validation.schema_types import (
+    FAMILIES,
+    SchemaTypes,
+    allows,
+    families,
+    listed,
+    meant_types,
+    required,
+    type_of,
+)
+
+Schema = dict[str, Any]
+
+_FAMILY_OF = {keyword: family for family, words in FAMILIES.items() for keyword in words}
+_SCALARS = ("boolean", "null", "integer")
+_TYPES = frozenset({*FAMILIES, *_SCALARS})
+# xgrammar obeys the first of these that a schema has, and nothing beside it.
+_CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+_NEVER = frozenset(
+    {
+        *("not", "if", "then", "else", "multipleOf", "contains", "minContains", "maxContains"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+    }
+)
+_ASSERTIONS = frozenset({"type", *_FAMILY_OF, *_CHOICES, *_NEVER})
+_MAY_BE_NULL = ("const", "default", "enum", "examples")
+FORMATS = frozenset(
+    {
+        *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
+        *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+    }
+)
+_ESCAPES_AND_SETS = re.compile(r"\\[^bBpPkAZzG1-9]|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+# Look-around and other extensions, classes and references by escape, anchors inside.
+_NO_PATTERN = re.compile(r"\(\?(?!:)|\\|[^(|]\^|\$[^)|]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Unenforced:
+    """A keyword that the model would not be held to: where it stands in the schema, and why."""
+
+    place: str
+    why: str
+
+
+def enforceable(schema: Any) -> tuple[Any, list[Unenforced]]:
+    """The schema in the form that xgrammar obeys, and what was left out of it."""
+    reader = _Reader(schema)
+    return reader.read(schema, ""), reader.unenforced
+
+
+class _Reader:
+    """One pass over a schema."""
+
+    def __init__(self, root: Any) -> None:
+        self.types = SchemaTypes(root)
+        self.unenforced: list[Unenforced] = []
+
+    def read(self, value: Any, place: str) -> Any:
+        """A subschema at `place` in its enforceable form. True, False and what is no schema stay
+        as they are."""
+        if not isinstance(value, dict):
+            return value
+        schema = {
+            key: item for key, item in value.items() if item is not None or key in _MAY_BE_NULL
+        }
+        for name in ("$defs", "definitions"):
+            self._read_map(schema, name, place)
+        for name in [name for name in schema if name in _NEVER]:
+            if _applies(name, schema):
+                self._leave_out(schema, name, place, "it is not implemented")
+            else:
+                del schema[name]
+        plain = next((name for name in _FAMILY_OF if name in schema), None)
+        for choice in _CHOICES:
+            if choice in schema and (plain is None or choice in ("const", "enum")):
+                self._read_choice(schema, choice, place)
+                if choice in schema:
+                    return schema
+            elif choice in schema:
+                self._leave_out(schema, choice, place, f"it stands beside '{plain}'")
+                of_objects = any(name in schema for name in FAMILIES["object"])
+                if of_objects and "unevaluatedProperties" not in schema:
+                    schema.setdefault("additionalProperties", True)  # those that it may have named
+        self._read_types(schema, place)
+        types = listed(schema.get("type"))
+        for keyword in _FAMILY_OF.keys() & schema.keys():
+            if types and _FAMILY_OF[keyword] not in families(types):
+                del schema[keyword]  # it says nothing of values of these types
+        self._read_number(schema, types)
+        self._read_string(schema, types, place)
+        if "array" in types:
+            self._read_array(schema, place)
+        if "object" in types:
+            self._read_object(schema, place)
+        return schema
+
+    def _leave_out(self, schema: Schema, keyword: str, place: str, why: str) -> None:
+        self.unenforced.append(Unenforced(_inside(place, keyword), why))
+        schema.pop(keyword, None)
+
+    def _read_map(self, schema: Schema, name: str, place: str) -> None:
+        if isinstance(schema.get(name), dict):
+            schema[name] = {
+                key: self.read(item, _inside(place, f"{name}.{key}"))
+                for key, item in schema[name].items()
+            }
+
+    def _read_all(self, schema: Schema, name: str, place: str) -> None:
+        if isinstance(schema.get(name), list):
+            schema[name] = [
+                self.read(item, _inside(place, f"{name}[{index}]"))
+                for index, item in enumerate(schema[name])
+            ]
+
+    def _read_types(self, schema: Schema, place: str) -> None:
+        """A `type` for keywords that stand without: alone, xgrammar ignores most of them."""
+        if "type" in schema:
+            types = listed(schema["type"])
+            if not types or not _TYPES.issuperset(types):
+                self._leave_out(schema, "type", place, "JSON has no such type")
+        if "type" not in schema:
+            found = meant_types(schema)
+            if found:
+                schema["type"] = found[0] if len(found) == 1 else found
+
+    # -- one of several -------------------------------------------------------------------------
+
+    def _read_choice(self, schema: Schema, choice: str, place: str) -> None:
+        """The choice alone, or, if it has to be left out, at most a `type`."""
+        if "type" in schema and self._take_type(schema, choice):
+            del schema["type"]
+        for keyword in [name for name in schema if name in _ASSERTIONS - {choice}]:
+            self._leave_out(schema, keyword, place, f"it stands beside '{choice}'")
+        if choice == "$ref":
+            if self.types.target(schema["$ref"]) is None:
+                why = "it must be '#' or lead to a schema of this document, as '#/$defs/name'"
+                self._leave_out(schema, choice, place, why)
+        elif choice == "oneOf" and not self.types.are_disjoint(schema["oneOf"]):
+            # xgrammar takes it for anyOf, which it stays where nobody asks for more.
+            why = "a value may match several of its schemas; use 'anyOf'"
+            self.unenforced.append(Unenforced(_inside(place, choice), why))
+        elif choice == "allOf" and _length(schema["allOf"]) > 1:
+            types = self.types.of(schema)
+            self._leave_out(schema, choice, place, "it joins more than one schema")
+            if types:
+                schema["type"] = sorted(types)
+        if choice in ("anyOf", "oneOf") and isinstance(schema.get(choice), list):
+            schema[choice] = [item for item in schema[choice] if item is not False]
+        self._read_all(schema, choice, place)
+
+    def _take_type(self, schema: Schema, choice: str) -> bool:
+        """Whether a `type` beside a choice says nothing more than the choice, or is now in it."""
+        types = listed(schema["type"])
+        if choice == "enum" and isinstance(schema["enum"], list):
+            fitting = [value for value in schema["enum"] if allows(types, type_of(value))]
+            if fitting:
+                schema["enum"] = fitting
+            return bool(fitting)
+        known = self.types.of({choice: schema[choice]})
+        return known is not None and all(allows(types, kind) for kind in known)
+
+    # -- by type --------------------------------------------------------------------------------
+
+    def _read_number(self, schema: Schema, types: list[str]) -> None:
+        for bound, exclusive, towards in (
+            ("minimum", "exclusiveMinimum", 1),
+            ("maximum", "exclusiveMaximum", -1),
+        ):
+            if isinstance(flag := schema.get(exclusive), bool):  # as of draft 4
+                del schema[exclusive]
+                if flag and bound in schema:
+                    schema[exclusive] = schema.pop(bound)
+            if "integer" not in types or "number" in types:
+                continue
+            for name in (bound, exclusive):
+                value = schema.get(name)
+                if isinstance(value, float) and math.isfinite(value):
+                    inner = name == bound
+                    up = (towards == 1) == inner
+                    schema[name] = math.ceil(value) if up else math.floor(value)
+
+    def _read_string(self, schema: Schema, types: list[str], place: str) -> None:
+        if isinstance(pattern := schema.get("pattern"), str) and not _is_plain(pattern):
+            self._leave_out(
+                schema, "pattern", place, "its expression needs more than xgrammar's syntax"
+            )
+        if "format" in schema and "string" not in types:
+            del schema["format"]  # of numbers: int32, double
+        elif "format" in schema and schema["format"] not in FORMATS:
+            self._leave_out(schema, "format", place, f"formats are {', '.join(sorted(FORMATS))}")
+        if "pattern" in schema and "format" in schema:
+            self._leave_out(schema, "format", place, "it stands beside 'pattern'")
+        for form in ("pattern", "format"):
+            for name in ("minLength", "maxLength"):
+                if form in schema and name in schema:
+                    self._leave_out(schema, name, place, f"it stands beside '{form}'")
+
+    def _read_array(self, schema: Schema, place: str) -> None:
+        if isinstance(schema.get("items"), list):  # as of drafts before 2020-12
+            schema["prefixItems"] = schema.pop("items")
+            if "additionalItems" in schema:
+                schema["items"] = schema["additionalItems"]
+        schema.pop("additionalItems", None)
+        if schema.get("uniqueItems") is True:
+            self._leave_out(schema, "uniqueItems", place, "it is not implemented")
+        schema.pop("uniqueItems", None)
+        first, least = _length(schema.get("prefixItems")), schema.get("minItems")
+        if "unevaluatedItems" not in schema and (
+            not first or (isinstance(least, int) and least > first)
+        ):
+            schema.setdefault("items", True)
+        self._read_all(schema, "prefixItems", place)
+        for name in ("items", "unevaluatedItems"):
+            if name in schema:
+                schema[name] = self.read(schema[name], _inside(place, name))
+
+    def _read_object(self, schema: Schema, place: str) -> None:
+        patterns = schema.get("patternProperties")
+        named = [name for name in ("properties", "required") if schema.get(name)]
+        if patterns is not None and (named or _length(patterns) != 1 or "propertyNames" in schema):
+            beside = named[0] if named else "propertyNames" if _length(patterns) == 1 else "another"
+            self._leave_out(schema, "patternProperties", place, f"it stands beside '{beside}'")
+        if "propertyNames" in schema and (named or "unevaluatedProperties" in schema):
+            beside = named[0] if named else "unevaluatedProperties"
+            self._leave_out(schema, "propertyNames", place, f"it stands beside '{beside}'")
+        for name in ("minProperties", "maxProperties"):
+            if name in schema and "patternProperties" in schema:
+                self._leave_out(schema, name, place, "it stands beside 'patternProperties'")
+        others = ("additionalProperties", "unevaluatedProperties")
+        if not any(
+            name in schema for name in ("properties", "patternProperties", "propertyNames", *others)
+        ):
+            schema["additionalProperties"] = True
+        for name in (*others, "propertyNames"):
+            if name in schema:
+                schema[name] = self.read(schema[name], _inside(place, name))
+        self._read_map(schema, "properties", place)
+        self._read_map(schema, "patternProperties", place)
+        self._read_names(schema, place)
+
+    def _read_names(self, schema: Schema, place: str) -> None:
+        """Required names that no property describes, and properties that must not be there."""
+        properties = schema.get("properties")
+        if isinstance(properties, dict):
+            for name in [name for name, item in properties.items() if item is False]:
+                del properties[name]
+                if schema.get("additionalProperties", False) is not False:
+                    where = f"properties.{name}"
+                    self.unenforced.append(
+                        Unenforced(_inside(place, where), "other properties are allowed")
+                    )
+        missing = [name for name in required(schema) if name not in (properties or {})]
+        if not missing:
+            return
+        rest = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+        if rest is False:
+            schema["required"] = [name for name in schema["required"] if name not in missing]
+            why = f"there can be no property '{missing[0]}'"
+            self.unenforced.append(Unenforced(_inside(place, "required"), why))
+        elif isinstance(properties, dict | None):
+            schema["properties"] = {**(properties or {}), **dict.fromkeys(missing, rest)}
+
+
+def _inside(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
+
+
+def _applies(keyword: str, schema: Mapping[str, Any]) -> bool:
+    """Whether the keyword says something of values that the schema's `type` allows."""
+    types, family = listed(schema.get("type")), _FAMILY_OF.get(keyword)
+    return family is None or not types or family in families(types)
+
+
+def _is_plain(pattern: str) -> bool:
+    """Whether xgrammar reads a regular expression as it is meant."""
+    return _NO_PATTERN.search(_ESCAPES_AND_SETS.sub("x", pattern)) is None

@@ -1,0 +1,207 @@
+"""Size limits of a request: lists, schemas, grammars, URLs. No vllm import.
+
+A schema within its limits is parsed in a third of a second (xgrammar, 64 KiB, depth 64) and
+compiled in half of one; without them, 300 nested objects take 15 s of the event loop, and 1,500
+properties 20 s of the engine's compiler, which every other constrained request waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.errors import shorten
+from app.json_structure import at_most
+from app.settings import LimitSettings
+from app.validation.field_checks import invalid
+from app.validation.message_checks import MEDIA
+
+# Fields that constrain the output or describe tools, in every dialect.
+CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "output_format")
+_TOKEN_LISTS = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids")
+# Where a constraint holds another one as text.
+_JSON_TEXTS = ("json", "structural_tag")
+_PATTERNS = ("pattern", "regex")
+# Fields of messages, items and parts that are lists of parts or calls, in every dialect.
+_PART_LISTS = ("content", "output", "summary", "tool_calls")
+# Most values of the JSON in all arguments of a conversation's calls: 20 ms to decode.
+ARGUMENT_VALUES = 65_536
+# Parameters of rendering and tokenising that vLLM would take from `chat_template_kwargs`, past the
+# checks of the fields that they come from, and past every bound (`max_length` pads).
+_RENDERING = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "documents", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        "tokenizer_kwargs",
+    }
+)
+# What URL parsers skip at the beginning, and what they take for a URL behind it.
+_IGNORED = "".join(map(chr, range(33)))
+_URL = re.compile(
+    rf"[{re.escape(_IGNORED)}]*(?:https?:|file:|[a-z][a-z0-9+.-]*://|//)", re.IGNORECASE
+)
+
+
+def check_template(payload: Mapping[str, Any]) -> None:
+    """A template is a program. The served model's own is the only one that runs here, and what is
+    handed to it besides the request's fields are its own variables only."""
+    given = payload.get("chat_template_kwargs")
+    given = given if isinstance(given, dict) else {}
+    for name, value in (
+        ("chat_template", payload.get("chat_template")),
+        ("chat_template_kwargs", given.get("chat_template")),
+    ):
+        if value is not None:
+            raise invalid(name, f"A chat template in '{name}' is not taken from requests.")
+    for name in given:
+        if name in _RENDERING:
+            where = "chat_template_kwargs"
+            raise invalid(
+                f"{where}.{name}", f"'{name}' is not a variable of the template: not in '{where}'."
+            )
+
+
+def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Entries of every list that the client can make long. Raises ApiError naming the field."""
+    for name in _TOKEN_LISTS:
+        _check_length(payload.get(name), name, limits.max_token_list, "entries")
+    _check_length(payload.get("messages"), "messages", limits.max_messages, "items")
+    _check_length(payload.get("input"), "input", limits.max_input_items, "items")
+    for name in ("messages", "input"):
+        _check_parts(payload.get(name), name, limits.max_content_parts)
+    _check_parts([{"content": payload.get("system")}], "system", limits.max_content_parts)
+    _check_length(payload.get("tools"), "tools", limits.max_tools, "tools")
+    prompt = payload.get("prompt")
+    if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
+        _check_length(prompt, "prompt", limits.max_prompts, "prompts")
+        n = payload.get("n")
+        if isinstance(n, int) and n * len(prompt) > limits.max_choices:
+            most = limits.max_choices
+            raise invalid("n", f"'n' times the number of prompts must be at most {most}.")
+
+
+def _check_length(value: Any, name: str, most: int, what: str) -> None:
+    if isinstance(value, list | dict) and len(value) > most:
+        raise invalid(name, f"'{name}' takes at most {most} {what}, got {len(value)}.")
+
+
+def _check_parts(items: Any, name: str, most: int) -> None:
+    """Parts of all messages together, and the JSON texts in them that vLLM decodes: neither shows
+    in the number of messages or, for the texts, of the body's values."""
+    parts = 0
+    texts: list[str] = []
+    waiting = [items]
+    while waiting:
+        level = waiting.pop()
+        for item in level if isinstance(level, list) else ():
+            if not isinstance(item, dict):
+                continue
+            for field in _PART_LISTS:
+                if isinstance(entries := item.get(field), list):
+                    parts += len(entries)
+                    waiting.append(entries)
+            function = item.get("function")
+            for holder in (item, function if isinstance(function, dict) else {}):
+                if isinstance(text := holder.get("arguments"), str):
+                    texts.append(text)
+        if parts > most:
+            raise invalid(name, f"'{name}' takes at most {most} content parts in all.")
+    if not at_most(texts, ARGUMENT_VALUES):
+        message = f"The arguments of calls in '{name}' hold more than {ARGUMENT_VALUES} values."
+        raise invalid(name, message)
+
+
+def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Size, depth and width of schemas, grammars and tools. Raises ApiError naming the field."""
+    for name in CONSTRAINTS:
+        if isinstance(payload.get(name), dict | list):
+            _check_schema(payload[name], name, limits)
+    tools = payload.get("tools")
+    if isinstance(tools, list):
+        for index, tool in enumerate(tools):
+            _check_schema(tool, f"tools[{index}]", limits)
+
+
+def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
+    """Breadth first, as the depth is the client's choice, and with one count of characters."""
+    most = int(limits.max_schema_kib * 1024)
+    size, waiting = 0, deque([("", schema, 1)])
+    while waiting:
+        key, value, depth = waiting.popleft()
+        size += len(key) + 1
+        if isinstance(value, str):
+            size += len(value)
+            if key in _PATTERNS and len(value) > limits.max_pattern_length:
+                raise invalid(
+                    where,
+                    f"A regular expression in '{where}' has more than "
+                    f"{limits.max_pattern_length} characters.",
+                )
+            if key in _JSON_TEXTS and size <= most:
+                waiting.append(("", _decoded(value), depth))
+        elif isinstance(value, dict | list):
+            if depth > limits.max_schema_depth:
+                raise invalid(
+                    where, f"'{where}' is nested more than {limits.max_schema_depth} levels deep."
+                )
+            if isinstance(value, dict):
+                if len(value) > limits.max_schema_properties:
+                    raise invalid(
+                        where,
+                        f"An object in '{where}' has more than {limits.max_schema_properties} "
+                        "entries.",
+                    )
+                waiting.extend((name, item, depth + 1) for name, item in value.items())
+            else:
+                size += len(value)
+                waiting.extend(("", item, depth + 1) for item in value)
+        if size > most:
+            raise invalid(where, f"'{where}' is larger than {limits.max_schema_kib:g} KiB.")
+
+
+def _decoded(text: str) -> Any:
+    """What the text means as JSON; nothing where it is none, which vLLM then says."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return [[]]  # deeper than Python goes: vLLM's own parser refuses it the same way
+    except ValueError:
+        return None
+
+
+def check_urls(items: Any, where: str, hosts: frozenset[str]) -> None:
+    """For a model that takes media: what is not inside of the request must come from an allowed
+    host, or a client could make the gateway fetch from the network it stands in."""
+    waiting: deque[tuple[str, Any, bool]] = deque([(where, items, False)])
+    while waiting:
+        place, value, media = waiting.popleft()
+        if isinstance(value, list):
+            waiting.extend((f"{place}[{i}]", item, media) for i, item in enumerate(value))
+        elif isinstance(value, dict):
+            kind = value.get("type")
+            inside = media or (isinstance(kind, str) and kind in MEDIA)
+            waiting.extend(
+                (f"{place}.{name}", item, inside or name in MEDIA) for name, item in value.items()
+            )
+        elif isinstance(value, str) and media:
+            _check_url(value, place, hosts)
+
+
+def _check_url(text: str, place: str, hosts: frozenset[str]) -> None:
+    if not _URL.match(text):
+        return
+    try:
+        parts = urlsplit(text.lstrip(_IGNORED))
+        scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
+    except ValueError:
+        raise invalid(place, f"'{place}' is not a URL.") from None
+    if scheme not in ("http", "https") or host not in hosts or parts.username is not None:
+        name = shorten(host or scheme)
+        raise invalid(
+            place, f"'{place}' names {name}, which is not among the hosts allowed for media."
+        )

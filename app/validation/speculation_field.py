@@ -1,0 +1,81 @@
+"""The request field `speculation`: how many tokens may be drafted for this request, and whether
+its answer says where each token comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from app.validation.field_checks import invalid
+from drafters.config import MAX_K, REPORT_TOKENS
+
+FIELD = "speculation"
+GENERATES = ("chat", "completions", "responses", "messages")  # the dialects that have it
+TELLS_TOKENS = ("chat", "completions")  # those that have `speculation.tokens`
+MEMBERS = ("enabled", "max_k", "tokens")
+# With these an answer's text is not that of its tokens, or shall not show all of them.
+_NOT_WITH_TOKENS = {"echo": True, "include_reasoning": False, "use_beam_search": True}
+
+
+def take_options(payload: dict[str, Any], operation: str, *, told: bool = True) -> None:
+    """Replace `speculation` by what carries it to the engine, entries of `vllm_xargs`.
+
+    `{"max_k": n}` bounds the draft tokens in a step, `{"enabled": false}` means none. The text
+    is the same either way. `{"tokens": true}` asks where each token comes from, where that can be
+    `told`. Raises ApiError 400 for anything else, there and in the entries themselves.
+    """
+    extra = payload.get("vllm_xargs")
+    if isinstance(extra, dict) and MAX_K in extra:
+        _check_count(extra[MAX_K], f"vllm_xargs.{MAX_K}")
+    if isinstance(extra, dict) and REPORT_TOKENS in extra:
+        raise invalid(f"vllm_xargs.{REPORT_TOKENS}", f"Ask for it by '{FIELD}.tokens'.")
+    asked = payload.pop(FIELD, None)
+    if asked is None:
+        return
+    if not isinstance(asked, dict):
+        raise invalid(FIELD, f"'{FIELD}' must be an object.")
+    for name in asked:
+        if name not in MEMBERS:
+            known = ", ".join(f"'{member}'" for member in MEMBERS)
+            raise invalid(f"{FIELD}.{name}", f"'{FIELD}' takes {known} only.")
+    entries: dict[str, int] = {}
+    limit, enabled, tokens = asked.get("max_k"), asked.get("enabled", True), asked.get("tokens")
+    if not isinstance(enabled, bool):
+        raise invalid(f"{FIELD}.enabled", f"'{FIELD}.enabled' must be true or false.")
+    if limit is not None:
+        _check_count(limit, f"{FIELD}.max_k")
+        entries[MAX_K] = limit
+    if not enabled:
+        entries[MAX_K] = 0
+    if not isinstance(tokens, bool | None):
+        raise invalid(f"{FIELD}.tokens", f"'{FIELD}.tokens' must be true or false.")
+    if tokens:
+        _check_tokens_can_be_told(payload, operation, told)
+        entries[REPORT_TOKENS] = 1
+    if not entries:
+        return
+    if extra is None:
+        extra = payload["vllm_xargs"] = {}
+    if isinstance(extra, dict):  # anything else is refused where fields are checked
+        if MAX_K in extra and MAX_K in entries:
+            raise invalid(FIELD, f"'{FIELD}' and 'vllm_xargs.{MAX_K}' exclude each other.")
+        extra.update(entries)
+
+
+def _check_tokens_can_be_told(payload: dict[str, Any], operation: str, told: bool) -> None:
+    """Refuse to tell tokens where it would not be exact, or not be what was asked for."""
+    name = f"{FIELD}.tokens"
+    if operation not in TELLS_TOKENS:
+        message = f"'{name}' is known to chat and text completions only."
+        raise invalid(name, message, "unsupported_parameter")
+    if not told:
+        message = f"'{name}' is not supported: this server does not report its drafts."
+        raise invalid(name, message, "unsupported_parameter")
+    for field, value in _NOT_WITH_TOKENS.items():
+        if payload.get(field) is value:
+            raise invalid(name, f"'{name}' and '{field}': {json.dumps(value)} exclude each other.")
+
+
+def _check_count(value: Any, where: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise invalid(where, f"'{where}' must be a whole number, 0 or more.")

@@ -1,0 +1,114 @@
+"""Engine options: what vLLM is asked for."""
+
+from __future__ import annotations
+
+from app.engine.configuration.cpu import CpuMachine
+from app.engine.configuration.options import ONE_PROCESS, engine_options, wants_v2
+from app.settings import load
+
+
+def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
+    options = engine_options(load({"k": "3"}, {}))
+    assert options["speculative_config"]["method"] == "eagle3"
+    assert options["speculative_config"]["parallel_drafting"] is True
+    assert options["speculative_config"]["num_speculative_tokens"] == 3
+
+
+def test_eagle_3_is_asked_for_by_its_method() -> None:
+    options = engine_options(load({"k": "3"}, {}), method="eagle3")
+    assert options["speculative_config"]["parallel_drafting"] is False
+    assert options["scheduler_cls"].endswith(".DraftingScheduler")
+    assert options["async_scheduling"] is False
+
+
+def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
+    given = {"catch_up_tokens": "99", "draft_context": "500"}
+    options = engine_options(load(given, {}))
+    ours = options["additional_config"]["aerie"]
+    assert (ours["catch_up_tokens"], ours["context_tokens"]) == (99, 500)
+    assert options["scheduler_cls"].endswith(".DraftingScheduler")
+    assert options["async_scheduling"] is False
+
+
+def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:
+    options = engine_options(load({"k": "3"}, {}), v2=wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "1"}))
+    assert options["scheduler_cls"].endswith(".AsyncDraftingScheduler")
+    assert options["async_scheduling"] is True
+    table = options["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert sorted(k for _, _, k in table) == [0, 1, 2, 3]
+    assert not wants_v2({}) and not wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    plain = engine_options(load({"k": "3"}, {}))["speculative_config"]
+    assert "num_speculative_tokens_per_batch_size" not in plain
+
+
+def test_drafts_are_counted_for_each_request_only_if_somebody_is_told() -> None:
+    name = "per_request_spec_decode_metrics"
+    assert engine_options(load({}, {}))[name] == "summary"
+    assert name not in engine_options(load({"speculation_header": "false"}, {}))
+    assert name not in engine_options(load({"k": "0"}, {}))  # vLLM would not start
+
+
+def test_k_zero_asks_for_no_drafter_at_all() -> None:
+    options = engine_options(load({"k": "0"}, {}))
+    assert not {"speculative_config", "additional_config", "scheduler_cls"} & set(options)
+
+
+def test_sizes_left_open_are_left_to_vllm() -> None:
+    options = engine_options(load({"model": "a/b", "k": "0"}, {}))
+    assert not {"max_num_seqs", "kv_cache_memory_bytes", "max_model_len"} & set(options)
+    assert engine_options(load({"kv_cache_gib": "0.5"}, {}))["kv_cache_memory_bytes"] == 2**29
+
+
+def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
+    machine = CpuMachine(free_memory=8 * 2**30, can_compile=True)
+    plain = load({"model": "a/b", "k": "0"}, {})
+    assert engine_options(plain, machine)["kv_cache_memory_bytes"] == 2 * 2**30
+    given = load({"kv_cache_gib": "0.5"}, {})
+    assert engine_options(given, machine)["kv_cache_memory_bytes"] == 2**29
+
+
+def test_on_a_cpu_the_model_runs_in_the_engines_own_process() -> None:
+    machine = CpuMachine(2**33, can_compile=True, threads=2)
+    name = "distributed_executor_backend"
+    assert engine_options(load({}, {}), machine)[name] == ONE_PROCESS
+    bound = CpuMachine(2**33, can_compile=True, threads=None)
+    two = load({"tensor_parallel_size": "2"}, {})
+    replicas = load({"engine_args": '{"data_parallel_size": 2}'}, {})
+    theirs = load({"engine_args": f'{{"{name}": "mp"}}'}, {})
+    assert name not in engine_options(load({}, {}))
+    assert name not in engine_options(load({}, {}), bound)
+    assert name not in engine_options(two, machine)
+    assert name not in engine_options(replicas, machine)
+    assert engine_options(theirs, machine)[name] == "mp"
+
+
+def test_without_a_compiler_a_cpu_serves_uncompiled() -> None:
+    """A fresh machine has Python and make, but not always g++."""
+    settings = load({}, {})
+    assert engine_options(settings, CpuMachine(2**33, can_compile=True))["enforce_eager"] is False
+    assert engine_options(settings, CpuMachine(2**33, can_compile=False))["enforce_eager"] is True
+    assert engine_options(settings)["enforce_eager"] is False
+
+
+def test_the_operator_has_the_last_word() -> None:
+    options = engine_options(load({"engine_args": '{"dtype": "float32", "block_size": 64}'}, {}))
+    assert (options["dtype"], options["block_size"]) == ("float32", 64)
+
+
+def test_spans_of_the_engine_go_where_the_gateways_go() -> None:
+    there = "http://127.0.0.1:4317"
+    options = engine_options(load({"otlp_traces_endpoint": there}, {}))
+    assert options["otlp_traces_endpoint"] == there
+    assert "otlp_traces_endpoint" not in engine_options(load({}, {}))
+
+
+def test_one_backend_constrains_all_output() -> None:
+    """vLLM's "auto" checks each request against the backend that fits it, and runs all of them
+    with that of the first."""
+    name = "structured_outputs_config"
+    assert engine_options(load({}, {}))[name]["backend"] == "xgrammar"
+    bare = engine_options(load({"model": "a/b", "k": "0"}, {}))
+    assert bare[name] == {"backend": "xgrammar"}
+    given = '{"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": true}}'
+    theirs = engine_options(load({"model": "a/b", "k": "0", "engine_args": given}, {}))
+    assert theirs[name] == {"backend": "guidance", "disable_any_whitespace": True}

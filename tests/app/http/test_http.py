@@ -1,0 +1,312 @@
+"""The HTTP side without an engine: readiness, envelopes, bodies, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from app.engine.supervisor import Phase
+from app.errors import ApiError
+from app.llm.first_token import FirstToken
+from app.main import create_app
+from app.settings import Settings, load
+from app.validation.output_limit import OutputLimit
+from tests.app.phased_engine import PhasedEngine
+
+SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Reply:
+    def __init__(self, answer: Any, first: FirstToken) -> None:
+        self.answer, self.first = answer, first
+
+
+class FakeOperation:
+    """Stands for vLLM: streams two events, or waits until it is cancelled."""
+
+    cancelled = False
+    output_limit = OutputLimit()
+
+    async def __call__(self, payload: dict[str, Any], size: int = 0) -> Reply:
+        if payload.get("wait"):
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                FakeOperation.cancelled = True
+                raise
+        if payload.get("break"):
+            raise KeyError("a defect")
+        if payload.get("fail_late"):
+            return Reply(self.events(), FirstToken(True, ValueError("bad grammar")))
+        if payload.get("stream"):
+            return Reply(self.events(), FirstToken(True))
+        if "input" in payload:
+            return Reply({"id": "resp_1", "output": []}, FirstToken(True))
+        return Reply({"ok": True}, FirstToken(True))
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        yield "data: 1\n\n"
+        yield "data: [DONE]\n\n"
+
+    def failure(self, error: BaseException, payload: dict[str, Any], first: FirstToken) -> ApiError:
+        return ApiError(400, str(error), param="stop")
+
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        return f"data: {json.dumps(error.envelope())}\n\n"
+
+
+class FakeEngine(PhasedEngine):
+    """Starts at once; the phase is set by the test."""
+
+    operations = FakeOperation()
+
+    def operation(self, name: str) -> Any:
+        return self.operations if self.ready else super().operation(name)
+
+
+def make(settings: Settings = SETTINGS) -> tuple[TestClient, FakeEngine]:
+    engine = FakeEngine(settings)
+    return TestClient(create_app(settings, engine), raise_server_exceptions=False), engine
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with make()[0] as client:
+        yield client
+
+
+def test_starting_is_alive_but_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeEngine, "retry_after_s", 7)  # no second passes between the answers
+    client, engine = make()
+    with client:
+        engine.phase = Phase.LOADING
+        assert client.get("/livez").status_code == 200
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["phase"]) == (503, "loading")
+        assert client.get("/ping").status_code == 503
+        health = client.get("/health")
+        assert (health.status_code, health.json()) == (503, ready.json())
+        assert health.headers["retry-after"] == ready.headers["retry-after"]
+        refused = client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "engine_not_ready"
+
+
+def test_ready(client: TestClient) -> None:
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/health").status_code == 200
+    assert client.post("/ping").status_code == 200
+    assert client.post("/v1/chat/completions", json=CHAT).json() == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/livez", 405)],
+)
+def test_router_errors_wear_the_envelope(
+    client: TestClient, method: str, path: str, status: int
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def post(client: TestClient, content: bytes, kind: str = "application/json") -> httpx.Response:
+    return client.post("/v1/completions", content=content, headers={"content-type": kind})
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'{"a": NaN}', "application/json", 400),
+        (b'{"a": "\xff"}', "application/json", 400),
+        (b"[" * 5000, "application/json", 400),
+        (b"{}", "text/plain", 415),
+        (b'{"a": "' + b"x" * 20_000 + b'"}', "application/json", 413),
+    ],
+)
+def test_bad_bodies(client: TestClient, content: bytes, media_type: str, status: int) -> None:
+    response = post(client, content, media_type)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (rb'{"messages": [{"content": "\ud800"}]}', "messages[0].content"),
+        (rb'{"prompt": "a\uDFFFb"}', "prompt"),
+        (rb'{"metadata": {"\udabc": 1}}', "metadata"),
+        (rb'{"\ud800": 1}', None),
+        (b'{"max_tokens": 1%s}' % (b"0" * 30), "max_tokens"),
+        (b'{"prompt": [1, -9223372036854775809]}', "prompt[1]"),
+    ],
+)
+def test_values_that_nothing_can_hold(
+    client: TestClient, content: bytes, param: str | None
+) -> None:
+    response = post(client, content)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        rb'{"prompt": "\ud83d\ude00", "seed": 9223372036854775807}',
+        rb'{"prompt": "1234567890123456789012345 \\ud800", "temperature": 0.12345678901234567890}',
+        b'\xef\xbb\xbf{"prompt": "x"}',
+    ],
+)
+def test_values_that_only_look_like_it(client: TestClient, content: bytes) -> None:
+    response = post(client, content)
+    assert response.status_code == 200
+
+
+def test_a_deep_body_is_no_failure_of_ours(client: TestClient) -> None:
+    content = b'{"a":' * 900 + rb'"\ud800"' + b"}" * 900
+    response = post(client, content)
+    assert response.status_code == 400
+
+
+def test_a_defect_is_a_500_with_a_request_id(client: TestClient) -> None:
+    response = client.post(
+        "/v1/completions", json={"break": True}, headers={"x-request-id": "mine"}
+    )
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert response.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/"])
+def test_errors_do_not_echo_long_names(client: TestClient, path: str) -> None:
+    response = client.get(path + "a" * 10_000)
+    assert response.status_code == 404
+    assert len(response.json()["error"]["message"]) < 200
+
+
+def test_a_body_without_length_is_limited_too(client: TestClient) -> None:
+    chunks = (b"x" * 1000 for _ in range(20))
+    response = client.post(
+        "/v1/completions", content=chunks, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 413
+
+
+def test_a_stream(client: TestClient) -> None:
+    response = client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text == "data: 1\n\ndata: [DONE]\n\n"
+
+
+def test_an_error_before_the_first_token_is_a_status_not_an_event(client: TestClient) -> None:
+    response = client.post("/v1/chat/completions", json={**CHAT, "fail_late": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stop"
+
+
+def test_anthropics_routes_speak_anthropics_errors(client: TestClient) -> None:
+    response = client.post(
+        "/v1/messages", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"), [(CHAT, 200), ({"prompt": "x"}, 200), ({"input": "x"}, 200), ({}, 400)]
+)
+def test_invocations_go_by_shape(client: TestClient, payload: Any, status: int) -> None:
+    assert client.post("/invocations", json=payload).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("attributes", "status"),
+    [
+        ("route=/v1/chat/completions", 200),
+        ("trace=7, route=/tokenize", 200),
+        ("trace=7", 200),
+        ("route=/metrics", 400),
+        ("route=/v1/speculation", 400),
+        ("route=/v1/../metrics", 400),
+        ("route=", 400),
+    ],
+)
+def test_invocations_go_where_the_header_says(
+    client: TestClient, attributes: str, status: int
+) -> None:
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": attributes}
+    assert client.post("/invocations", json=CHAT, headers=headers).status_code == status
+
+
+def test_an_adapter_that_cannot_be_served_is_refused(client: TestClient) -> None:
+    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "mine"}
+    response = client.post("/invocations", json=CHAT, headers=headers)
+    assert response.status_code == 400
+    assert "Adapter" in response.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
+    """Raw ASGI: the body arrives, then the disconnect, while the operation still waits."""
+    FakeOperation.cancelled = False
+    engine = FakeEngine(SETTINGS)
+    engine.phase = Phase.READY
+    app = create_app(SETTINGS, engine)
+    body = json.dumps({**CHAT, "wait": True}).encode()
+    inbox: list[dict[str, Any]] = [
+        {"type": "http.request", "body": body, "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return inbox.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"",
+        "query_string": b"", "http_version": "1.1", "scheme": "http", "server": ("t", 1),
+        "headers": [(b"content-type", b"application/json")], "root_path": "",
+    }  # fmt: skip
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 5))
+    assert FakeOperation.cancelled
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"), [("abc-1", True), ("x" * 65, False), ("a b", False), ("", False)]
+)
+def test_request_ids_are_echoed_only_if_harmless(
+    client: TestClient, given: str, echoed: bool
+) -> None:
+    headers = {"x-request-id": given} if given else {}
+    assert (client.get("/livez", headers=headers).headers["x-request-id"] == given) is echoed
+
+
+def test_models_and_version(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["aerie-embedded"]
+    assert client.get("/v1/models/aerie-embedded").json()["id"] == "aerie-embedded"
+    missing = client.get("/v1/models/no/such")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert set(client.get("/version").json()) == {"version", "vllm"}
+
+
+def test_metrics_are_prometheus_text(client: TestClient) -> None:
+    response: httpx.Response = client.get("/metrics")
+    assert "aerie_start_seconds" in response.text

@@ -1,0 +1,155 @@
+"""Event streams: errors before headers, keep-alive, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from app.http.streaming import KEEP_ALIVE, EventStream
+from app.llm.first_token import FirstToken, settle_first_token, watch_first_token
+
+
+async def collect(stream: EventStream) -> list[str]:
+    return [event async for event in stream.body()]
+
+
+async def tokens(*names: str) -> AsyncGenerator[str, None]:
+    for name in names:
+        yield name
+
+
+def test_events_before_and_after_the_first_token_arrive_in_order() -> None:
+    async def scenario() -> list[str]:
+        first = watch_first_token()
+
+        async def events() -> AsyncGenerator[str, None]:
+            yield "created"
+            async for token in settle_first_token(tokens("a", "b")):
+                yield token
+
+        stream = EventStream(events(), keep_alive_s=5)
+        assert await stream.begin(first) is None
+        assert first.settled
+        return await collect(stream)
+
+    assert asyncio.run(scenario()) == ["created", "a", "b"]
+
+
+def test_an_error_before_the_first_token_is_handed_over() -> None:
+    """The serving class turns it into an event; the status must still be an error's."""
+
+    async def scenario() -> BaseException | None:
+        first = watch_first_token()
+
+        async def failing() -> AsyncGenerator[str, None]:
+            raise ValueError("bad grammar")
+            yield ""
+
+        async def events() -> AsyncGenerator[str, None]:
+            try:
+                async for token in settle_first_token(failing()):
+                    yield token
+            except ValueError:
+                yield "data: {error}"
+
+        stream = EventStream(events(), keep_alive_s=5)
+        error = await stream.begin(first)
+        await stream.close()
+        return error
+
+    assert isinstance(asyncio.run(scenario()), ValueError)
+
+
+def test_an_error_after_the_first_token_is_not_taken_back() -> None:
+    async def scenario() -> FirstToken:
+        first = watch_first_token()
+
+        async def breaking() -> AsyncGenerator[str, None]:
+            yield "a"
+            raise ValueError
+
+        async def events() -> AsyncGenerator[str, None]:
+            async for token in settle_first_token(breaking()):
+                yield token
+
+        stream = EventStream(events(), keep_alive_s=5)
+        assert await stream.begin(first) is None
+        with pytest.raises(ValueError):  # noqa: PT011
+            await collect(stream)
+        return first
+
+    assert asyncio.run(scenario()).error is None
+
+
+def test_silence_sends_comments_and_loses_no_event() -> None:
+    async def scenario() -> list[str]:
+        async def events() -> AsyncGenerator[str, None]:
+            yield "a"
+            await asyncio.sleep(0.25)
+            yield "b"
+
+        stream = EventStream(events(), keep_alive_s=0.1)
+        await stream.begin(FirstToken(settled=True))
+        return await collect(stream)
+
+    got = asyncio.run(scenario())
+    assert [event for event in got if event != KEEP_ALIVE] == ["a", "b"]
+    assert got.count(KEEP_ALIVE) >= 1
+
+
+def test_waiting_for_the_first_token_ends_at_the_keep_alive_time() -> None:
+    async def scenario() -> list[str]:
+        async def events() -> AsyncGenerator[str, None]:
+            await asyncio.sleep(0.3)
+            yield "late"
+
+        stream = EventStream(events(), keep_alive_s=0.1)
+        assert await stream.begin(FirstToken()) is None
+        return await collect(stream)
+
+    assert asyncio.run(scenario())[-1] == "late"
+
+
+@pytest.mark.parametrize("consumed", [0, 1])
+def test_closing_ends_the_generation_started_or_not(consumed: int) -> None:
+    async def scenario() -> bool:
+        ended = False
+
+        async def events() -> AsyncGenerator[str, None]:
+            nonlocal ended
+            try:
+                while True:
+                    yield "x"
+                    await asyncio.sleep(0)
+            finally:
+                ended = True
+
+        stream = EventStream(events(), keep_alive_s=5)
+        body = stream.body()
+        await asyncio.sleep(0.01)
+        for _ in range(consumed):
+            await anext(body)
+        await stream.close()
+        return ended
+
+    assert asyncio.run(scenario())
+
+
+def test_a_slow_reader_holds_the_generation_back() -> None:
+    async def scenario() -> int:
+        produced = 0
+
+        async def events() -> AsyncGenerator[str, None]:
+            nonlocal produced
+            while True:
+                produced += 1
+                yield "x"
+
+        stream = EventStream(events(), keep_alive_s=5)
+        await asyncio.sleep(0.05)
+        await stream.close()
+        return produced
+
+    assert asyncio.run(scenario()) < 100

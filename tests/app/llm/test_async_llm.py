@@ -1,0 +1,124 @@
+"""What the gateway's end of the engine corrects in its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from vllm.exceptions import GenerationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from app.errors import ApiError
+from app.llm.async_llm import NON_FINITE, GatewayLLM, _corrected, end_non_finite
+from app.llm.vllm_errors import ConstraintError, NonFiniteError
+from app.observability import metrics
+
+
+def output(finish_reason: str | None = None, **fields: Any) -> RequestOutput:
+    values = {"text": "a", "token_ids": [5], "cumulative_logprob": None, "logprobs": None}
+    choice = CompletionOutput(index=0, finish_reason=finish_reason, **{**values, **fields})
+    return RequestOutput("id", "prompt", [1, 2], None, [choice], finish_reason is not None)
+
+
+def corrected(
+    *outputs: RequestOutput, constrained: bool = False, silent: bool = False
+) -> list[CompletionOutput]:
+    async def engine() -> AsyncGenerator[RequestOutput, None]:
+        for item in outputs:
+            yield item
+
+    async def collect() -> list[CompletionOutput]:
+        return [item.outputs[0] async for item in _corrected(engine(), constrained, silent)]
+
+    return asyncio.run(collect())
+
+
+def test_a_grammar_that_the_engine_cannot_compile_is_the_requests_mistake() -> None:
+    with pytest.raises(ConstraintError):
+        corrected(output("error", token_ids=[]), constrained=True)
+
+
+def test_any_other_request_given_up_before_its_first_token_is_ours() -> None:
+    with pytest.raises(GenerationError):
+        corrected(output("error", token_ids=[]))
+
+
+def test_after_the_first_token_the_serving_classes_tell() -> None:
+    assert corrected(output(), output("error"))[-1].finish_reason == "error"
+
+
+def test_a_grammar_may_end_in_nothing_later_on() -> None:
+    with pytest.raises(ConstraintError):
+        corrected(output(), output("error"), constrained=True)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_logits_that_are_not_finite_end_a_request_at_any_time(
+    before: int, constrained: bool
+) -> None:
+    last = output("error", token_ids=[], stop_reason=NON_FINITE)
+    with pytest.raises(NonFiniteError):
+        corrected(*[output()] * before, last, constrained=constrained)
+
+
+def test_sequences_whose_logits_are_not_finite_lose_these_tokens() -> None:
+    good = EngineCoreOutput("good", [3])
+    broken = EngineCoreOutput("broken", [0, 7], num_nans_in_logits=1)
+    at_its_end = EngineCoreOutput(
+        "at its end", [0], finish_reason=FinishReason.LENGTH, num_nans_in_logits=2
+    )
+    count_before = metrics.NON_FINITE._value.get()
+    assert end_non_finite([good, broken, at_its_end]) == ["broken"], "the engine ended the other"
+    assert (good.new_token_ids, good.finish_reason) == ([3], None)
+    for ended in (broken, at_its_end):
+        assert ended.new_token_ids == []
+        assert (ended.finish_reason, ended.stop_reason) == (FinishReason.ERROR, NON_FINITE)
+    assert metrics.NON_FINITE._value.get() == count_before + 2
+
+
+def test_a_scored_prompt_has_no_output() -> None:
+    (choice,) = corrected(output("length", logprobs=[{5: Logprob(-1.0)}]), silent=True)
+    assert (choice.text, list(choice.token_ids), choice.logprobs) == ("", [], None)
+
+
+def test_alternatives_come_in_order_of_probability() -> None:
+    step = {5: Logprob(-3.0), 1: Logprob(-1.0), 2: Logprob(-2.0)}
+    (choice,) = corrected(output(logprobs=[step]))
+    assert choice.logprobs is not None
+    assert list(choice.logprobs[0]) == [1, 2, 5]
+
+
+class Unanswering:
+    """An engine core that takes a call and dies over it, or is dead already."""
+
+    def __init__(self, dead: bool) -> None:
+        self.dead = dead
+
+    async def call_utility_async(self, *arguments: Any) -> Any:
+        if self.dead:
+            raise EngineDeadError()
+        await asyncio.Event().wait()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_call_into_a_dying_engine_is_answered(dead: bool) -> None:
+    """vLLM would let it wait for ever, and GET /v1/speculation with it."""
+
+    async def scenario() -> None:
+        llm = GatewayLLM.__new__(GatewayLLM)
+        llm.engine_core = Unanswering(dead)
+        llm.output_handler = asyncio.create_task(asyncio.sleep(0.01))
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(llm.speculation("state", {}), 10)
+        assert (caught.value.status, caught.value.code) == (503, "engine_lost")
+
+    asyncio.run(scenario())

@@ -1,0 +1,111 @@
+"""What a request is charged for, and what of its tenant reaches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm.sampling_params import SamplingParams
+
+from app.llm.async_llm import GatewayLLM
+from app.llm.request_usage import RequestUsage, count_tokenized, current_usage, set_current_usage
+from drafters.config import MAX_K
+
+
+def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -> Any:
+    known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
+    stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
+    return SimpleNamespace(
+        request_index=index, prompt_len=prompt, stats=stats, spec_decode_metrics=None
+    )
+
+
+def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
+    usage = RequestUsage(sequences=[sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1)])
+    assert (usage.prompt_tokens, usage.output_tokens) == (12, 8)
+
+
+def test_begun_is_a_first_token_and_not_a_place_in_the_queue() -> None:
+    waiting, running = sequence(queued_ts=1.0), sequence(first_token_ts=4.0)
+    assert not RequestUsage(sequences=[waiting]).begun
+    assert RequestUsage(sequences=[waiting, running]).begun
+
+
+def test_times_are_of_the_sequence_that_began_first() -> None:
+    first = sequence(queued_ts=1, scheduled_ts=2, first_token_ts=5, last_token_ts=6)
+    second = sequence(queued_ts=1, scheduled_ts=6, first_token_ts=7, last_token_ts=9)
+    timing = RequestUsage(sequences=[second, first, sequence()]).timing
+    assert timing is not None
+    assert (timing.queued_s, timing.prefill_s, timing.decode_s) == (1, 3, 4)
+    assert RequestUsage(sequences=[sequence()]).timing is None
+
+
+def test_drafts_are_of_all_choices_that_have_ended() -> None:
+    """Steps that verified drafts, by how many were accepted: 3 times none, 1 one, 4 two."""
+    first, second = sequence(), sequence(1)
+    assert RequestUsage(sequences=[first]).drafts is None
+    first.spec_decode_metrics = SimpleNamespace(histogram=[3, 1, 4], num_draft_tokens=16)
+    second.spec_decode_metrics = SimpleNamespace(histogram=[2, 0, 0], num_draft_tokens=4)
+    drafts = RequestUsage(sequences=[first, second, sequence()]).drafts
+    assert drafts is not None
+    assert (drafts.steps, drafts.drafted, drafts.accepted) == (10, 20, 9)
+    assert (drafts.k, drafts.length) == (2.0, 1.9)
+
+
+def test_an_engine_without_statistics_charges_the_prompt() -> None:
+    blind = SimpleNamespace(request_index=0, prompt_len=5, stats=None)
+    usage = RequestUsage(sequences=[blind])
+    assert (usage.prompt_tokens, usage.output_tokens, usage.begun) == (5, 0, False)
+
+
+def test_requests_do_not_share_their_usage() -> None:
+    async def request_usage(i: int) -> bool:
+        mine = RequestUsage(priority=i)
+        set_current_usage(mine)
+        await asyncio.sleep(0)
+        return await asyncio.create_task(seen()) is mine
+
+    async def seen() -> RequestUsage | None:
+        return current_usage()
+
+    async def scenario() -> list[bool]:
+        return await asyncio.gather(*(asyncio.create_task(request_usage(i)) for i in range(10)))
+
+    assert all(asyncio.run(scenario()))
+
+
+@pytest.mark.parametrize(("policy", "priority"), [("priority", -3), ("fcfs", 0)])
+def test_what_the_tenant_may_reaches_the_engine(policy: str, priority: int) -> None:
+    """Under another policy vLLM refuses a priority; what a client sets itself does not count."""
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(policy=policy))
+    params = SamplingParams(extra_args={MAX_K: 99, "other": 1})
+    kwargs: dict[str, Any] = {"priority": 0}
+    llm = cast("GatewayLLM", SimpleNamespace(vllm_config=config))
+    GatewayLLM._apply_tenant_limits(llm, RequestUsage(priority=-3, max_k=2), params, kwargs)
+    assert kwargs["priority"] == priority
+    assert params.extra_args == {MAX_K: 2, "other": 1}
+    GatewayLLM._apply_tenant_limits(llm, RequestUsage(), params, kwargs)
+    # A client may ask for less.
+    GatewayLLM._apply_tenant_limits(llm, RequestUsage(max_k=9), params, kwargs)
+    assert params.extra_args == {MAX_K: 2, "other": 1}
+
+
+@pytest.mark.parametrize(("answer", "paid"), [(7, 7), (None, 100)], ids=["counted", "refused"])
+def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
+    answer: int | None, paid: int
+) -> None:
+    """A refusal that comes after the work has no count."""
+    usage = RequestUsage(charged=100)
+
+    async def call(request: str) -> int | None:
+        assert usage.tokenized == 100, "whoever leaves now pays what was charged"
+        return answer
+
+    async def request() -> None:
+        set_current_usage(usage)
+        assert await count_tokenized(call, lambda _, count: count)("text") == answer
+
+    asyncio.run(request())
+    assert usage.tokenized == paid

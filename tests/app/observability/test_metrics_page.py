@@ -1,0 +1,24 @@
+"""docs/metrics.md is what the code says, and nobody asks for a metric that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.metrics import PAGE, RULES, exported, page
+
+# Beside a histogram's parts; `max_k` of a tenant is a field, as AERIE_... are settings.
+NAME = re.compile(r"\baerie_[a-z_]+[a-z]\b")
+NO_METRICS = {"aerie_max_k"}
+PLACES = [*PAGE.parent.glob("*.md"), *RULES.glob("*.yml")]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run: python -m docs.metrics"
+
+
+@pytest.mark.parametrize("file", sorted(PLACES), ids=lambda file: str(file.name))
+def test_no_other_is_named(file: Path) -> None:
+    assert set(NAME.findall(file.read_text("utf-8"))) - NO_METRICS <= set(exported())

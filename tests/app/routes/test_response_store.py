@@ -1,0 +1,78 @@
+"""Responses in memory: bounds, age, and one tenant's apart from another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.routes.response_store import ResponseStore, StoredResponse
+
+
+def stored(name: str, text: str = "x") -> StoredResponse:
+    output = [{"type": "message", "id": f"msg_{name}", "content": text}]
+    return StoredResponse([{"role": "user", "content": "hi"}], {"id": name, "output": output})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_kept_comes_back() -> None:
+    store = ResponseStore(1000, 60)
+    assert store.put("a", "r1", stored("r1"))
+    assert store.get("a", "r1") == stored("r1")
+    assert store.item("a", "msg_r1") == stored("r1").response["output"][0]
+    assert store.get("a", "r2") is None
+    assert store.item("a", "msg_r2") is None
+
+
+def test_tenants_see_their_own() -> None:
+    store = ResponseStore(1000, 60)
+    store.put("a", "r1", stored("r1"))
+    assert store.get("b", "r1") is None
+    assert store.item("b", "msg_r1") is None
+    assert not store.delete("b", "r1")
+    assert store.delete("a", "r1")
+    assert store.get("a", "r1") is None
+    assert store.item("a", "msg_r1") is None
+
+
+def test_a_response_expires() -> None:
+    clock = Clock()
+    store = ResponseStore(10_000, 60, clock)
+    store.put("a", "r1", stored("r1"))
+    clock.now = 30
+    store.put("a", "r2", stored("r2"))
+    clock.now = 60
+    assert store.get("a", "r1") is None
+    assert store.get("a", "r2") is not None
+    clock.now = 90
+    assert store.get("a", "r2") is None
+    assert store._tenants == {}
+
+
+def test_a_response_that_is_too_large_is_not_kept() -> None:
+    store = ResponseStore(200, 60)
+    assert not store.put("a", "r1", stored("r1", "x" * 200))
+    assert store.get("a", "r1") is None
+
+
+@given(sizes=st.lists(st.integers(0, 400), max_size=30), limit=st.integers(0, 1000))
+def test_a_tenant_never_has_more_than_its_bytes(sizes: list[int], limit: int) -> None:
+    """The newest are kept, the oldest make room."""
+    store = ResponseStore(limit, 60)
+    kept: list[str] = []
+    for number, size in enumerate(sizes):
+        if store.put("a", f"r{number}", stored(f"r{number}", "x" * size)):
+            kept.append(f"r{number}")
+        tenant: Any = store._tenants.get("a")
+        held = sum(len(entry.data) for entry in tenant.entries.values()) if tenant else 0
+        assert held == (tenant.size if tenant else 0) <= limit
+    have = [name for name in kept if store.get("a", name) is not None]
+    assert have == kept[len(kept) - len(have) :]
+    assert not kept or have

@@ -1,0 +1,89 @@
+"""GET and PATCH /v1/speculation while the engine stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.engine.speculation_client import SpeculationClient
+from app.engine.supervisor import Phase
+from app.main import create_app
+from app.routes import speculation
+from app.settings import Settings, load
+from drafters.control.controller import Controller
+from drafters.control.objective import Objective
+from tests.app.phased_engine import PhasedEngine
+
+SETTINGS = load({"calibration_s": 0}, {}, preset="embedded")
+PATH = "/v1/speculation"
+
+
+class Core:
+    """An engine that answers unless it is stopped."""
+
+    def __init__(self) -> None:
+        self.policy = Controller(5)
+        self.stopped = False
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        while self.stopped:  # noqa: ASYNC110 - as SIGSTOP does it: nobody is told
+            await asyncio.sleep(0.01)
+        if command == "steer":
+            self.policy.steer(Objective(**arguments))
+        return self.policy.snapshot()
+
+    async def run_dummy_batch(self, requests: int, tokens: int) -> None:
+        raise NotImplementedError
+
+
+class SteeredEngine(PhasedEngine):
+    """Serves at once; its `SpeculationClient` asks `core`, also every second as in service."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.core = Core()
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        self.speculation = SpeculationClient(self.core, self.settings, {})
+        self.phase = Phase.READY
+        self.polling = asyncio.create_task(self.speculation.poll())
+
+    async def stop(self) -> None:
+        self.phase = Phase.STOPPING
+        self.polling.cancel()
+
+
+@pytest.fixture
+def engine() -> SteeredEngine:
+    return SteeredEngine(SETTINGS)
+
+
+@pytest.fixture
+def client(engine: SteeredEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr(speculation, "ANSWER_WITHIN_S", 0.3)
+    with TestClient(create_app(SETTINGS, engine)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_an_engine_that_stands_still_is_told_in_time(
+    client: TestClient, engine: SteeredEngine, method: str
+) -> None:
+    body = {"json": {"objective": "off"}} if method == "PATCH" else {}
+    assert client.request(method, PATH, **body).status_code == 200
+    engine.core.stopped = True
+    time.sleep(1.2)  # the poll has asked and holds the turn
+    began = time.monotonic()
+    refused = client.request(method, PATH, **body)
+    assert time.monotonic() - began < 5
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_busy"
+    assert int(refused.headers["retry-after"]) >= 1
+    engine.core.stopped = False
+    time.sleep(0.1)
+    assert client.request(method, PATH, **body).status_code == 200

@@ -1,0 +1,226 @@
+"""/v1/responses between requests: what is kept, and what a later request makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncGenerator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.admission.key_file import create
+from app.errors import ApiError
+from app.llm.first_token import FirstToken
+from app.main import create_app
+from app.serving.operation import Reply
+from app.settings import load
+from app.validation.output_limit import OutputLimit
+from tests.app.phased_engine import PhasedEngine
+
+PATH = "/v1/responses"
+JSON = dict[str, Any]
+
+
+class EchoOperation:
+    """Answers with the texts of the input; keeps the payloads that it was asked with."""
+
+    output_limit = OutputLimit()
+
+    def __init__(self) -> None:
+        self.payloads: list[JSON] = []
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, payload: JSON, size: int = 0) -> Reply:
+        self.payloads.append(payload)
+        number = next(self._numbers)
+        content = [{"type": "output_text", "text": f"answer {number}", "annotations": []}]
+        item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content}
+        response = {"id": f"resp_{number}", "status": "completed", "output": [item]}
+        first = FirstToken(settled=True)
+        return Reply(self.events(response) if payload.get("stream") else response, first)
+
+    def event(self, error: ApiError, sequence_number: int) -> str:
+        raise AssertionError("no deadline passes here")
+
+    async def events(self, response: JSON) -> AsyncGenerator[str, None]:
+        for kind, changes in (
+            ("response.created", {"status": "in_progress", "output": []}),
+            ("response.output_text.delta", None),
+            ("response.completed", {}),
+        ):
+            data: JSON = {"type": kind}
+            if changes is not None:
+                data["response"] = {**response, **changes}
+            yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+class EchoEngine(PhasedEngine):
+    """Ready at once."""
+
+    echo: EchoOperation
+
+    def operation(self, name: str) -> Any:
+        return self.echo
+
+
+def made(**options: str) -> tuple[TestClient, EchoOperation]:
+    settings = load(options, {}, preset="embedded")
+    engine = EchoEngine(settings)
+    engine.echo = EchoOperation()
+    return TestClient(create_app(settings, engine)), engine.echo
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[TestClient, EchoOperation]]:
+    client, echo = made()
+    with client:
+        yield client, echo
+
+
+Served = tuple[TestClient, EchoOperation]
+
+
+def ask(client: TestClient, **body: Any) -> JSON:
+    response = client.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    answer: JSON = response.json()
+    return answer
+
+
+def streamed(client: TestClient, **body: Any) -> list[JSON]:
+    text = client.post(PATH, json={**body, "stream": True}).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def texts(payload: JSON) -> list[str]:
+    found = []
+    for item in payload["input"]:
+        content = item["content"]
+        found.append(content if isinstance(content, str) else content[0]["text"])
+    return found
+
+
+def test_a_conversation_goes_on_by_id(served: Served) -> None:
+    client, echo = served
+    first = ask(client, input="one")
+    assert (first["store"], first["previous_response_id"]) == (True, None)
+    second = ask(client, input="two", previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    ask(client, input=[{"role": "user", "content": "three"}], previous_response_id=second["id"])
+    assert texts(echo.payloads[-1]) == ["one", "answer 1", "two", "answer 2", "three"]
+    assert echo.payloads[-1]["previous_response_id"] is None
+    again = ask(client, input="other", previous_response_id=first["id"])  # a branch
+    assert texts(echo.payloads[-1]) == ["one", "answer 1", "other"]
+    assert again["previous_response_id"] == first["id"]
+
+
+def test_a_turn_without_input_is_left_to_the_checks(served: Served) -> None:
+    client, echo = served
+    first = ask(client, input="one")
+    ask(client, previous_response_id=first["id"])
+    assert "input" not in echo.payloads[-1]
+
+
+def test_instructions_are_those_of_the_request(served: Served) -> None:
+    client, echo = served
+    first = ask(client, input="one", instructions="Be brief.")
+    ask(client, input="two", previous_response_id=first["id"])
+    assert "instructions" not in echo.payloads[-1]
+
+
+def test_a_streamed_response_is_kept_too(served: Served) -> None:
+    client, echo = served
+    events = streamed(client, input="one")
+    assert [event["type"] for event in events][1] == "response.output_text.delta"
+    assert all(event["response"]["store"] for event in events if "response" in event)
+    last = events[-1]["response"]
+    more = streamed(client, input="two", previous_response_id=last["id"])
+    assert texts(echo.payloads[-1]) == ["one", "answer 1", "two"]
+    assert more[0]["response"]["previous_response_id"] == last["id"]
+    assert client.get(f"{PATH}/{last['id']}").json() == last
+
+
+def test_items_are_referred_to_by_id(served: Served) -> None:
+    client, echo = served
+    answer = ask(client, input="one")
+    item = answer["output"][0]
+    for reference in ({"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
+        ask(client, input=[{"role": "user", "content": "one"}, reference])
+        assert echo.payloads[-1]["input"][1] == item
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_is_not_kept_is_refused_by_name(served: Served, streaming: bool) -> None:
+    client, _ = served
+    unkept = ask(client, input="one", store=False)
+    assert unkept["store"] is False
+    for changes, param, code in (
+        ({"previous_response_id": unkept["id"]}, "previous_response_id", "response"),
+        ({"input": [{"id": "msg_9"}]}, "input[0].id", "item"),
+    ):
+        response = client.post(PATH, json={"input": "two", "stream": streaming, **changes})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
+        assert error["code"] == f"previous_{code}_not_found"
+        assert "3600 s" in error["message"]
+
+
+def test_a_response_is_read_and_deleted(served: Served) -> None:
+    client, _ = served
+    first = ask(client, input="one")
+    second = ask(client, input="two", previous_response_id=first["id"])
+    where = f"{PATH}/{second['id']}"
+    assert client.get(where).json() == second
+    listed = client.get(f"{where}/input_items").json()
+    assert texts({"input": listed["data"]}) == ["one", "answer 1", "two"]
+    assert client.delete(where).json() == {
+        "id": second["id"],
+        "object": "response",
+        "deleted": True,
+    }
+    for method in ("GET", "DELETE"):
+        gone = client.request(method, where)
+        assert (gone.status_code, gone.json()["error"]["param"]) == (404, "response_id")
+    assert client.get(f"{PATH}/{first['id']}").status_code == 200
+
+
+def test_a_server_that_keeps_nothing_says_so() -> None:
+    client, _ = made(stored_responses_mib="0")
+    with client:
+        answer = ask(client, input="one", store=True)
+        assert answer["store"] is False
+        events = streamed(client, input="x")
+        assert not any(event["response"]["store"] for event in events if "response" in event)
+        refused = client.post(PATH, json={"input": "x", "previous_response_id": answer["id"]})
+        assert refused.status_code == 400
+        assert "keeps no responses" in refused.json()["error"]["message"]
+
+
+def test_a_conversation_that_is_too_large_is_not_kept() -> None:
+    client, _ = made(stored_responses_mib="0.001")
+    with client:
+        assert ask(client, input="x" * 2000)["store"] is False
+        assert ask(client, input="x")["store"] is True
+
+
+def test_tenants_do_not_see_each_others_responses(tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys.toml"
+    keys = {
+        name: create(keys_file, name, {}, admin=False, now=datetime.now(UTC))[1]
+        for name in ("one", "other")
+    }
+    headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
+    client, _ = made(keys_file=str(keys_file))
+    with client:
+        made_by_one = client.post(PATH, json={"input": "x"}, headers=headers["one"]).json()
+        where = f"{PATH}/{made_by_one['id']}"
+        assert client.get(where, headers=headers["one"]).status_code == 200
+        assert client.get(where, headers=headers["other"]).status_code == 404
+        assert client.delete(where, headers=headers["other"]).status_code == 404
+        body = {"input": "y", "previous_response_id": made_by_one["id"]}
+        assert client.post(PATH, json=body, headers=headers["other"]).status_code == 400
+        assert client.get(where).status_code == 401

@@ -1,0 +1,511 @@
+"""Hostile connections, as raw bytes over a real socket; the application behind is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from app.server import connection
+from app.settings import ServerSettings
+
+Scenario = Callable[["Server"], Awaitable[None]]
+PLENTY_S = 20.0
+FAST = {
+    "header_timeout_s": 0.4,
+    "write_timeout_s": 0.4,
+    "body_timeout_s": 0.4,
+    "idle_timeout_s": 5.0,
+}
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class App:
+    """Answers `ok` after the body; /slow waits, /big sends for ever, /refuse reads nothing."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.left = asyncio.Event()
+        self.bodies: list[int] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        if scope["path"] == "/refuse":
+            await send({**start, "status": 429})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        more, size = True, 0
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left.set()
+                return
+            size += len(message["body"])
+            more = message.get("more_body", False)
+        self.bodies.append(size)
+        if scope["path"] in ("/slow", "/big"):
+            await self._until_left(scope, receive, send, start)
+            return
+        await send(start)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def _until_left(self, scope: Any, receive: Any, send: Any, start: Any) -> None:
+        watcher = asyncio.create_task(receive())
+        await send(start)
+        while not watcher.done():
+            if scope["path"] == "/big":
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.wait({watcher}, timeout=0.005)
+        assert watcher.result()["type"] == "http.disconnect"
+        self.left.set()
+
+
+class Server:
+    def __init__(self, app: App, port: int, inner: uvicorn.Server) -> None:
+        self.app, self.port, self.inner = app, port, inner
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def say(self, data: bytes) -> bytes:
+        """Everything that comes back until the server closes."""
+        reader, writer = await self.open()
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            await writer.drain()
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(PLENTY_S):
+                answer = await reader.read()
+        writer.close()
+        return answer
+
+
+def run(scenario: Scenario, app: App | None = None, **limits: Any) -> None:
+    settings = ServerSettings.model_validate({**FAST, **limits})
+
+    async def main() -> None:
+        served = app or App()
+        config = uvicorn.Config(
+            served, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
+            timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        inner = uvicorn.Server(config)
+        inner.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(inner._serve([listener]))
+            try:
+                await scenario(Server(served, listener.getsockname()[1], inner))
+            finally:
+                inner.should_exit = True
+                await serving
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def refusal(answer: bytes, status: int) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"connection: close" in head
+    assert b"content-length: %d" % len(body) in head
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return dict(error)
+
+
+def test_a_good_request_and_a_second_one_on_the_same_connection() -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        for _ in range(3):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
+            assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+            await asyncio.sleep(0.5)  # longer than headers may take: between requests is idle
+        writer.close()
+        assert server.app.bodies == [3, 3, 3]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
+        b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 200_000,
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        b"GET / HTTP/1.1\r\nlong: " + b"x" * 33_000 + b"\r\n\r\n",
+    ],
+)
+def test_oversized_heads(head: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        refusal(await server.say(head), 431)
+        assert not server.app.scopes
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        REQUEST,
+        b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + b"x" * 20_000,
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+    ],
+    ids=["alone", "behind one", "behind a body", "behind chunks"],
+)
+def test_an_oversized_header_that_begins_in_the_chunk_in_which_it_stops(before: bytes) -> None:
+    """The parser says nothing of a header before its end, and nothing more comes after it."""
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(before + b"GET / HTTP/1.1\r\nlong: " + b"x" * 65_536)
+        assert b"HTTP/1.1 431 " in answer or before, answer[:200]
+        assert b" 408 " not in answer
+
+    started = time.monotonic()
+    run(scenario, header_timeout_s=10)
+    assert time.monotonic() - started < 5
+
+
+def test_a_refusal_arrives_although_the_client_goes_on_sending() -> None:
+    """To close a socket with something unread in it throws away what was answered, too."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"GET / HTTP/1.1\r\nlong: " + b"x" * 40_000)
+        await asyncio.sleep(0.2)
+        for _ in range(10):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        refusal(await reader.read(), 431)
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_refused_client_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 0.3)
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"nonsense\r\n\r\n")
+        refusal(await reader.read(), 400)
+
+        async def send_on() -> None:
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send_on(), PLENTY_S)
+        assert not server.inner.server_state.connections
+
+    run(scenario)
+
+
+def test_what_stands_before_a_head_does_not_count_for_it() -> None:
+    """Requests in one chunk, each far below the limit and together above it."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b"x" * 60_000
+        padded = b"GET / HTTP/1.1\r\nlong: " + b"x" * 20_000
+        writer.write(padded + b"\r\n\r\n" + body + padded)
+        await asyncio.sleep(0.2)
+        writer.write(b"\r\n\r\n")
+        for _ in range(3):
+            assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+
+    run(scenario, header_timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nauthorization: Bearer a\x00b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        # Two ideas of where a body ends: whoever stands in front may have the other one.
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length : 3\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_is_no_request(data: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        assert refusal(await server.say(data), 400)["type"] == "invalid_request_error"
+        assert not [body for body in server.app.bodies if body]
+
+    run(scenario)
+
+
+def test_slow_headers() -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                for byte in b"GET / HTTP/1.1\r\n" + b"x" * 1000:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(PLENTY_S):
+            refusal(await reader.read(), 408)
+        dripping.cancel()
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    async def scenario(server: Server) -> None:
+        assert await server.say(b"") == b""
+        assert await server.say(b"\r\n\r\n") == b""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/refuse"])
+def test_a_slow_body_ends_even_if_nobody_reads_it(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.1)
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"POST " + path + b" HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1000):
+                    writer.write(b"x")
+                    await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(PLENTY_S):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        dripping.cancel()
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1;" + b"x" * 500_000,
+        b"".join(b"1;%s\r\na\r\n" % (b"x" * 5000) for _ in range(100)),
+        b"1\r\na\r\n0\r\n" + b"t: v\r\n" * 100_000,
+        b"1\r\na\r\n0\r\nt: " + b"v" * 500_000,
+    ],
+)
+def test_framing_that_outweighs_the_body(body: bytes) -> None:
+    """Chunk extensions and trailers count for no body limit."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0.05)
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(body), 16384):
+                writer.write(body[at : at + 16384])
+                await writer.drain()
+        async with asyncio.timeout(PLENTY_S):
+            with contextlib.suppress(ConnectionError):
+                assert b"ok" not in await reader.read()
+        assert not server.app.bodies
+        writer.close()
+
+    run(scenario, body_timeout_s=30)
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.1], ids=["with the head", "later"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x\r\n",
+        b"-1\r\na\r\n",
+        b"1\r\nab\r\n",
+        b"ffffffffffffffffff\r\n",
+        b"2\r\nab\r\n\r\n0\r\n\r\n",
+        b"2\r\nab\r\n0\r\nno trailer\r\n\r\n",
+    ],
+)
+def test_a_malformed_chunked_body(body: bytes, pause_s: float) -> None:
+    """The application that waits for the body sees a client that left, and its client a 400."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(CHUNKED % b"/")
+        await asyncio.sleep(pause_s)
+        writer.write(body)
+        async with asyncio.timeout(PLENTY_S):
+            error = refusal(await reader.read(), 400)
+            assert error["type"] == "invalid_request_error"
+            if pause_s:
+                await server.app.left.wait()
+        assert server.app.bodies == []
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_malformed_body_is_no_answer_to_the_request_in_front() -> None:
+    """What runs is another request, whose client would take the refusal for its answer."""
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(CHUNKED % b"/slow" + b"0\r\n\r\n" + CHUNKED % b"/" + b"x\r\n")
+        assert b"HTTP/1.1 400" not in answer
+
+    run(scenario)
+
+
+def test_a_malformed_body_after_the_answer_began() -> None:
+    class Early(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            await receive()
+            self.left.set()
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(CHUNKED % b"/")
+        async with asyncio.timeout(PLENTY_S):
+            answer = await reader.readuntil(b"part\r\n")
+            writer.write(b"x\r\n")
+            answer += await reader.read()
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+    run(scenario, app=Early())
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])
+@pytest.mark.parametrize("parts", [[b"ok"], [b"a", b"", b"b" * 100_000, b""], []], ids=len)
+def test_http_1_0_reads_no_chunks(method: bytes, keep_alive: bytes, parts: list[bytes]) -> None:
+    """Its body ends with the connection, whatever was asked for."""
+
+    class Parts(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(method + b" / HTTP/1.0\r\nhost: x\r\n" + keep_alive + b"\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == (b"".join(parts) if method == b"GET" else b"")
+
+    run(scenario, app=Parts())
+
+
+def test_http_1_0_with_a_length() -> None:
+    class Whole(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"Content-Length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    async def scenario(server: Server) -> None:
+        answer = await server.say(b"GET / HTTP/1.0\r\n\r\n")
+        assert answer.lower().count(b"content-length: 2") == 1
+        assert answer.endswith(b"\r\n\r\nok")
+        assert b"transfer-encoding" not in answer
+
+    run(scenario, app=Whole())
+
+
+def test_trailers_never_become_headers() -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(
+            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"1\r\na\r\n0\r\nauthorization: Bearer x\r\n\r\n"
+        )
+        assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        assert [name for name, _ in server.app.scopes[0]["headers"]] == [b"transfer-encoding"]
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_stream_that_nobody_reads_is_cut() -> None:
+    async def scenario(server: Server) -> None:
+        _, writer = await server.open()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(PLENTY_S):
+            await server.app.left.wait()
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_stream_that_is_read_goes_on() -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await server.open()
+        writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 1.5  # several times the write timeout
+        while loop.time() < end:
+            assert await reader.read(65536)
+        assert not server.app.left.is_set()
+        writer.close()
+
+    run(scenario)
+
+
+def test_one_connection_too_many() -> None:
+    async def scenario(server: Server) -> None:
+        kept = [await server.open() for _ in range(3)]
+        await asyncio.sleep(0.05)
+        refusal(await server.say(b""), 503)
+        for _, writer in kept:
+            writer.close()
+        await asyncio.sleep(0.1)
+        reader, writer = await server.open()
+        writer.write(REQUEST)
+        assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+
+    run(scenario, max_connections=3, header_timeout_s=10)
+
+
+def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
+    """The request that runs is not the one that was sent last."""
+
+    async def scenario(server: Server) -> None:
+        _, writer = await server.open()
+        writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + REQUEST)
+        while not server.app.bodies:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.close()
+        async with asyncio.timeout(PLENTY_S):
+            await server.app.left.wait()
+        assert len(server.app.scopes) == 1
+
+    run(scenario)

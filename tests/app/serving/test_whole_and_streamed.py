@@ -1,0 +1,256 @@
+"""What a stream adds up to is the whole answer, in every dialect and wherever the limit cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
+from pydantic import TypeAdapter
+
+from tests.app.scripted_engine import Client
+
+JSON = dict[str, Any]
+
+PARAMETERS: JSON = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Bad Aibling"}}\n</tool_call>'
+TERSE = '<tool_call>{"name":"g","arguments":{"city":"Ur","n":[1,{"a":null}]}}</tool_call>'
+PIECES = (
+    *("Hi.", " if x < 3", "<", "<tool", "\n", " ", "München 🦆", '{"name": "f"}', "</tool_call>"),
+    *(CALL, TERSE, "<tool_call>{}</tool_call>", '<tool_call>{"name": "f"}</tool_call>'),
+    '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+)
+SCRIPTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+STEPS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def client() -> Client:
+    return Client(tool_call_parser="hermes")
+
+
+def chat_body(limit: int, tools: bool, **changes: Any) -> JSON:
+    body: JSON = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": limit, **changes}
+    if tools:
+        body["tools"] = [
+            {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
+            for name in ("f", "g")
+        ]
+    return body
+
+
+def responses_body(limit: int, tools: bool, **changes: Any) -> JSON:
+    body: JSON = {"input": "hi", "max_output_tokens": limit, **changes}
+    if tools:
+        body["tools"] = [
+            {"type": "function", "name": name, "parameters": PARAMETERS, "strict": False}
+            for name in ("f", "g")
+        ]
+    return body
+
+
+def messages_body(limit: int, tools: bool, **changes: Any) -> JSON:
+    body: JSON = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": limit, **changes}
+    if tools:
+        body["tools"] = [{"name": name, "input_schema": PARAMETERS} for name in ("f", "g")]
+    return body
+
+
+def both(client: Client, operation: str, body: JSON, **streamed: Any) -> tuple[JSON, list[JSON]]:
+    async def ask() -> tuple[JSON, list[JSON]]:
+        whole = await client.answer(operation, body)
+        return whole, await client.events(operation, {**body, **streamed})
+
+    return asyncio.run(ask())
+
+
+def chat_facts(choice: JSON) -> JSON:
+    message = choice["message"]
+    return {
+        "content": message.get("content") or "",
+        "calls": [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls") or ()
+        ],
+        "finish_reason": choice["finish_reason"],
+        "logprobs": (choice.get("logprobs") or {}).get("content"),
+    }
+
+
+def check_chat(client: Client, body: JSON) -> JSON:
+    whole, chunks = both(client, "chat", body, stream_options={"include_usage": True})
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    added = state.current_completion_snapshot.model_dump(mode="json")
+    facts = chat_facts(whole["choices"][0])
+    assert chat_facts(added["choices"][0]) == facts
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert added["usage"][name] == whole["usage"][name]
+    return facts
+
+
+def item_facts(items: list[JSON]) -> list[JSON]:
+    facts = []
+    for item in items:
+        text = "".join(part["text"] for part in item.get("content") or ())
+        fact = {"type": item["type"], "status": item.get("status"), "text": text}
+        fact |= {name: item.get(name) for name in ("name", "arguments")}
+        fact["logprobs"] = [
+            entry["token"] for part in item.get("content") or () for entry in part["logprobs"] or ()
+        ]
+        facts.append(fact)
+    return facts
+
+
+def check_responses(client: Client, body: JSON) -> JSON:
+    whole, events = both(client, "responses", body)
+    final = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{whole['status']}"
+    for name in ("status", "incomplete_details", "usage"):
+        assert final[name] == whole[name]
+    assert item_facts(final["output"]) == item_facts(whole["output"])
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == final["output"]
+    texts: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            index = event["output_index"]
+            texts[index] = texts.get(index, "") + event["delta"]
+    for index, fact in enumerate(item_facts(done)):
+        assert texts.get(index, "") == fact["text"] + (fact["arguments"] or "")
+    return whole
+
+
+def block_facts(blocks: list[JSON]) -> list[JSON]:
+    names = ("type", "text", "name", "input")
+    facts = [{name: block.get(name) for name in names} for block in blocks]
+    text = "".join(fact["text"] or "" for fact in facts)
+    return [{"text": text}, *(fact for fact in facts if fact["type"] != "text")]
+
+
+def check_messages(client: Client, body: JSON) -> JSON:
+    whole, events = both(client, "messages", body)
+    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    message: Any = None
+    buffers: dict[int, bytes] = {}
+    for event in events:
+        message = accumulate_event(
+            event=adapter.validate_python(event), current_snapshot=message, json_bufs=buffers
+        )
+    added = message.model_dump(mode="json")
+    assert block_facts(added["content"]) == block_facts(whole["content"])
+    for name in ("stop_reason", "stop_sequence"):
+        assert added[name] == whole[name]
+    for name in ("input_tokens", "output_tokens"):
+        assert added["usage"][name] == whole["usage"][name]
+    return whole
+
+
+@given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS, tools=st.booleans())
+@FEW
+def test_chat(client: Client, script: str, limit: int, steps: list[int], tools: bool) -> None:
+    client.engine.script, client.engine.steps = script, steps
+    check_chat(client, chat_body(limit, tools, logprobs=True, top_logprobs=2))
+
+
+@given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS, tools=st.booleans())
+@FEW
+def test_responses(client: Client, script: str, limit: int, steps: list[int], tools: bool) -> None:
+    client.engine.script, client.engine.steps = script, steps
+    check_responses(client, responses_body(limit, tools))
+
+
+@given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS, tools=st.booleans())
+@FEW
+def test_messages(client: Client, script: str, limit: int, steps: list[int], tools: bool) -> None:
+    client.engine.script, client.engine.steps = script, steps
+    check_messages(client, messages_body(limit, tools))
+
+
+@given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS)
+@FEW
+def test_completions(client: Client, script: str, limit: int, steps: list[int]) -> None:
+    client.engine.script, client.engine.steps = script, steps
+    body = {"prompt": "hi", "max_tokens": limit, "logprobs": 2}
+    whole, chunks = both(client, "completions", body, stream_options={"include_usage": True})
+    choice = whole["choices"][0]
+    parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert "".join(part["text"] for part in parts) == choice["text"]
+    assert parts[-1]["finish_reason"] == choice["finish_reason"]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        added = [x for part in parts if part["logprobs"] for x in part["logprobs"][name]]
+        assert added == choice["logprobs"][name]
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(("choice", "stride"), [("auto", 1), ("required", 7), ("named", 7)])
+def test_every_limit_through_two_calls(client: Client, choice: str, stride: int) -> None:
+    """Complete calls are kept, the cut one is as far as it came, and no markup is content."""
+    client.engine.script, client.engine.steps = CALL + "\n" + TERSE, (3,)
+    length = len(client.engine.tokens())
+    named = choice == "named"
+    chat = {"type": "function", "function": {"name": "f"}} if named else choice
+    flat = {"type": "function", "name": "f"} if named else choice
+    kind = {"auto": {"type": "auto"}, "required": {"type": "any"}}
+    anthropic = kind.get(choice, {"type": "tool", "name": "f"})
+    for limit in range(length, 0, -stride):
+        facts = check_chat(client, chat_body(limit, True, tool_choice=chat))
+        assert facts["content"] == ""
+        assert "".join(arguments for _, arguments in facts["calls"]) in (
+            '{"city": "Bad Aibling"}' + '{"city":"Ur","n":[1,{"a":null}]}'
+        )
+        ended = "stop" if named else "tool_calls"
+        assert facts["finish_reason"] == ("length" if limit < length else ended)
+        items = check_responses(client, responses_body(limit, True, tool_choice=flat))["output"]
+        assert all(item["type"] == "function_call" for item in items)
+        statuses = ["completed"] * len(items)
+        if limit < length and items:
+            statuses[-1] = "incomplete"
+        assert [item["status"] for item in items] == statuses
+        blocks = check_messages(client, messages_body(limit, True, tool_choice=anthropic))
+        assert blocks["stop_reason"] == ("max_tokens" if limit < length else "tool_use")
+
+
+@pytest.mark.parametrize("length", range(1, len("<tool_call>")))
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_forced_call_that_is_cut_within_its_tag_is_no_content(
+    client: Client, choice: str, length: int
+) -> None:
+    """As a tokenizer without a token for the tag has it cut."""
+    client.engine.script, client.engine.steps = "<tool_call>"[:length], (1,)
+    named = choice == "named"
+    chat = {"type": "function", "function": {"name": "f"}} if named else choice
+    assert check_chat(client, chat_body(64, True, tool_choice=chat))["content"] == ""
+    flat = {"type": "function", "name": "f"} if named else choice
+    assert check_responses(client, responses_body(64, True, tool_choice=flat))["output"] == []
+    wanted = {"type": "tool", "name": "f"} if named else {"type": "any"}
+    blocks = check_messages(client, messages_body(64, True, tool_choice=wanted))["content"]
+    assert not [block for block in blocks if block.get("text")]
+    # A model that need not call anything may have meant it.
+    free = check_chat(client, chat_body(64, True, tool_choice="auto"))
+    assert free["content"] == "<tool_call>"[:length]
+
+
+def test_a_call_begins_with_empty_arguments(client: Client) -> None:
+    client.engine.script, client.engine.steps = CALL, (1,)
+    chunks = asyncio.run(client.events("chat", chat_body(64, True)))
+    calls = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls") or ()]
+    assert calls[0]["function"] == {"name": "f", "arguments": ""}
+    joined = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(joined) == {"city": "Bad Aibling"}
+
+
+def test_what_is_no_call_stays_content(client: Client) -> None:
+    client.engine.script, client.engine.steps = f"<tool_call>no</tool_call>{CALL}", (2,)
+    facts = check_chat(client, chat_body(200, True))
+    assert facts["content"] == "<tool_call>no</tool_call>"
+    assert facts["calls"] == [("f", '{"city": "Bad Aibling"}')]

@@ -1,0 +1,62 @@
+"""The table of request fields, and the OpenAPI document and the page that are made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.errors import ApiError
+from app.serving.schemas import MODELS, request_schemas
+from app.validation import fields
+from app.validation.fields import FIELDS, OnlyAt, SameAs, WithoutEffect
+from docs.fields import PAGE, page
+
+RULES = [(dialect, name) for dialect, rules in FIELDS.items() for name in rules]
+
+
+def test_every_dialect_is_in_the_table() -> None:
+    assert set(FIELDS) == set(MODELS)
+
+
+@pytest.mark.parametrize(("dialect", "name"), RULES)
+def test_every_rule_is_kept(dialect: str, name: str) -> None:
+    rule = FIELDS[dialect][name]
+    wrong: Any = object() if isinstance(rule, OnlyAt) else {str: 5, int: True}.get(rule.kind, "x")
+    with pytest.raises(ApiError) as caught:
+        fields.check_fields({name: wrong}, {name}, dialect)
+    assert (caught.value.status, caught.value.param) == (400, name)
+    if isinstance(rule, OnlyAt):
+        assert rule.why in caught.value.message
+        for harmless in rule.values:
+            payload = {name: harmless}
+            fields.check_fields(payload, {name}, dialect)
+            assert payload == {}
+
+
+def test_a_second_name_counts() -> None:
+    payload = {"max_tokens": 5, "max_completion_tokens": 2}
+    fields.check_fields(payload, {"max_tokens"}, "completions")
+    fields.rename(payload, "completions")
+    assert payload == {"max_tokens": 2}
+
+
+def test_false_is_no_zero() -> None:
+    with pytest.raises(ApiError):
+        fields.check_fields({"best_of": True}, (), "chat")
+    fields.check_fields({"best_of": 1.0}, (), "chat")
+
+
+def test_the_document_has_what_is_accepted_and_nothing_else() -> None:
+    schemas, _ = request_schemas()
+    for dialect, name in RULES:
+        rule = FIELDS[dialect][name]
+        shapes = schemas[dialect].get("anyOf", [schemas[dialect]])
+        for shape in shapes:
+            assert (name in shape["properties"]) == (
+                isinstance(rule, WithoutEffect | SameAs) or bool(rule.values)
+            ), (dialect, name)
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.fields"

@@ -1,0 +1,110 @@
+"""Messages, parts and tools that vLLM would let through or trip over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.errors import ApiError
+from app.validation import message_checks
+
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        (["hi"], "messages[0]"),
+        ([USER, {"role": "robot", "content": "x"}], "messages[1].role"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "assistant"}], "messages[0].content"),
+        ([{**USER, "tool_calls": -1e308}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": "call"}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": {"0": 1}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [CALL, 5]}], "messages[0].tool_calls[1]"),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}],
+            "messages[0].tool_calls[0].type",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            [USER, {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "f"}}]}],
+            "messages[1].tool_calls[1].function.arguments",
+        ),
+    ],
+)
+def test_bad_messages_name_their_place(messages: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        message_checks.check_messages(messages)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_legal_messages_pass() -> None:
+    message_checks.check_messages(
+        [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "42", "tool_call_id": "1"},
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ("f", "tools[0].type"),
+        ({"type": "function"}, "tools[0].function"),
+        ({"type": "function", "function": {}}, "tools[0].function"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": 5}},
+            "tools[0].function.parameters",
+        ),
+    ],
+)
+def test_tools_must_name_a_function(tool: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        message_checks.check_tools({"tools": [tool]})
+    assert caught.value.param == param
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}], "m[0].content[1]"),
+        ([{"role": "user", "content": [{**IMAGE, "type": "text"}]}], "m[0].content[0]"),
+        ([USER, {"role": "user", "content": [{"type": "input_image"}]}], "m[1].content[0]"),
+        ([{"type": "input_file", "file_url": "http://x"}], "m[0]"),
+        (
+            [{"content": [{"type": "tool_result", "content": [IMAGE]}]}],
+            "m[0].content[0].content[0]",
+        ),
+        ([{"type": "function_call_output", "output": [IMAGE]}], "m[0].output[0]"),
+    ],
+)
+def test_a_text_model_is_given_text_only(items: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        message_checks.check_media(items, "m")
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("items", [None, "x", [USER], [5], [{"type": ["image"]}], [{"content": 5}]])
+def test_text_and_what_is_no_message_pass(items: Any) -> None:
+    message_checks.check_media(items, "m")

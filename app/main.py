@@ -8,12 +8,15 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 
 import psutil
 from fastapi import FastAPI
 
 from app.admission.controller import AdmissionController
+from app.declaration.endpoint import answers_for
+from app.endpoints import declared
 from app.engine.configuration.options import VLLM_VERSION
 from app.engine.supervisor import Engine
 from app.http import cors, errors
@@ -55,26 +58,29 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.engine = engine
     app.state.admission = admission
     app.state.started_at = int(time.time())
+    endpoints = declared()
+    metered = operations.metered_paths(endpoints)
     app.state.responses = ResponseStore(
         int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
     )
-    for module in (operations, stored_responses, models, speculation, health):
+    app.include_router(operations.router(endpoints))
+    for module in (stored_responses, models, speculation, health):
         app.include_router(module.router)
     if settings.server.page:
         app.include_router(files.router())
         app.include_router(figures.router)
     errors.install(app)
-    openapi.install(app, engine)
+    openapi.install(app, engine, endpoints)
     app.add_middleware(
         AuthMiddleware,
         admission=admission,
         engine=engine,
-        metered=operations.PATHS,
+        metered=metered,
         public=files.PATHS if settings.server.page else frozenset(),
     )
     app.add_middleware(
         AccessLogMiddleware,
-        paths=operations.PATHS,
+        paths=metered,
         log=settings.server.access_log,
         model=settings.served_model_name,
     )
@@ -86,11 +92,16 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         app.add_middleware(
             tracing.TracingMiddleware,
             provider=spans,
-            paths=operations.PATHS,
+            paths=metered,
+            operations={
+                each.path: each.trace_operation
+                for each in endpoints
+                if each.trace_operation is not None
+            },
             model=settings.served_model_name,
         )
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, answers=partial(answers_for, endpoints=endpoints))
     cors.install(app, settings)
     return app
 

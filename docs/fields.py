@@ -1,4 +1,4 @@
-"""Write docs/fields.md from app/validation/fields.py: python -m docs.fields"""
+"""Write docs/fields.md from the modules of app/endpoints: python -m docs.fields"""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from textwrap import fill
 
-from app.routes.operations import OPERATIONS
-from app.serving.schemas import MODELS
-from app.validation.fields import FIELDS, OnlyAt, Rule, SameAs
-from app.validation.speculation_field import FIELD, GENERATES
+from app.declaration.endpoint import Endpoint
+from app.endpoints import declared
+from app.validation.fields import OnlyAt, Rule, SameAs
+from app.validation.speculation_field import FIELD
 
 PAGE = Path(__file__).with_name("fields.md")
 TEXT = """\
 # Request fields
 
-Made from `app/validation/fields.py` by `python -m docs.fields`; a test keeps it so.
+Made from `app/endpoints/` by `python -m docs.fields`; a test keeps it so.
 
 Each field of a request is honoured, accepted without effect, or refused with a 400 that names it.
 A field that is not on this page is refused as unknown. A null is a field that is not given, at any
@@ -27,17 +27,19 @@ depth. `GET /openapi.json` says the same in JSON schemas.
 
 def page() -> str:
     """The page as it should be."""
-    return TEXT.format(dialects="\n\n".join(_section(*entry) for entry in OPERATIONS.items()))
+    return TEXT.format(dialects="\n\n".join(map(_section, declared())))
 
 
-def _section(path: str, dialect: str) -> str:
-    rules = FIELDS[dialect]
-    known = {name for model in MODELS[dialect] for name in model.model_fields}
-    honoured = sorted((known - set(rules)) | ({FIELD} if dialect in GENERATES else set()))
+def _section(endpoint: Endpoint) -> str:
+    rules = endpoint.fields
+    known = {name for model in endpoint.models() for name in model.model_fields}
+    honoured = sorted((known - set(rules)) | ({FIELD} if endpoint.generates else set()))
     rows = "\n".join(_row(name, rule) for name, rule in sorted(rules.items()))
     names = ", ".join(f"`{name}`" for name in honoured)
     text = fill(f"Honoured: {names}.", width=100, break_on_hyphens=False, break_long_words=False)
-    return f"## `POST {path}`\n\n{text}\n\n| field | treatment | why |\n|---|---|---|\n{rows}"
+    return (
+        f"## `POST {endpoint.path}`\n\n{text}\n\n| field | treatment | why |\n|---|---|---|\n{rows}"
+    )
 
 
 def _row(name: str, rule: Rule) -> str:

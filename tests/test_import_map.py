@@ -60,7 +60,9 @@ MAP: dict[str, set[str]] = {
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
     "app.llm": BASE | POLICY | {"app.validation"},
-    "app.serving": BASE | SIZED | {"app.llm", "app.validation"},
+    "app.declaration": BASE | {"app.validation"},
+    "app.serving": BASE | SIZED | {"app.declaration", "app.llm", "app.validation"},
+    "app.endpoints": BASE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
     "app.engine.configuration": {
         *("app", "app.errors", "app.settings", "drafters.config", "drafters.vllm.cpu_matmul"),
         *HEAD_CONFIG,
@@ -69,15 +71,20 @@ MAP: dict[str, set[str]] = {
     | CONFIGURATION
     | POLICY
     | TARGET_FOLDERS
-    | {"app.llm", "app.serving", "drafters.parent_death"},
+    | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"},
     "app.admission": BASE | POLICY,
-    "app.http": BASE | {"app.admission", "app.engine", "app.llm", "app.validation"},
+    "app.http": BASE
+    | {"app.admission", "app.declaration", "app.engine", "app.llm", "app.validation"},
     "app.http.body": {"app.errors", "app.settings"} | SIZED,
-    "app.routes": BASE | CONFIGURATION | HTTP | {"app.admission", "app.engine", "app.validation"},
+    "app.routes": BASE
+    | CONFIGURATION
+    | HTTP
+    | {"app.admission", "app.declaration", "app.endpoints", "app.engine", "app.validation"},
     "app.page": BASE | {"app.admission", "app.engine", "app.http"},
     "app.main": BASE
     | CONFIGURATION
-    | {"app.admission", "app.engine", "app.http", "app.page", "app.routes"},
+    | {"app.admission", "app.declaration", "app.endpoints", "app.engine"}
+    | {"app.http", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | HEAD_CONFIG,
     "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_CONFIG,
@@ -169,7 +176,7 @@ LAZY_HOOKS = {
 # Heavy packages -> the only layers that may import them.
 GUARDED = {
     "vllm": {
-        *("app.engine", "app.engine.configuration", "app.llm", "app.serving"),
+        *("app.endpoints", "app.engine", "app.engine.configuration", "app.llm", "app.serving"),
         *("bench.kernels", "bench.parts"),
         "drafters.vllm",
         *SERVING,
@@ -290,7 +297,11 @@ def test_the_map_has_no_cycle() -> None:
         ("app/settings/tree.py", "from app import main"),
         ("app/settings/tree.py", "from app.observability import metrics"),
         ("app/validation/fields.py", "def late():\n    import vllm"),
-        ("app/validation/fields.py", "from app.serving.schemas import MODELS"),
+        ("app/validation/fields.py", "from app.declaration.endpoint import Endpoint"),
+        ("app/declaration/answers.py", "def late():\n    import vllm"),
+        ("app/declaration/endpoint.py", "from app.endpoints import declared"),
+        ("app/serving/adapter.py", "from app.endpoints import chat"),
+        ("app/endpoints/chat.py", "from app.engine.supervisor import Engine"),
         ("app/llm/async_llm.py", "from app.serving import operation"),
         ("app/llm/async_llm.py", "from ..serving import operation"),
         ("app/serving/adapter.py", "from app.engine.supervisor import Engine"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from app.background import BackgroundTask, is_being_cancelled
+from app.endpoints import declared
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
 from app.engine.launch import launch, versions
@@ -306,7 +307,7 @@ class Engine:
         assert llm is not None and steps is not None
         reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
         self.drafter = check_reports(self.settings, reports)
-        adapter = Adapter(llm, self.settings)
+        adapter = Adapter(llm, self.settings, declared())
         await asyncio.to_thread(adapter.warm_up)
         self.schemas = adapter.schemas
         await check_finite(self.settings, llm.answer(WARM_UP_TEXTS, WARM_UP_TOKENS))

@@ -1,4 +1,4 @@
-"""Exception handlers: one error envelope on every path, Anthropic's own on its paths."""
+"""Exception handlers: every path answers with the error envelope of its API."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from app.errors import ApiError, shorten
-from app.http.request_id import ANTHROPIC_PATH, HEADER, id_headers
-
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+from app.http.answer_format import format_of
+from app.http.request_id import HEADER, id_headers
 
 
 def install(app: FastAPI) -> None:
@@ -55,12 +47,5 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
 
 
 def body(request: Request, error: ApiError) -> dict[str, Any]:
-    """The error's JSON in the dialect of the route."""
-    if not request.url.path.startswith(ANTHROPIC_PATH):
-        return error.envelope()
-    default = "api_error" if error.status >= 500 else "invalid_request_error"
-    kind = _ANTHROPIC_TYPES.get(error.status, default)
-    content: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
-    if (request_id := id_headers(request.scope).get(HEADER)) is not None:
-        content["request_id"] = request_id
-    return content
+    """The error's JSON in the form of the path's API."""
+    return format_of(request.scope).error_body(error, id_headers(request.scope).get(HEADER))

@@ -24,13 +24,6 @@ from app.errors import SettingsError
 from app.http import request_context, request_id
 from app.llm.request_usage import set_trace_headers
 
-# Path -> operation in the GenAI conventions' words; a span of one is named after it and the model.
-OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/v1/completions": "text_completion",
-}
 PROVIDER = "aerie"
 _W3C = TraceContextTextMapPropagator()
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -67,14 +60,24 @@ def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
 
 
 class TracingMiddleware:
-    """Pure ASGI middleware. Spans have ids, counts and times, and no text of a request."""
+    """Pure ASGI middleware. Spans have ids, counts and times, and no text of a request.
+
+    `paths` are those that have a span. `operations` are some of them with their operation in the
+    words of the GenAI conventions: spans of one are named after it and the model.
+    """
 
     def __init__(
-        self, app: ASGIApp, provider: TracerProvider, paths: frozenset[str], model: str
+        self,
+        app: ASGIApp,
+        provider: TracerProvider,
+        paths: frozenset[str],
+        operations: Mapping[str, str],
+        model: str,
     ) -> None:
         self.app = app
         self._tracer = provider.get_tracer("aerie")
         self._paths = paths
+        self._operations = operations
         self._model = model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +108,7 @@ class TracingMiddleware:
 
     def _name(self, scope: Scope) -> str:
         """`chat MODEL` for generation, as the GenAI conventions have it; else method and route."""
-        operation = OPERATIONS.get(scope["path"])
+        operation = self._operations.get(scope["path"])
         return f"{operation} {self._model}" if operation else f"{_method(scope)} {scope['path']}"
 
     def _describe(self, span: Span, scope: Scope) -> None:
@@ -118,7 +121,7 @@ class TracingMiddleware:
             "gen_ai.request.model": self._model,  # any other is a 404
             "gen_ai.response.model": self._model,
         }
-        if operation := OPERATIONS.get(scope["path"]):
+        if operation := self._operations.get(scope["path"]):
             attributes["gen_ai.operation.name"] = operation
         if (number := request_id.id_headers(scope).get(request_id.HEADER)) is not None:
             attributes["aerie.request_id"] = number

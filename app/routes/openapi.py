@@ -1,57 +1,30 @@
 """The OpenAPI document at GET /openapi.json: request bodies and error envelopes.
 
-app/http/body and app/serving/request_validation.py check bodies, so that FastAPI knows nothing of
+app/http/body and app/declaration/request_checks.py check bodies, so that FastAPI knows nothing of
 them. Their schemas come from the engine and are missing until it has been up once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from app.declaration.answers import OPENAI
+from app.declaration.endpoint import Endpoint, answers_for
 from app.engine.supervisor import Engine
 from app.routes import operations, speculation
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": "string"},
-    },
-}
 
-
-def install(app: FastAPI, engine: Engine) -> None:
+def install(app: FastAPI, engine: Engine, endpoints: Sequence[Endpoint]) -> None:
     """Make the application serve this document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
-        document = build(app, *engine.schemas)
+        document = build(app, endpoints, *engine.schemas)
         if engine.schemas[0]:
             app.openapi_schema = document
         return document
@@ -60,21 +33,28 @@ def install(app: FastAPI, engine: Engine) -> None:
 
 
 def build(
-    app: FastAPI, schemas: dict[str, dict[str, Any]], definitions: dict[str, Any]
+    app: FastAPI,
+    endpoints: Sequence[Endpoint],
+    schemas: dict[str, dict[str, Any]],
+    definitions: dict[str, Any],
 ) -> dict[str, Any]:
-    """The OpenAPI document, with `schemas` by operation and the `definitions` they refer to."""
+    """The OpenAPI document. `schemas` are those of bodies, by endpoint, and refer to
+    `definitions`."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):  # every refusal has our envelope
         components.pop(unused, None)
-    components |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, **definitions}
-    bodies = {path: schemas.get(name) for path, name in operations.OPERATIONS.items()}
-    shapes = [schemas[name] for name in ("chat", "completions", "responses") if name in schemas]
-    bodies["/invocations"] = {"anyOf": shapes} if shapes else None
+    formats = [OPENAI, *(endpoint.answers for endpoint in endpoints)]
+    components |= {answers.error_name: answers.error_schema for answers in formats}
+    components |= definitions
+    bodies = {endpoint.path: schemas.get(endpoint.name) for endpoint in endpoints}
+    invoked = [each.name for each in endpoints if each.invocation_field is not None]
+    shapes = [schemas[name] for name in invoked if name in schemas]
+    bodies[operations.INVOCATIONS] = {"anyOf": shapes} if shapes else None
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             route["responses"].pop("422", None)
-            error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+            error = answers_for(path, endpoints).error_name
             route["responses"]["default"] = {
                 "description": "Refused or failed",
                 "content": _json({"$ref": f"#/components/schemas/{error}"}),

@@ -1,74 +1,78 @@
-"""Routes that run the model or its tokenizer."""
+"""Routes of the endpoints that run the model or its tokenizer, and SageMaker's route to them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from app.declaration.endpoint import Endpoint
 from app.errors import ApiError
 from app.routes.request_handler import handle, handle_body, read_body
 
-router = APIRouter()
-
-# Path -> operation of app.serving.adapter.
-OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-    "/v1/messages/count_tokens": "count_tokens",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-}
-# Every path whose requests count towards a tenant's limits.
-PATHS = frozenset({*OPERATIONS, "/invocations"})
-
+INVOCATIONS = "/invocations"
 # Headers that SageMaker hands on from its own API's CustomAttributes and InferenceComponentName.
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
-def _add(path: str, operation: str) -> None:
+def metered_paths(endpoints: Sequence[Endpoint]) -> frozenset[str]:
+    """Every path whose requests count towards a tenant's limits."""
+    return frozenset({*(endpoint.path for endpoint in endpoints), INVOCATIONS})
+
+
+def router(endpoints: Sequence[Endpoint]) -> APIRouter:
+    """A route for each endpoint, and `INVOCATIONS`, which leads to all of them."""
+    routes = APIRouter()
+    for endpoint in endpoints:
+        _add(routes, endpoint)
+    by_path = {endpoint.path: endpoint for endpoint in endpoints}
+    by_field = {
+        endpoint.invocation_field: endpoint
+        for endpoint in endpoints
+        if endpoint.invocation_field is not None
+    }
+
+    @routes.post(INVOCATIONS, response_model=None)
+    async def invocations(request: Request) -> Response:
+        """SageMaker's only route, by its header's `route=PATH` or by the fields of the body."""
+        if request.headers.get(ADAPTER):
+            raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
+        endpoint = _routed(request.headers.get(ATTRIBUTES, ""), by_path)
+        body = await read_body(request)
+        return await handle_body(request, endpoint or _meant(body.payload, by_field), body)
+
+    return routes
+
+
+def _add(routes: APIRouter, endpoint: Endpoint) -> None:
     async def route(request: Request) -> Response:
-        return await handle(request, operation)
+        return await handle(request, endpoint)
 
-    router.add_api_route(path, route, methods=["POST"], name=operation, response_model=None)
-
-
-for _path, _operation in OPERATIONS.items():
-    _add(_path, _operation)
+    routes.add_api_route(
+        endpoint.path, route, methods=["POST"], name=endpoint.name, response_model=None
+    )
 
 
-@router.post("/invocations", response_model=None)
-async def invocations(request: Request) -> Response:
-    """SageMaker's only route. The operation is that of its header's `route=PATH`, or the body's."""
-    if request.headers.get(ADAPTER):
-        raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
-    operation = _routed(request.headers.get(ATTRIBUTES, ""))
-    body = await read_body(request)
-    return await handle_body(request, operation or _operation_of(body.payload), body)
-
-
-def _routed(attributes: str) -> str | None:
-    """The operation that SageMaker's custom attributes name, None without a `route`."""
+def _routed(attributes: str, by_path: Mapping[str, Endpoint]) -> Endpoint | None:
+    """The endpoint that SageMaker's custom attributes name, None without a `route`."""
     for attribute in attributes.replace(";", ",").split(","):
         name, _, path = attribute.strip().partition("=")
         if name.strip() != "route":
             continue
-        if path.strip() not in OPERATIONS:
-            paths = ", ".join(OPERATIONS)
+        if path.strip() not in by_path:
+            paths = ", ".join(by_path)
             raise ApiError(400, f"{ATTRIBUTES}: route must be one of {paths}.", param="route")
-        return OPERATIONS[path.strip()]
+        return by_path[path.strip()]
     return None
 
 
-def _operation_of(payload: dict[str, Any]) -> str:
-    for field, operation in (
-        ("messages", "chat"),
-        ("prompt", "completions"),
-        ("input", "responses"),
-    ):
+def _meant(payload: Mapping[str, Any], by_field: Mapping[str, Endpoint]) -> Endpoint:
+    """The endpoint that is meant by a field of the body."""
+    for field, endpoint in by_field.items():
         if payload.get(field) is not None:
-            return operation
-    raise ApiError(400, "The body needs 'messages', 'prompt' or 'input'.", param="messages")
+            return endpoint
+    *others, last = (f"'{field}'" for field in by_field)
+    names = f"{', '.join(others)} or {last}" if others else last
+    raise ApiError(400, f"The body needs {names}.", param=next(iter(by_field)))

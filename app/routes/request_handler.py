@@ -1,4 +1,4 @@
-"""Handles a request of any operation: JSON body, admission, engine, response."""
+"""Handles a request to any endpoint: JSON body, admission, engine, response."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from app.declaration.endpoint import Endpoint
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 from app.http.auth import timeout_of
@@ -23,10 +24,6 @@ from app.settings import Settings
 CLIENT_CLOSED_REQUEST = 499
 
 
-# Operations of the tokenizer alone: they are charged for the tokens of the request, not for output.
-NO_GENERATION = frozenset({"count_tokens", "tokenize", "detokenize"})
-
-
 @dataclass(frozen=True)
 class Body:
     """A decoded body, and its size in bytes after the content encoding is undone."""
@@ -35,9 +32,9 @@ class Body:
     size: int
 
 
-async def handle(request: Request, operation: str) -> Response:
-    """Read the body and answer it with the named operation."""
-    return await handle_body(request, operation, await read_body(request))
+async def handle(request: Request, endpoint: Endpoint) -> Response:
+    """Read the body and answer it as the endpoint does."""
+    return await handle_body(request, endpoint, await read_body(request))
 
 
 async def read_body(request: Request) -> Body:
@@ -49,11 +46,11 @@ async def read_body(request: Request) -> Body:
     return Body(*await read_json(request, limits, settings.server.body_timeout_s, reserve))
 
 
-async def handle_body(request: Request, name: str, body: Body) -> Response:
+async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Response:
     """The response to a decoded body. It ends if the client leaves or at a deadline."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
-    operation = engine.operation(name)
+    operation = engine.operation(endpoint.name)
     context = context_of(request.scope)
     await context.begin(timeout_of(request.scope, request.app.state.admission))
     deadline = context.deadline
@@ -62,11 +59,11 @@ async def handle_body(request: Request, name: str, body: Body) -> Response:
     async def work() -> Response:
         payload, size = body.payload, body.size
         turn: Turn | None = None
-        if name == "responses":
+        if endpoint.keeps_responses:
             turn = resume(request.app.state.responses, context.identity.tenant.name, payload)
             payload, size = turn.payload, size + turn.earlier_bytes
             context.reserve_body_bytes(turn.earlier_bytes)
-        output_limit = operation.output_limit if name not in NO_GENERATION else None
+        output_limit = operation.output_limit if endpoint.generates else None
         await context.admit(payload, size, settings.served_model_name, output_limit)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)

@@ -45,7 +45,7 @@ async def steer(request: Request) -> dict[str, Any]:
     """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
     engine: Engine = request.app.state.engine
     changes = (await read_body(request)).payload
-    field_checks.check_fields(changes, Changes, "speculation")
+    field_checks.check_fields(changes, Changes, {})
     field_checks.check_scalars(changes, Changes)
     if not changes:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")

@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from app.endpoints.responses import PATH
 from app.errors import ApiError, shorten
 from app.http.request_context import context_of
 from app.routes.response_store import Item, ResponseStore, StoredResponse
 
 router = APIRouter()
 
-PATH = "/v1/responses"
 _LAST = ("response.completed", "response.incomplete")
 _WITH_RESPONSE = ("response.created", "response.in_progress", *_LAST)
 

@@ -1,4 +1,4 @@
-"""An API operation: JSON object in, answer out, errors as ApiError."""
+"""An endpoint served by one engine: JSON object in, answer out, errors as ApiError."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+from app.declaration.endpoint import Endpoint, Payload
+from app.declaration.null_fields import drop_null_fields
 from app.errors import ApiError
 from app.llm import vllm_errors
 from app.llm.first_token import FirstToken, watch_first_token
 from app.offload import run_sized
-from app.serving.events import CHAT_ID, MESSAGE_ID, error_event, events, mark_cut
-from app.serving.null_fields import drop_null_fields, with_required_nulls, without_nulls
-from app.serving.response_fields import published
+from app.serving.events import events
 from app.validation.output_limit import OutputLimit
 
-Payload = dict[str, Any]
 Answer = dict[str, Any] | AsyncIterator[str]
 
 
@@ -32,13 +31,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Operation:
-    """How a body is checked and parsed, and who answers it.
+    """How a body is checked and parsed, and who answers it."""
 
-    `prompt` names the field that holds the prompt, for over-long ones.
-    """
-
-    name: str
-    prompt: str
+    endpoint: Endpoint
     parse: Callable[[Payload], BaseModel]
     call: Callable[[Any], Awaitable[Any]]
     check: Callable[[Payload], None]
@@ -58,7 +53,7 @@ class Operation:
         if isinstance(result, ErrorResponse):
             raise self._error(first.error or result, payload, first)
         if isinstance(result, BaseModel):
-            return Reply(self._body(result), first)
+            return Reply(self.endpoint.answers.body(result), first)
 
         def to_error(error: BaseException | ErrorResponse) -> ApiError:
             if not first.settled and isinstance(error, BaseException):
@@ -67,7 +62,8 @@ class Operation:
 
         options = payload.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
-        return Reply(events(result, self.name, to_error, null_usage=usage), first)
+        stream = events(result, self.endpoint.answers, to_error, null_usage=usage)
+        return Reply(stream, first)
 
     def _checked(self, payload: Payload) -> BaseModel:
         drop_null_fields(payload)
@@ -75,7 +71,7 @@ class Operation:
         try:
             return self.parse(payload)
         except Exception as error:
-            raise vllm_errors.from_parsing(error, payload, self.prompt) from error
+            raise vllm_errors.from_parsing(error, payload, self.endpoint.prompt) from error
 
     def failure(self, error: BaseException, payload: Payload, first: FirstToken) -> ApiError:
         """The ApiError for an error that came while a stream was awaited."""
@@ -83,7 +79,7 @@ class Operation:
 
     def event(self, error: ApiError, sequence_number: int) -> str:
         """The error as an event, for a stream that the gateway ends itself."""
-        return error_event(error, self.name, sequence_number)
+        return self.endpoint.answers.error_event(error, sequence_number)
 
     def _error(
         self, error: BaseException | ErrorResponse, payload: Payload, first: FirstToken
@@ -95,23 +91,11 @@ class Operation:
             return vllm_errors.engine_lost()
         # But for a grammar's dead end, and for what has an error code of its own.
         if isinstance(first.late, vllm_errors.ConstraintError | vllm_errors.NonFiniteError):
-            return vllm_errors.from_exception(first.late, payload, self.prompt)
+            return vllm_errors.from_exception(first.late, payload, self.endpoint.prompt)
         if first.answered:
             return vllm_errors.internal(error)
         if isinstance(error, ErrorResponse):
-            told = vllm_errors.from_response(error, payload, self.prompt)
+            told = vllm_errors.from_response(error, payload, self.endpoint.prompt)
         else:
-            told = vllm_errors.from_exception(error, payload, self.prompt)
+            told = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
         return vllm_errors.chat_template() if self.template_fails(told.message) else told
-
-    def _body(self, result: BaseModel) -> dict[str, Any]:
-        if self.name == "responses":
-            mark_cut(result.status, result.output)  # type: ignore[attr-defined]
-            return published(result.model_dump(mode="json", by_alias=True))
-        if self.name == "messages":
-            message = result.model_dump(mode="json", exclude_none=True)
-            if "id" in message:  # counted tokens have none
-                message["id"] = MESSAGE_ID + message["id"].removeprefix(CHAT_ID)
-            return {"stop_sequence": None, **message}
-        body: dict[str, Any] = without_nulls(result.model_dump(mode="json"))
-        return with_required_nulls(body) if self.name == "chat" else body

@@ -1,35 +1,17 @@
-"""JSON schemas of the request bodies: vLLM's request models with the table of fields applied."""
+"""JSON schemas of the request bodies: the request models with the tables of fields applied."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
-from vllm.entrypoints.anthropic.protocol import (
-    AnthropicCountTokensRequest,
-    AnthropicMessagesRequest,
-)
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.serve.tokenize.protocol import (
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
 
-from app.serving.request_models import ChatRequest, TextRequest
-from app.validation.fields import FIELDS, OnlyAt, Rule, SameAs, json_type
-from app.validation.speculation_field import FIELD, GENERATES
+from app.declaration.endpoint import Endpoint
+from app.validation.fields import OnlyAt, Rule, SameAs, json_type
+from app.validation.speculation_field import FIELD
 
 COMPONENTS = "#/components/schemas/"
-MODELS: dict[str, tuple[type[BaseModel], ...]] = {
-    "chat": (ChatRequest,),
-    "completions": (TextRequest,),
-    "responses": (ResponsesRequest,),
-    "messages": (AnthropicMessagesRequest,),
-    "count_tokens": (AnthropicCountTokensRequest,),
-    "tokenize": (TokenizeCompletionRequest, TokenizeChatRequest),
-    "detokenize": (DetokenizeRequest,),
-}
 _SPECULATION = {
     "type": "object",
     "properties": {
@@ -41,25 +23,29 @@ _SPECULATION = {
 }
 
 
-def request_schemas() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Schemas by operation, and the definitions that they refer to under `COMPONENTS`."""
+def request_schemas(
+    endpoints: Iterable[Endpoint],
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Schemas by the endpoint's name, and the definitions that they refer to under `COMPONENTS`."""
     found: dict[str, dict[str, Any]] = {}
     definitions: dict[str, Any] = {}
-    for operation, models in MODELS.items():
-        shapes = [_schema(model, operation, definitions) for model in models]
-        found[operation] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+    for endpoint in endpoints:
+        shapes = [_schema(model, endpoint, definitions) for model in endpoint.models()]
+        found[endpoint.name] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
     return found, definitions
 
 
-def _schema(model: type[BaseModel], operation: str, definitions: dict[str, Any]) -> dict[str, Any]:
+def _schema(
+    model: type[BaseModel], endpoint: Endpoint, definitions: dict[str, Any]
+) -> dict[str, Any]:
     # Models of different APIs have types of the same name.
-    prefix = f"{operation}.{model.__name__}."
+    prefix = f"{endpoint.name}.{model.__name__}."
     schema = model.model_json_schema(ref_template=f"{COMPONENTS}{prefix}{{model}}")
     for name, definition in schema.pop("$defs", {}).items():
         definitions[prefix + name] = definition
-    if operation in GENERATES:
+    if endpoint.generates:
         schema["properties"][FIELD] = _SPECULATION
-    for name, rule in FIELDS[operation].items():
+    for name, rule in endpoint.fields.items():
         if (described := _described(rule)) is None:
             schema["properties"].pop(name, None)
         else:

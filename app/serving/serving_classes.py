@@ -1,5 +1,5 @@
-"""vLLM's serving classes for chat, text and messages, corrected where they do not tell the truth,
-and telling where tokens come from (app/llm/token_origins.py)."""
+"""vLLM's serving classes that generate, corrected where they do not tell the truth, and telling
+where tokens come from (app/llm/token_origins.py)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
 from app.serving.parsers import consistent
@@ -173,6 +174,14 @@ _CHUNK = 'data: {"id":'
 def _origins_of(choice: Any) -> Any:
     """What app/llm/token_origins.py attached to a choice of the engine's output."""
     return getattr(choice, "speculation", None)
+
+
+class ResponsesServing(OpenAIServingResponses):
+    """vLLM's class for POST /v1/responses, corrected."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = consistent(self.parser)  # type: ignore[has-type]
 
 
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):

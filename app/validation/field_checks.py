@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.errors import ApiError
 from app.settings import LimitSettings
 from app.validation import fields
+from app.validation.fields import Rule
 
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -36,9 +37,11 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(fields) | {field.alias for field in fields.values() if field.alias}
 
 
-def check_fields(payload: dict[str, Any], model: type[BaseModel], operation: str) -> None:
+def check_fields(
+    payload: dict[str, Any], model: type[BaseModel], rules: Mapping[str, Rule]
+) -> None:
     """Refuse unknown fields, and drop the ones that are accepted without effect."""
-    fields.check_fields(payload, _names(model), operation)
+    fields.check_fields(payload, _names(model), rules)
 
 
 def check_scalars(payload: Mapping[str, Any], model: type[BaseModel]) -> None:
@@ -105,12 +108,18 @@ def _is_scalar(annotation: Any) -> bool:
 
 
 def check_generation(
-    payload: Mapping[str, Any], operation: str, limits: LimitSettings, context: int | None = None
+    payload: Mapping[str, Any],
+    limits: LimitSettings,
+    context: int | None = None,
+    *,
+    scores_prompts: bool = False,
 ) -> None:
     """Bounds that stock leaves open and a hostile client would use, and the bound of the model's
-    `context` on its output: vLLM calls a limit beyond it a prompt that is too long."""
-    # An echo alone is a request too: the prompt comes back scored.
-    least = 0 if operation == "completions" and payload.get("echo") is True else 1
+    `context` on its output: vLLM calls a limit beyond it a prompt that is too long.
+
+    Where an API `scores_prompts`, an echo alone is a request too: the prompt comes back scored.
+    """
+    least = 0 if scores_prompts and payload.get("echo") is True else 1
     n = payload.get("n")
     if isinstance(n, int) and not 1 <= n <= limits.max_choices:
         raise invalid("n", f"'n' must be between 1 and {limits.max_choices}, got {n}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import (
@@ -29,30 +29,15 @@ from app.validation.field_checks import invalid
 
 _TAGS = ("type", "role")
 _WRAPPERS = (Annotated, Required, NotRequired)
-# Dialect -> fields that clients send inside of objects and that no answer depends on: hints for a
-# cache, and what other servers and the clients' own classes add to the messages of a history.
-_CHAT = frozenset(
+# What clients send inside of the objects of a chat and no answer depends on: hints for a cache, and
+# what other servers and the clients' own classes add to the messages of a history.
+CHAT_MEMBERS = frozenset(
     {
         *("annotations", "parsed", "parsed_arguments", "phase", "provider_specific_fields"),
         *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
         *("cache_control", "citations", "extra_content", "include_obfuscation", "index"),
     }
 )
-_ANTHROPIC = frozenset(
-    {
-        *("allowed_callers", "cache_control", "caller", "citations", "context", "title"),
-        *("eager_input_streaming", "input_examples", "type"),
-    }
-)
-WITHOUT_EFFECT: dict[str, frozenset[str]] = {
-    "chat": _CHAT,
-    "completions": frozenset({"include_obfuscation"}),
-    "responses": _CHAT | {"caller", "created_by", "encrypted_content", "logprobs", "status"},
-    "messages": _ANTHROPIC,
-    "count_tokens": _ANTHROPIC,
-    "tokenize": _CHAT,
-    "detokenize": frozenset(),
-}
 
 
 @dataclass(frozen=True)
@@ -72,10 +57,11 @@ class _Shape:
         return _Shape(self.is_open or other.is_open, classes, items)
 
 
-def check_nested(payload: Mapping[str, Any], model: type[BaseModel], dialect: str) -> None:
-    """Raise ApiError for the first unknown field inside of a known one. Breadth first, as the
-    depth is the client's choice."""
-    ignored = WITHOUT_EFFECT[dialect]
+def check_nested(
+    payload: Mapping[str, Any], model: type[BaseModel], ignored: Set[str] = frozenset()
+) -> None:
+    """Raise ApiError for the first unknown field inside of a known one, but for those that are
+    `ignored`. Breadth first, as the depth is the client's choice."""
     known = _fields_of(model)
     waiting = deque((name, payload[name], known[name]) for name in payload if name in known)
     while waiting:

@@ -10,19 +10,18 @@ from app.validation.field_checks import invalid
 from drafters.config import MAX_K, REPORT_TOKENS
 
 FIELD = "speculation"
-GENERATES = ("chat", "completions", "responses", "messages")  # the dialects that have it
-TELLS_TOKENS = ("chat", "completions")  # those that have `speculation.tokens`
 MEMBERS = ("enabled", "max_k", "tokens")
 # With these an answer's text is not that of its tokens, or shall not show all of them.
 _NOT_WITH_TOKENS = {"echo": True, "include_reasoning": False, "use_beam_search": True}
 
 
-def take_options(payload: dict[str, Any], operation: str, *, told: bool = True) -> None:
+def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bool = True) -> None:
     """Replace `speculation` by what carries it to the engine, entries of `vllm_xargs`.
 
     `{"max_k": n}` bounds the draft tokens in a step, `{"enabled": false}` means none. The text
-    is the same either way. `{"tokens": true}` asks where each token comes from, where that can be
-    `told`. Raises ApiError 400 for anything else, there and in the entries themselves.
+    is the same either way. `{"tokens": true}` asks where each token comes from, where the API
+    `tells_tokens` and that can be `told`. Raises ApiError 400 for anything else, there and in the
+    entries themselves.
     """
     extra = payload.get("vllm_xargs")
     if isinstance(extra, dict) and MAX_K in extra:
@@ -50,7 +49,7 @@ def take_options(payload: dict[str, Any], operation: str, *, told: bool = True) 
     if not isinstance(tokens, bool | None):
         raise invalid(f"{FIELD}.tokens", f"'{FIELD}.tokens' must be true or false.")
     if tokens:
-        _check_tokens_can_be_told(payload, operation, told)
+        _check_tokens_can_be_told(payload, tells_tokens, told)
         entries[REPORT_TOKENS] = 1
     if not entries:
         return
@@ -62,10 +61,10 @@ def take_options(payload: dict[str, Any], operation: str, *, told: bool = True) 
         extra.update(entries)
 
 
-def _check_tokens_can_be_told(payload: dict[str, Any], operation: str, told: bool) -> None:
+def _check_tokens_can_be_told(payload: dict[str, Any], tells_tokens: bool, told: bool) -> None:
     """Refuse to tell tokens where it would not be exact, or not be what was asked for."""
     name = f"{FIELD}.tokens"
-    if operation not in TELLS_TOKENS:
+    if not tells_tokens:
         message = f"'{name}' is known to chat and text completions only."
         raise invalid(name, message, "unsupported_parameter")
     if not told:

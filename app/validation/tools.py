@@ -1,4 +1,4 @@
-"""Tools of a request in every dialect: which kinds there are, and whether calls can be read.
+"""Tools of a request: which kinds an API has, and whether the model's calls can be read.
 
 This server runs no tools itself. A tool that only the provider of an API could run (a web search,
 an interpreter of code) is refused by name, or dropped where the operator says so. No vllm import.
@@ -6,27 +6,38 @@ an interpreter of code) is refused by name, or dropped where the operator says s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.validation.field_checks import invalid
 
 Unknown = Literal["refuse", "ignore"]
 
-# Dialect -> types of tools that the client runs; Anthropic's has none, or says "custom".
-_TYPES: dict[str, tuple[str, ...]] = {
-    "chat": ("function",),
-    "tokenize": ("function",),
-    "responses": ("function", "custom", "namespace"),
-    "messages": ("custom",),
-    "count_tokens": ("custom",),
-}
+Payload = dict[str, Any]
+# Types of a choice of Responses that choose among the tools of the request.
 _NAMED = ("function", "custom", "tool", "auto", "any", "none")
 
 
-def take_unknown_tools(payload: dict[str, Any], dialect: str, unknown: Unknown) -> None:
+@dataclass(frozen=True)
+class ToolRules:
+    """What the tools of one API may be.
+
+    `types` are those of tools that the client runs. `check` looks at the tools' shape. `unread`
+    says what becomes of tools where nobody reads the model's calls. With `any_choice`, vLLM's
+    model takes a `tool_choice` of any type, which may name a tool that does not exist here.
+    """
+
+    types: tuple[str, ...]
+    check: Callable[[Payload], None] = lambda payload: None
+    unread: Callable[[Payload], None] = lambda payload: None
+    any_choice: bool = False
+
+
+def take_unknown_tools(payload: Payload, rules: ToolRules, unknown: Unknown) -> None:
     """Refuse tools that do not exist here, or drop them from the payload."""
-    tools, types = payload.get("tools"), _TYPES.get(dialect)
-    if types is None or not isinstance(tools, list):
+    tools, types = payload.get("tools"), rules.types
+    if not isinstance(tools, list):
         return
     known = []
     for index, tool in enumerate(tools):
@@ -46,7 +57,8 @@ def take_unknown_tools(payload: dict[str, Any], dialect: str, unknown: Unknown) 
         if not known:
             del payload["tools"]
             payload.pop("tool_choice", None)
-    _check_choice(payload, dialect, unknown)
+    if rules.any_choice:
+        _check_choice(payload, unknown)
 
 
 def _type_of(tool: Any) -> str | None:
@@ -54,10 +66,10 @@ def _type_of(tool: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _check_choice(payload: dict[str, Any], dialect: str, unknown: Unknown) -> None:
-    """A choice of Responses may name a tool by its type alone; vLLM's model takes any type."""
+def _check_choice(payload: Payload, unknown: Unknown) -> None:
+    """A choice may name a tool by its type alone."""
     kind = _type_of(payload.get("tool_choice"))
-    if dialect != "responses" or kind is None or kind in _NAMED:
+    if kind is None or kind in _NAMED:
         return
     if unknown == "ignore":
         del payload["tool_choice"]
@@ -69,19 +81,26 @@ def _check_choice(payload: dict[str, Any], dialect: str, unknown: Unknown) -> No
     )
 
 
-def check_calls_are_read(payload: dict[str, Any], dialect: str) -> None:
-    """Without a parser a model's calls are text that nobody reads: refuse tools that it may call.
-    Counting a prompt's tokens needs none."""
-    if not payload.get("tools") or not isinstance(payload["tools"], list):
-        return
-    if dialect == "count_tokens":
-        payload["tool_choice"] = {"type": "none"}
-    elif dialect in ("chat", "responses", "messages"):
-        choice = payload.get("tool_choice", "auto")
-        kind = choice.get("type") if isinstance(choice, dict) else choice
-        if kind != "none":
-            raise invalid(
-                "tool_choice",
-                "This server does not read the model's tool calls: it was started without "
-                "--tool-call-parser. Send 'tool_choice' \"none\", or no tools.",
-            )
+def check_unread_calls(payload: Payload, rules: ToolRules) -> None:
+    """Apply `unread` to a request with tools: without a parser a model's calls are text that
+    nobody reads."""
+    if payload.get("tools") and isinstance(payload["tools"], list):
+        rules.unread(payload)
+
+
+def refuse_tools(payload: Payload) -> None:
+    """Refuse tools that the model may call."""
+    choice = payload.get("tool_choice", "auto")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind != "none":
+        raise invalid(
+            "tool_choice",
+            "This server does not read the model's tool calls: it was started without "
+            "--tool-call-parser. Send 'tool_choice' \"none\", or no tools.",
+        )
+
+
+def choose_no_tool(payload: Payload) -> None:
+    """Count the tools with the prompt. No call is read then, and vLLM is told so in Anthropic's
+    words."""
+    payload["tool_choice"] = {"type": "none"}

@@ -8,11 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fastapi.testclient import TestClient
+
+from app.endpoints import declared
 from app.llm.first_token import settle_first_token
+from app.main import create_app
+from app.serving.adapter import Adapter
+from app.settings import load
 from tests.app.phased_engine import PhasedEngine
 
 TARGET = Path(__file__).resolve().parents[2] / "models" / "embedded" / "target"
 CONTEXT = 2048  # tokens
+ANSWER = "def area(width, height):\n    return width * height\n"
 
 
 class FakeLlm:
@@ -95,3 +102,14 @@ class FakeEngine(PhasedEngine):
     """Ready at once, with the operations of an adapter over a FakeLlm."""
 
     llm: FakeLlm
+
+
+def client(*, answer: str = ANSWER, **settings: str) -> TestClient:
+    """A client of the gateway with the given settings, and `answer` as what its model says.
+    `client.app.state.engine.llm` is the fake."""
+    given = {"model": str(TARGET), "served_model_name": "fake", "k": "0", **settings}
+    tree = load(given, {})
+    engine = FakeEngine(tree)
+    engine.llm = FakeLlm(answer)
+    engine._adapter = Adapter(engine.llm, tree, declared())  # type: ignore[arg-type]
+    return TestClient(create_app(tree, engine), raise_server_exceptions=False)

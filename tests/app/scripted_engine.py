@@ -25,6 +25,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
+from app.endpoints import declared
 from app.llm.async_llm import _corrected, reports_tokens
 from app.llm.first_token import settle_first_token
 from app.llm.request_usage import RequestUsage
@@ -181,7 +182,7 @@ class Client:
         settings = Settings.model_validate(
             {"model": {"model": str(TARGET), "served_model_name": MODEL, **model}}
         )
-        self.adapter = Adapter(self.engine, settings)  # type: ignore[arg-type]
+        self.adapter = Adapter(self.engine, settings, declared())  # type: ignore[arg-type]
 
     async def answer(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         """The whole answer to a body. Raises ApiError."""

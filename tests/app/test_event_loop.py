@@ -23,12 +23,13 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.v1.engine.input_processor import InputProcessor
 
+from app.endpoints import declared
 from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Phase
 from app.http.body.limits import BodyLimits, body_limits
 from app.llm.first_token import settle_first_token
 from app.main import create_app
-from app.routes.operations import OPERATIONS
+from app.routes.operations import metered_paths
 from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.phased_engine import PhasedEngine
@@ -79,7 +80,7 @@ class ReadyEngine(PhasedEngine):
 
     def __init__(self, core: EngineCore) -> None:
         super().__init__(SETTINGS)
-        self._adapter = Adapter(core, SETTINGS)  # type: ignore[arg-type]
+        self._adapter = Adapter(core, SETTINGS, declared())  # type: ignore[arg-type]
         self._adapter.warm_up()
         self._max_model_len = core.model_config.max_model_len
         self.phase = Phase.READY
@@ -248,7 +249,7 @@ def worst(limits: BodyLimits) -> Iterator[tuple[str, str, Body]]:
 
 
 def test_every_route_is_attacked(limits: BodyLimits) -> None:
-    assert {path for path, _, _ in worst(limits)} == {*OPERATIONS, "/invocations"}
+    assert {path for path, _, _ in worst(limits)} == metered_paths(declared())
 
 
 @pytest.mark.timeout(900)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
+from app.endpoints import declared
 from app.main import create_app
 from app.serving.adapter import Adapter
 from app.settings import load
@@ -56,7 +57,7 @@ def base() -> Iterator[str]:
     )  # fmt: skip
     engine = FakeEngine(tree)
     engine.llm = ActingLlm(HELLO)
-    engine._adapter = Adapter(engine.llm, tree)  # type: ignore[arg-type]
+    engine._adapter = Adapter(engine.llm, tree, declared())  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         config = uvicorn.Config(create_app(tree, engine), log_level="warning")

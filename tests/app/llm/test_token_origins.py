@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
+from app.declaration.request_checks import check_request
 from app.errors import ApiError
 from app.llm.request_usage import RequestUsage
 from app.llm.token_origins import TokenLog
@@ -185,9 +186,9 @@ def test_an_engine_with_a_drafter_of_vllms_own_tells_nobody(client: Client) -> N
     """It sends its counts at the end alone: what it drafted would look like the target's."""
     from dataclasses import replace
 
-    checks = client.adapter.operations["chat"].check.__self__  # type: ignore[attr-defined]
+    endpoint, models, facts = client.adapter.operations["chat"].check.args  # type: ignore[attr-defined]
     with pytest.raises(ApiError) as caught:
-        replace(checks, tells_tokens=False).chat(body("chat"))
+        check_request(body("chat"), endpoint, models[0], replace(facts, tells_tokens=False))
     assert caught.value.param == "speculation.tokens"
 
 

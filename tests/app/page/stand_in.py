@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from app.endpoints import declared
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.serving.adapter import Adapter
@@ -124,7 +125,7 @@ class StandInEngine(PhasedEngine):
         """An engine that serves."""
         self.speculation = self.policy  # type: ignore[assignment]
         self.llm = StandInLlm(self.policy)
-        self._adapter = Adapter(self.llm, self.settings)  # type: ignore[arg-type]
+        self._adapter = Adapter(self.llm, self.settings, declared())  # type: ignore[arg-type]
         self._max_model_len = 2048
         self.phase = Phase.READY
 

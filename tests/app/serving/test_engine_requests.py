@@ -26,6 +26,7 @@ from vllm.v1.engine import (
 
 from app.admission.estimate import estimate
 from app.admission.tenants import digest_of
+from app.endpoints import declared
 from app.engine.configuration.options import engine_options
 from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
@@ -105,7 +106,7 @@ def connect(config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         )
         llm = GatewayLLM.from_vllm_config(config, disable_log_stats=True)
         made.append(llm)
-        return Adapter(llm, load({}, {}, preset="embedded")), core
+        return Adapter(llm, load({}, {}, preset="embedded"), declared()), core
 
     yield make
     for llm in made:

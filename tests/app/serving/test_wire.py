@@ -11,12 +11,15 @@ import pytest
 from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
+from app.declaration.null_fields import without_nulls, without_streamed_nulls
+from app.endpoints import declared
 from app.errors import ApiError
 from app.llm.first_token import settle_first_token
 from app.llm.vllm_errors import ConstraintError, NonFiniteError
 from app.serving.events import events
-from app.serving.null_fields import without_nulls, without_streamed_nulls
 from app.serving.operation import Operation
+
+ENDPOINTS = {endpoint.name: endpoint for endpoint in declared()}
 
 
 def test_only_nullable_fields_keep_their_null() -> None:
@@ -65,7 +68,12 @@ async def stream_of(*items: Any) -> AsyncGenerator[Any, None]:
 def sent(operation: str, *items: Any) -> list[str]:
     async def collect() -> list[str]:
         error = ApiError(500, "sorry")
-        return [text async for text in events(stream_of(*items), operation, lambda _: error)]
+        return [
+            text
+            async for text in events(
+                stream_of(*items), ENDPOINTS[operation].answers, lambda _: error
+            )
+        ]
 
     return asyncio.run(collect())
 
@@ -103,7 +111,7 @@ def test_an_error_inside_a_stream_wears_its_apis_envelope(
 
 
 def operation(call: Callable[[Any], Awaitable[Any]]) -> Operation:
-    return Operation("messages", "messages", Answer.model_validate, call, lambda payload: None)
+    return Operation(ENDPOINTS["messages"], Answer.model_validate, call, lambda payload: None)
 
 
 async def broken_answer(request: Any) -> Any:
@@ -155,7 +163,7 @@ def test_output_that_is_not_finite_has_a_code(call: Any) -> None:
 def test_output_that_is_not_finite_has_it_in_a_stream_too() -> None:
     async def last() -> str:
         streaming = Operation(
-            "chat", "messages", Answer.model_validate, not_finite_streamed, lambda payload: None
+            ENDPOINTS["chat"], Answer.model_validate, not_finite_streamed, lambda payload: None
         )
         reply = await streaming({"input": {}})
         assert not isinstance(reply.answer, dict)

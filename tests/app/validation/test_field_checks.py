@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
+from app.endpoints import declared
 from app.errors import ApiError
 from app.serving.request_models import ChatRequest, TextRequest
 from app.settings import LimitSettings
 from app.validation import field_checks
 
 USER = {"role": "user", "content": "hi"}
+RULES = {endpoint.name: endpoint.fields for endpoint in declared()}
 
 
 @pytest.mark.parametrize("value", ["5", True, 5.5, [5], {"a": 5}])
@@ -63,16 +65,16 @@ def test_containers_nulls_and_fields_of_several_kinds_pass() -> None:
 
 def test_unknown_fields_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="tempurature") as caught:
-        field_checks.check_fields({"tempurature": 1}, ChatRequest, "chat")
+        field_checks.check_fields({"tempurature": 1}, ChatRequest, RULES["chat"])
     assert caught.value.param == "tempurature"
 
 
 def test_fields_without_effect_are_dropped_and_checked() -> None:
     payload = {"store": True, "metadata": {"a": "b"}, "temperature": 1}
-    field_checks.check_fields(payload, ChatRequest, "chat")
+    field_checks.check_fields(payload, ChatRequest, RULES["chat"])
     assert payload == {"temperature": 1}
     with pytest.raises(ApiError) as caught:
-        field_checks.check_fields({"metadata": 5}, ChatRequest, "chat")
+        field_checks.check_fields({"metadata": 5}, ChatRequest, RULES["chat"])
     assert caught.value.param == "metadata"
 
 
@@ -83,9 +85,9 @@ def test_fields_without_effect_are_dropped_and_checked() -> None:
 def test_what_cannot_be_honoured_is_refused_not_ignored(
     field: str, harmless: Any, refused: Any
 ) -> None:
-    field_checks.check_fields({field: harmless}, TextRequest, "completions")
+    field_checks.check_fields({field: harmless}, TextRequest, RULES["completions"])
     with pytest.raises(ApiError) as caught:
-        field_checks.check_fields({field: refused}, TextRequest, "completions")
+        field_checks.check_fields({field: refused}, TextRequest, RULES["completions"])
     assert caught.value.param == field
 
 
@@ -116,15 +118,15 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
 )
 def test_bounds(payload: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        field_checks.check_generation(payload, "chat", LimitSettings())
+        field_checks.check_generation(payload, LimitSettings())
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_limit_beyond_the_models_context_is_named(name: str) -> None:
-    field_checks.check_generation({name: 512}, "chat", LimitSettings(), context=512)
+    field_checks.check_generation({name: 512}, LimitSettings(), context=512)
     with pytest.raises(ApiError, match=r"513.*512") as caught:
-        field_checks.check_generation({name: 513}, "chat", LimitSettings(), context=512)
+        field_checks.check_generation({name: 513}, LimitSettings(), context=512)
     assert (caught.value.param, caught.value.code) == (name, "invalid_value")
 
 
@@ -143,14 +145,16 @@ def test_many_greedy_choices_are_allowed() -> None:
     ],
 )
 def test_what_is_within_bounds_passes(payload: dict[str, Any]) -> None:
-    field_checks.check_generation(payload, "completions", LimitSettings())
+    field_checks.check_generation(payload, LimitSettings(), scores_prompts=True)
 
 
 def test_an_echo_alone_needs_no_output() -> None:
-    field_checks.check_generation({"max_tokens": 0, "echo": True}, "completions", LimitSettings())
+    field_checks.check_generation(
+        {"max_tokens": 0, "echo": True}, LimitSettings(), scores_prompts=True
+    )
     with pytest.raises(ApiError):
         field_checks.check_generation(
-            {"max_tokens": 0, "echo": False}, "completions", LimitSettings()
+            {"max_tokens": 0, "echo": False}, LimitSettings(), scores_prompts=True
         )
     request = TextRequest.model_validate({"prompt": "a", "max_tokens": 0, "echo": True})
     assert request.to_sampling_params(16, {}).max_tokens == 0

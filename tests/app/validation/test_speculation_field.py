@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.endpoints import declared
 from app.errors import ApiError
 from app.validation.speculation_field import take_options
 
@@ -35,7 +36,7 @@ from app.validation.speculation_field import take_options
     ],
 )
 def test_a_limit_is_carried_to_the_engine(given: dict[str, Any], carried: dict[str, Any]) -> None:
-    take_options(given, "chat")
+    take_options(given)
     assert given == carried
 
 
@@ -62,17 +63,18 @@ def test_a_limit_is_carried_to_the_engine(given: dict[str, Any], carried: dict[s
 )
 def test_what_is_not_understood_is_refused_by_name(given: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        take_options(given, "chat")
+        take_options(given)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"), [("responses", True), ("messages", True), ("chat", False)]
+    ("name", "told"), [("responses", True), ("messages", True), ("chat", False)]
 )
-def test_tokens_are_told_where_that_is_exact_and_refused_elsewhere(
-    operation: str, told: bool
-) -> None:
+def test_tokens_are_told_where_that_is_exact_and_refused_elsewhere(name: str, told: bool) -> None:
+    [endpoint] = [each for each in declared() if each.name == name]
     with pytest.raises(ApiError) as caught:
-        take_options({"speculation": {"tokens": True}}, operation, told=told)
+        take_options(
+            {"speculation": {"tokens": True}}, tells_tokens=endpoint.tells_tokens, told=told
+        )
     assert (caught.value.status, caught.value.param) == (400, "speculation.tokens")
     assert caught.value.code == "unsupported_parameter"

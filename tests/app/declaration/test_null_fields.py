@@ -22,7 +22,7 @@ from openai.types.chat import (
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.responses import easy_input_message_param, response_create_params
 
-from app.serving.null_fields import drop_null_fields
+from app.declaration.null_fields import drop_null_fields
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, None], "default": None}}}
 TEXT = {"type": "text", "text": "hi"}

@@ -1,0 +1,92 @@
+"""The declaration of an API endpoint: all that tells it from the others.
+
+A declaration is light, so that routes exist before vllm is imported: what needs vllm stands in
+functions that are called once for each engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.declaration.answers import OPENAI, AnswerFormat
+from app.declaration.model_facts import ModelFacts
+from app.validation.fields import Rule
+from app.validation.tools import ToolRules
+
+Payload = dict[str, Any]
+Check = Callable[[Payload, ModelFacts], None]
+
+
+@dataclass(frozen=True)
+class ServingParts:
+    """What vLLM's serving classes are made of: one set of parts for each engine."""
+
+    engine: Any  # vllm.engine.protocol.EngineClient
+    models: Any  # vllm.entrypoints.openai.models.serving.OpenAIServingModels
+    renderer: Any  # vllm.renderers.online_renderer.OnlineRenderer
+    rendering: Mapping[str, Any]  # keyword arguments: the chat template
+    parsing: Mapping[str, Any]  # keyword arguments: parsers of tool calls and reasoning
+
+    @property
+    def generating(self) -> dict[str, Any]:
+        """Keyword arguments that every serving class takes which generates chats or texts."""
+        return {
+            "online_renderer": self.renderer,
+            "request_logger": None,
+            # As Responses tells it without being asked: tokens that the prefix cache had.
+            "enable_prompt_tokens_details": True,
+        }
+
+
+def _nothing(payload: Payload, facts: ModelFacts) -> None:
+    """The check of an endpoint that has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One path that takes a JSON body and answers with the model or its tokenizer.
+
+    A request goes through these in their order: null fields are dropped; `check` looks at the shape
+    of the body; `tools`, `fields` and the limits that hold everywhere are applied; `rewrite` brings
+    the body into the form that vLLM takes; the request model validates it; `call` answers it; and
+    `answers` writes what came.
+    """
+
+    name: str
+    path: str
+    prompt: str  # the field that holds the prompt: it is blamed for prompts that are too long
+    # Request models, one for each shape that a body may have, and the index of a body's shape.
+    models: Callable[[], tuple[type[BaseModel], ...]]
+    shape: Callable[[Payload], int] = lambda payload: 0
+    # Makes vLLM's serving class; endpoints that name the same function share what it makes.
+    serving: Callable[[ServingParts], Any]
+    # Picks what answers a request of the model from what `serving` has made.
+    call: Callable[[Any], Callable[[Any], Awaitable[Any]]]
+
+    items: str = ""  # the field of messages or items, in which there may be media
+    fields: Mapping[str, Rule]  # how fields are treated that the request model does not settle
+    ignored_members: frozenset[str] = frozenset()  # of objects inside of the body, without effect
+    tools: ToolRules | None = None  # None: the API has no tools
+    check: Check = _nothing
+    rewrite: Check = _nothing
+
+    generates: bool = False  # or else it uses the tokenizer alone, and is charged for that
+    # Fields that name a limit of the output; the first that is given counts. The last is vLLM's.
+    output_limit: tuple[str, ...] = ()
+    scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
+    tells_tokens: bool = False  # whether answers can tell where each token comes from
+    keeps_responses: bool = False  # whether answers are kept, and may be continued by their id
+
+    answers: AnswerFormat = OPENAI
+    invocation_field: str | None = None  # in a body of POST /invocations, it means this endpoint
+    trace_operation: str | None = None  # in the words of OpenTelemetry's GenAI conventions
+
+
+def answers_for(path: str, endpoints: Iterable[Endpoint]) -> AnswerFormat:
+    """How a path answers: like the endpoint whose path it begins with, or else as OpenAI does."""
+    found = (endpoint.answers for endpoint in endpoints if path.startswith(endpoint.path))
+    return next(found, OPENAI)

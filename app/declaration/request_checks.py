@@ -1,0 +1,80 @@
+"""Validation of a request body by its endpoint's declaration, before its request model sees it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from app.declaration.endpoint import Endpoint, Payload
+from app.declaration.model_facts import ModelFacts
+from app.validation import (
+    constraints,
+    field_checks,
+    fields,
+    message_checks,
+    nested,
+    size_limits,
+    tools,
+)
+from app.validation.speculation_field import take_options
+
+
+def check_request(
+    payload: Payload, endpoint: Endpoint, model: type[BaseModel], facts: ModelFacts
+) -> None:
+    """Check a body and bring it into the form that the request `model` takes. Raises ApiError
+    naming the field; drops fields that are accepted without effect."""
+    endpoint.check(payload, facts)
+    if endpoint.tools is not None:
+        _check_tools(payload, endpoint.tools, facts)
+    _check_limits(payload, endpoint, facts)
+    if endpoint.generates:
+        take_options(payload, tells_tokens=endpoint.tells_tokens, told=facts.tells_tokens)
+    field_checks.check_fields(payload, model, endpoint.fields)
+    field_checks.check_scalars(payload, model)
+    field_checks.check_containers(payload, model)
+    nested.check_nested(payload, model, endpoint.ignored_members)
+    constraints.check_formats(payload)
+    constraints.check_schemas(payload)
+    field_checks.check_generation(
+        payload, facts.limits, facts.context, scores_prompts=endpoint.scores_prompts
+    )
+    if not facts.reads_reasoning:
+        _refuse_thinking_budget(payload)
+    fields.rename(payload, endpoint.fields)
+    endpoint.rewrite(payload, facts)
+
+
+def _check_limits(payload: Payload, endpoint: Endpoint, facts: ModelFacts) -> None:
+    size_limits.check_template(payload)
+    size_limits.check_counts(payload, facts.limits)
+    size_limits.check_constraints(payload, facts.limits)
+    items = payload.get(endpoint.items)
+    if facts.text_only:
+        message_checks.check_media(items, endpoint.items)
+    else:
+        size_limits.check_urls(items, endpoint.items, facts.limits.media_hosts)
+
+
+def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) -> None:
+    tools.take_unknown_tools(payload, rules, facts.unknown_tools)
+    rules.check(payload)
+    constraints.name_parameters(payload)
+    if not facts.reads_calls:
+        tools.check_unread_calls(payload, rules)
+
+
+def _refuse_thinking_budget(payload: Payload) -> None:
+    """A budget of reasoning cannot be kept where nobody sees where reasoning ends."""
+    thinking = payload.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        name = "thinking"
+    elif payload.get("thinking_token_budget") is not None:
+        name = "thinking_token_budget"
+    else:
+        return
+    raise field_checks.invalid(
+        name,
+        f"'{name}' is not supported: this server does not tell the model's reasoning from its "
+        "answer, as it was started without --reasoning-parser.",
+        "unsupported_parameter",
+    )

@@ -1,0 +1,182 @@
+"""Anthropic's Messages, and the count of their tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from app.declaration.answers import AnswerFormat
+from app.declaration.endpoint import Endpoint, Payload, ServingParts
+from app.declaration.model_facts import ModelFacts
+from app.errors import ApiError
+from app.llm.request_usage import count_tokenized
+from app.validation import message_checks, replay
+from app.validation.fields import (
+    CACHE,
+    EVERYWHERE,
+    GENERATING,
+    LABEL,
+    TIER,
+    OnlyAt,
+    Rule,
+    WithoutEffect,
+)
+from app.validation.tools import ToolRules, choose_no_tool, refuse_tools
+
+# What ids of answers begin with: vLLM's Messages are chats inside.
+_CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"
+_MESSAGE_START = "event: message_start\n"
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_FIELDS: dict[str, Rule] = {
+    **EVERYWHERE,
+    "cache_control": WithoutEffect(dict, CACHE),
+    "context_management": WithoutEffect(dict, "the conversation is taken as it is sent"),
+    "mcp_servers": OnlyAt(([],), "this server calls no tools itself"),
+}
+_IGNORED_MEMBERS = frozenset(
+    {
+        *("allowed_callers", "cache_control", "caller", "citations", "context", "title"),
+        *("eager_input_streaming", "input_examples", "type"),
+    }
+)
+
+
+class MessagesFormat(AnswerFormat):
+    """The form of Anthropic's Messages."""
+
+    id_headers = ("request-id",)
+    error_name = "AnthropicError"
+    error_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+            "request_id": {"type": "string"},
+        },
+    }
+
+    def body(self, answer: BaseModel) -> dict[str, Any]:
+        """The JSON of a whole message, or of a count of tokens."""
+        message = answer.model_dump(mode="json", exclude_none=True)
+        if "id" in message:  # counted tokens have none
+            message["id"] = _MESSAGE_ID + message["id"].removeprefix(_CHAT_ID)
+        return {"stop_sequence": None, **message}
+
+    def event(self, item: Any, *, null_usage: bool = False) -> str:
+        """The text of an event."""
+        text: str = item
+        if text.startswith(_MESSAGE_START):
+            return text.replace(f'"id":"{_CHAT_ID}', f'"id":"{_MESSAGE_ID}', 1)
+        return text
+
+    def error_event(self, error: ApiError, sequence_number: int = 0) -> str:
+        """An error as an event."""
+        inner = {"type": "api_error", "message": error.message}
+        return f"event: error\ndata: {json.dumps({'type': 'error', 'error': inner})}\n\n"
+
+    def error_body(self, error: ApiError, request_id: str | None) -> dict[str, Any]:
+        """The JSON of a response with an error; it has the request's id."""
+        default = "api_error" if error.status >= 500 else "invalid_request_error"
+        kind = _ERROR_TYPES.get(error.status, default)
+        body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+        return body if request_id is None else body | {"request_id": request_id}
+
+
+def _messages_models() -> tuple[type[BaseModel], ...]:
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+
+    return (AnthropicMessagesRequest,)
+
+
+def _count_models() -> tuple[type[BaseModel], ...]:
+    from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest
+
+    return (AnthropicCountTokensRequest,)
+
+
+def _serving(parts: ServingParts) -> Any:
+    from app.serving.serving_classes import MessagesServing
+
+    return MessagesServing(
+        parts.engine,
+        parts.models,
+        "assistant",
+        **parts.generating,
+        **parts.rendering,
+        **parts.parsing,
+    )
+
+
+def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:
+    return count_tokenized(
+        lambda request: serving.count_tokens(request, None),
+        lambda _, answer: getattr(answer, "input_tokens", None),
+    )
+
+
+def _check(payload: Payload, facts: ModelFacts) -> None:
+    message_checks.check_blocks(payload.get("messages"))
+
+
+def _rewrite(payload: Payload, facts: ModelFacts) -> None:
+    if isinstance(payload.get("messages"), list):
+        payload["messages"] = replay.anthropic_messages(payload["messages"])
+
+
+ENDPOINTS = (
+    Endpoint(
+        name="messages",
+        path="/v1/messages",
+        prompt="messages",
+        models=_messages_models,
+        serving=_serving,
+        call=lambda serving: serving.create_messages,
+        items="messages",
+        fields={
+            **_FIELDS,
+            **GENERATING,
+            "container": OnlyAt((), "this server runs no code"),
+            "inference_geo": WithoutEffect(str, "the model runs where this server is"),
+            "metadata": WithoutEffect(dict, LABEL),
+            "service_tier": WithoutEffect(str, TIER),
+        },
+        ignored_members=_IGNORED_MEMBERS,
+        tools=ToolRules(("custom",), unread=refuse_tools),
+        check=_check,
+        rewrite=_rewrite,
+        generates=True,
+        output_limit=("max_tokens",),
+        answers=MessagesFormat(),
+        trace_operation="chat",
+    ),
+    Endpoint(
+        name="count_tokens",
+        path="/v1/messages/count_tokens",
+        prompt="messages",
+        models=_count_models,
+        serving=_serving,
+        call=_count,
+        items="messages",
+        fields=_FIELDS,
+        ignored_members=_IGNORED_MEMBERS,
+        tools=ToolRules(("custom",), unread=choose_no_tool),
+        check=_check,
+        rewrite=_rewrite,
+        answers=MessagesFormat(),
+    ),
+)

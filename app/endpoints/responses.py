@@ -1,0 +1,145 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.declaration.answers import AnswerFormat
+from app.declaration.endpoint import Endpoint, Payload, ServingParts
+from app.declaration.model_facts import ModelFacts
+from app.errors import ApiError
+from app.serving.response_fields import published, published_event
+from app.validation import message_checks, replay
+from app.validation.field_checks import invalid
+from app.validation.fields import LABEL, OPENAI, OnlyAt, WithoutEffect
+from app.validation.nested import CHAT_MEMBERS
+from app.validation.tools import ToolRules, refuse_tools
+
+PATH = "/v1/responses"
+
+
+class ResponsesFormat(AnswerFormat):
+    """Objects with the fields of OpenAI's published schema, nulls among them; named events."""
+
+    def body(self, answer: BaseModel) -> dict[str, Any]:
+        """The JSON of a whole response."""
+        _mark_cut(answer.status, answer.output)  # type: ignore[attr-defined]
+        return published(answer.model_dump(mode="json", by_alias=True))
+
+    async def corrected(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """The events, with the item that the token limit cut as `incomplete`: vLLM calls each item
+        completed. The end of an item waits for the next event, which comes at once."""
+        done = None
+        try:
+            async for item in stream:
+                if done is not None:
+                    if item.type == "response.completed":
+                        _mark_cut(item.response.status, [done.item])
+                        _mark_cut(item.response.status, item.response.output)
+                    yield done
+                    done = None
+                if item.type == "response.output_item.done":
+                    done = item
+                else:
+                    yield item
+        except Exception:
+            if done is not None:
+                yield done
+            raise
+        finally:
+            await stream.aclose()
+
+    def event(self, item: Any, *, null_usage: bool = False) -> str:
+        """The text of an event object. vLLM calls an answer that was cut completed, too."""
+        if isinstance(item, str):
+            return item
+        kind, data = item.type, item.model_dump_json(by_alias=True)
+        if kind == "response.completed" and item.response.status == "incomplete":
+            kind = "response.incomplete"
+        if any(hasattr(item, field) for field in ("response", "item", "part")):
+            data = json.dumps({**published_event(json.loads(data)), "type": kind})
+        return f"event: {kind}\ndata: {data}\n\n"
+
+    def error_event(self, error: ApiError, sequence_number: int = 0) -> str:
+        """An error as a numbered event."""
+        body: dict[str, Any] = {"type": "error", "code": error.code or error.type}
+        body |= {"message": error.message, "param": error.param}
+        body |= {"sequence_number": sequence_number}
+        return f"event: error\ndata: {json.dumps(body)}\n\n"
+
+
+def _mark_cut(status: str, output: Sequence[Any]) -> None:
+    """Say of a cut response's last item that it is incomplete."""
+    if status == "incomplete" and output and hasattr(output[-1], "status"):
+        output[-1].status = "incomplete"
+
+
+def _models() -> tuple[type[BaseModel], ...]:
+    from app.serving.request_models import ItemsRequest
+
+    return (ItemsRequest,)
+
+
+def _serving(parts: ServingParts) -> Any:
+    from app.serving.serving_classes import ResponsesServing
+
+    return ResponsesServing(
+        parts.engine,
+        parts.models,
+        parts.renderer,
+        request_logger=None,
+        **parts.rendering,
+        **parts.parsing,
+    )
+
+
+def _check(payload: Payload, facts: ModelFacts) -> None:
+    if payload.get("input") == []:
+        raise invalid("input", "'input' must hold at least one item.")
+    message_checks.check_items(payload.get("input"))
+
+
+def _rewrite(payload: Payload, facts: ModelFacts) -> None:
+    if payload.get("top_logprobs"):  # which ask for what OpenAI's API has a second field for
+        payload["include"] = [*payload.get("include", []), "message.output_text.logprobs"]
+    if isinstance(payload.get("input"), list):
+        payload["input"] = replay.response_items(
+            payload["input"], any_arguments=facts.any_arguments
+        )
+
+
+ENDPOINTS = (
+    Endpoint(
+        name="responses",
+        path=PATH,
+        prompt="input",
+        models=_models,
+        serving=_serving,
+        call=lambda serving: serving.create_responses,
+        items="input",
+        fields={
+            **OPENAI,
+            "background": OnlyAt((False,), "an answer is made while its request waits for it"),
+            "client_metadata": WithoutEffect(dict, LABEL),
+            "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
+            "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
+            "prompt": OnlyAt((), "this server stores no prompts"),
+            "stream_options": WithoutEffect(dict, "events are not padded"),
+        },
+        ignored_members=CHAT_MEMBERS
+        | {"caller", "created_by", "encrypted_content", "logprobs", "status"},
+        tools=ToolRules(("function", "custom", "namespace"), unread=refuse_tools, any_choice=True),
+        check=_check,
+        rewrite=_rewrite,
+        generates=True,
+        output_limit=("max_output_tokens",),
+        keeps_responses=True,
+        answers=ResponsesFormat(),
+        invocation_field="input",
+        trace_operation="chat",
+    ),
+)

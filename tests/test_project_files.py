@@ -18,8 +18,6 @@ MODULES = sorted(
     module for root in ("app", "bench", "drafters") for module in (REPOSITORY / root).rglob("*.py")
 )
 MODULES_OF_A_PACKAGE = 12
-# Class names that are still over this bound.
-NAMES_OF_SEVERAL = {"Drafts"}  # app/engine/readiness.py and app/llm/request_usage.py
 TEMPLATES = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
 
 
@@ -94,8 +92,7 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(module.relative_to(REPOSITORY)))
     assert len(homes) > 100, "no classes found: the roots moved"
-    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
-    assert shared.keys() <= NAMES_OF_SEVERAL, shared
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def test_results_are_those_that_a_page_or_the_log_names() -> None:

@@ -32,7 +32,7 @@ DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDraf
 STATS_TIMEOUT_S = 10.0
 
 
-class Drafts(Protocol):
+class DraftCounts(Protocol):
     """Counts of drafts so far (app/llm/steps.py)."""
 
     draft_tokens: int
@@ -83,7 +83,7 @@ async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
         ) from None
 
 
-async def check_drafts(settings: Settings, drafts: Drafts) -> int:
+async def check_drafts(settings: Settings, drafts: DraftCounts) -> int:
     """Number of tokens drafted in the warm-up requests. Raises StartupError for zero."""
     if not settings.speculates:
         return 0
@@ -95,7 +95,7 @@ async def check_drafts(settings: Settings, drafts: Drafts) -> int:
     return drafts.draft_tokens
 
 
-def check_acceptance(settings: Settings, drafts: Drafts) -> None:
+def check_acceptance(settings: Settings, drafts: DraftCounts) -> None:
     """Warn of a head whose drafts were hardly accepted in the warm-up requests.
 
     A warning only: every draft is verified, so that answers are right whatever the head drafts.

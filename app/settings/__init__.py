@@ -8,6 +8,12 @@ beats preset beats the defaults below; an unknown or invalid key stops start-up 
 
 from __future__ import annotations
 
+from app.settings.admission import AdmissionSettings
+from app.settings.engine import EngineSettings
+from app.settings.limits import LimitSettings
+from app.settings.model import ModelSettings
+from app.settings.section import Section
+from app.settings.server import ServerSettings
 from app.settings.sources import (
     ENV_PREFIX,
     PRESETS,
@@ -17,19 +23,9 @@ from app.settings.sources import (
     preset_names,
     read_preset,
 )
-from app.settings.tree import (
-    AdmissionSettings,
-    EngineSettings,
-    LimitSettings,
-    ModelSettings,
-    Section,
-    ServerSettings,
-    Settings,
-    SpeculationSettings,
-    SupervisionSettings,
-    section_of,
-    sections,
-)
+from app.settings.speculation import SpeculationSettings
+from app.settings.supervision import SupervisionSettings
+from app.settings.tree import Settings, section_of, sections
 
 __all__ = [
     "ENV_PREFIX",

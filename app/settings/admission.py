@@ -1,0 +1,78 @@
+"""Settings of who is let in, and of quotas."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from app.settings.section import Section
+
+
+class AdmissionSettings(Section):
+    """Who is let in, and how much of it at once."""
+
+    keys_file: str | None = Field(
+        None, description="TOML file with tenants and hashed API keys; read again when it changes."
+    )
+    keys: str | None = Field(
+        None, description="The same as text, for an environment variable (instead of a file)."
+    )
+    api_key: str | None = Field(
+        None,
+        pattern=r"^[!-~]{1,256}$",
+        description="One key that every request must show, without limits and no admin's, instead "
+        "of `keys`; set as AERIE_API_KEY it is in no list of processes.",
+    )
+    keys_poll_s: float = Field(
+        2.0, gt=0, description="Seconds between looks at whether the keys file has changed."
+    )
+    public_paths: str = Field(
+        "/livez,/readyz,/ping,/health,/metrics",
+        description="Paths that need no key, exactly as written and separated by commas.",
+    )
+    max_running: int | None = Field(
+        None,
+        ge=1,
+        description="Most sequences in the engine at once (default: its max_num_seqs and an "
+        "eighth more, so that a place that gets free is filled at once).",
+    )
+    max_waiting: int | None = Field(
+        None,
+        ge=0,
+        description="Most requests that wait for a place; further ones get a 429 (default: as "
+        "many as the engine has places, and an eighth of that in an overload that lasts longer "
+        "than an answer takes).",
+    )
+    max_kv_usage: float = Field(
+        0.95, gt=0, le=1, description="Share of the KV cache in use above which requests wait."
+    )
+    queue_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds that a request may wait to be started; then it gets a 503."
+    )
+    request_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds after which any request ends with a 504; the header "
+        "`x-request-timeout` can ask for fewer.",
+    )
+    assumed_output_tokens: int = Field(
+        256,
+        ge=1,
+        description="Output tokens that are charged up front where only the model's context ends a "
+        "request's output; what was used is settled at its end.",
+    )
+    share_prefix_cache: bool = Field(
+        False,
+        description="Let tenants use each other's entries of the prefix cache: faster where they "
+        "send the same long prompts, but times then tell each of them what others have sent.",
+    )
+    redis_url: str | None = Field(
+        None, description="Redis that several gateways share their quotas in (redis://HOST:PORT/0)."
+    )
+    redis_timeout_s: float = Field(
+        0.25, gt=0, description="Seconds to wait for Redis; then this gateway counts by itself."
+    )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether requests need a key."""
+        return self.keys_file is not None or self.keys is not None

@@ -1,0 +1,61 @@
+"""Settings of the vLLM engine's sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from app.settings.section import Section
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+
+
+class EngineSettings(Section):
+    """Sizes of the vLLM engine. None leaves the choice to vLLM."""
+
+    max_model_len: int | None = Field(
+        None, ge=16, description="Longest prompt plus output, in tokens."
+    )
+    max_num_seqs: int | None = Field(None, ge=1, description="Most requests in one batch.")
+    max_num_batched_tokens: int | None = Field(None, ge=16, description="Most tokens in one step.")
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        description="KV cache in GiB (default: on a GPU vLLM's share of its memory, on a CPU a "
+        "quarter of what is free).",
+    )
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="Share of GPU memory that vLLM may use."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that one copy is split over.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of equal prefixes.")
+    enforce_eager: bool = Field(False, description="Skip compilation: starts faster, runs slower.")
+    seed: int = Field(0, description="Seed of the engine.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further vLLM engine arguments, as a JSON object; vLLM's names.",
+    )
+
+    @property
+    def has_weights(self) -> bool:
+        """False where vLLM makes the weights up: then there is nothing in them to check."""
+        return self.engine_args.get("load_format") != "dummy"
+
+    @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        """Numbers as vLLM takes them too: 32k is 32,000 and 32K is 32,768."""
+        match = _COUNT.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        base = 1000 if match[2].islower() else 1024
+        return int(float(match[1]) * base ** ("kmg".index(match[2].lower()) + 1))
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Text, as it comes from the command line and the environment, is JSON."""
+        return json.loads(value) if isinstance(value, str) else value

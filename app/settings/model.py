@@ -1,0 +1,48 @@
+"""Settings of the target model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from app.settings.section import Section
+
+
+class ModelSettings(Section):
+    """The target model and how it talks."""
+
+    model: str = Field("", description="Target model: a folder or a hub id.")
+    served_model_name: str = Field(
+        "", description="Model id in the API; the last part of `model` when empty."
+    )
+    revision: str | None = Field(None, description="Hub revision of the target.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Data type of weights and activations."
+    )
+    quantization: str | None = Field(None, description="vLLM quantisation method.")
+    trust_remote_code: bool = Field(False, description="Run Python code found in the model folder.")
+    chat_template: str | None = Field(
+        None, description="Chat template file that replaces the model's own."
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description="vLLM tool parser; without one, tools that the model may call are refused.",
+    )
+    unknown_tools: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What to do with a request's tools that only an API's provider can run, as "
+        "`web_search`: a 400 that names the tool, or an answer as if it were not there.",
+    )
+    tool_strict_level: Literal["auto", "function", "parameter"] = Field(
+        "parameter",
+        description="How far tool calls are held to their JSON schema: `parameter` always, "
+        "`function` only the call's envelope, `auto` only where a tool says strict.",
+    )
+    reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _full_name(cls, value: Any) -> Any:
+        """vLLM's other names of data types."""
+        return {"half": "float16", "float": "float32"}.get(value, value)

@@ -1,0 +1,17 @@
+"""What every section of the settings is: frozen and strict."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Frozen and strict: a typo is an error, not a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list that is separated by commas, in lower case."""
+    names = (name.strip().lower() for name in text.split(","))
+    return tuple(name for name in names if name)

@@ -1,0 +1,62 @@
+"""Settings of drafting."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from app.settings.section import Section
+from drafters.config import TPOT_BOUNDS_S, DrafterConfig
+from drafters.control.objective import FIXED, Name, Objective
+
+
+class SpeculationSettings(Section):
+    """Settings of drafting and K."""
+
+    drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
+    k: int = Field(
+        5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
+    )
+    objective: Name = Field(
+        "throughput",
+        description="What K is chosen for at every step: most tokens per second, most tokens per "
+        "second while `tpot_s` holds, always `k`, or no drafts at all.",
+    )
+    tpot_s: float | None = Field(
+        None,
+        ge=TPOT_BOUNDS_S[0],
+        le=TPOT_BOUNDS_S[1],
+        description="Seconds per output token that `--objective latency` holds.",
+    )
+    calibration_s: float = Field(
+        10.0,
+        ge=0,
+        le=60,
+        description="Seconds that start-up may spend on measuring what steps cost; 0 learns from "
+        "the first requests instead.",
+    )
+    calibration_file: str | None = Field(
+        None, description="File that the measured costs are kept in for the next start."
+    )
+    speculation_header: bool = Field(
+        True,
+        description="Say in every answer how many tokens were drafted and accepted: in the header "
+        "`x-aerie-speculation` and, as vLLM does, in `metrics.speculative_decoding`; and for whom "
+        "it asks, which tokens (`speculation.tokens`).",
+    )
+    catch_up_tokens: int = Field(
+        DrafterConfig.catch_up_tokens,
+        ge=1,
+        description="How many tokens a request can go without drafting before the drafter "
+        "forgets what came earlier. Each one costs a hidden state of memory for every request "
+        "of a full batch.",
+    )
+    draft_context: int = Field(
+        DrafterConfig.context_tokens,
+        ge=0,
+        description="How many tokens the drafter looks back at most; 0 for all. A head drafts "
+        "worse in contexts that are longer than those it was trained on.",
+    )
+
+    def aim(self) -> Objective:
+        """What K is chosen for. Raises ObjectiveError."""
+        return Objective(self.objective, self.k if self.objective == FIXED else None, self.tpot_s)

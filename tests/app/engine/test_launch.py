@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 
-from app.engine import launch as room
+from app.engine import launch as launch_module
 from app.engine.configuration.head import head_method
 from app.engine.configuration.options import V2
 from app.errors import StartupError
@@ -49,11 +49,11 @@ def test_a_head_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
 
 def test_eagle_3_stays_on_the_v1_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(V2, raising=False)
-    room._stay_on_v1()
+    launch_module._stay_on_v1()
     assert os.environ[V2] == "0"
     monkeypatch.setenv(V2, "1")
     with pytest.raises(StartupError, match=V2):
-        room._stay_on_v1()
+        launch_module._stay_on_v1()
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
@@ -67,7 +67,7 @@ def test_custom_logits_processors_are_refused_beside_drafts(
         "engine_args": '{"logits_processors": ["a.module:Processor"], "max_model_len": 64}',
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"logits_processors: a\.module:Processor.*--k 0"):
-        room.launch(load(given, {}), EngineLoad(), lambda: None)
+        launch_module.launch(load(given, {}), EngineLoad(), lambda: None)
 
 
 def test_installed_ones_too_and_none_of_them_without_drafts(
@@ -77,8 +77,10 @@ def test_installed_ones_too_and_none_of_them_without_drafts(
         model = SimpleNamespace(logits_processors=None)
         return SimpleNamespace(speculative_config=speculation, model_config=model)
 
-    room._refuse_logits_processors(configuration(object()))
-    monkeypatch.setattr(room, "entry_points", lambda group: [SimpleNamespace(value="their:One")])
+    launch_module._refuse_logits_processors(configuration(object()))
+    monkeypatch.setattr(
+        launch_module, "entry_points", lambda group: [SimpleNamespace(value="their:One")]
+    )
     with pytest.raises(StartupError, match=r"their:One \(installed\)"):
-        room._refuse_logits_processors(configuration(object()))
-    room._refuse_logits_processors(configuration(None))
+        launch_module._refuse_logits_processors(configuration(object()))
+    launch_module._refuse_logits_processors(configuration(None))

@@ -38,7 +38,7 @@ def test_the_docs_name_no_other() -> None:
 def test_what_a_label_can_be_is_there_from_the_start() -> None:
     """A rate over the first event needs a value before it."""
     script = (
-        "from app import metrics; from prometheus_client import generate_latest;"
+        "from app.observability import metrics; from prometheus_client import generate_latest;"
         "print(generate_latest().decode())"
     )
     done = subprocess.run(

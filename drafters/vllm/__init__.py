@@ -1,1 +1,1 @@
-"""The only room of `drafters` that imports vllm: what runs inside the engine's processes."""
+"""The only package of `drafters` that imports vllm: what runs inside the engine's processes."""

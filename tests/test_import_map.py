@@ -28,7 +28,7 @@ CONFIGURATION = {"app.engine.configuration"}
 ENGINE = CONFIGURATION | {"app.engine", "app.llm", "app.serving", "app.validation"}
 HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
-MEASURING |= {"bench.errors", "drafters.markdown"}
+MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
 RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")}
 TRAINING = {
@@ -95,6 +95,7 @@ MAP: dict[str, set[str]] = {
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.errors": {"app.errors"},
+    "bench.parser": set(),
     "bench.provenance": set(),
     "bench.load": set(),
     "bench.workloads": {"bench.errors", "bench.load"}

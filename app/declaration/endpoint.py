@@ -41,6 +41,11 @@ class ServingParts:
             "enable_prompt_tokens_details": True,
         }
 
+    def chat(self, kind: Callable[..., Any]) -> Any:
+        """An object of `kind`: vLLM's serving class of chats, or one that is derived from it."""
+        parsing = {**self.rendering, **self.parsing}
+        return kind(self.engine, self.models, "assistant", **self.generating, **parsing)
+
 
 def _nothing(payload: Payload, facts: ModelFacts) -> None:
     """The check of an endpoint that has none of its own."""

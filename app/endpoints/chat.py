@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""POST /v1/chat/completions: chat completions as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -40,14 +40,7 @@ def _models() -> tuple[type[BaseModel], ...]:
 def _serving(parts: ServingParts) -> Any:
     from app.serving.serving_classes import ChatServing
 
-    return ChatServing(
-        parts.engine,
-        parts.models,
-        "assistant",
-        **parts.generating,
-        **parts.rendering,
-        **parts.parsing,
-    )
+    return parts.chat(ChatServing)
 
 
 def _check(payload: Payload, facts: ModelFacts) -> None:

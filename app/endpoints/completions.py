@@ -1,4 +1,4 @@
-"""OpenAI's text completions."""
+"""POST /v1/completions: text completions as in OpenAI's API."""
 
 from __future__ import annotations
 

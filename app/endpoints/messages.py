@@ -1,4 +1,4 @@
-"""Anthropic's Messages, and the count of their tokens."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -112,14 +112,7 @@ def _count_models() -> tuple[type[BaseModel], ...]:
 def _serving(parts: ServingParts) -> Any:
     from app.serving.serving_classes import MessagesServing
 
-    return MessagesServing(
-        parts.engine,
-        parts.models,
-        "assistant",
-        **parts.generating,
-        **parts.rendering,
-        **parts.parsing,
-    )
+    return parts.chat(MessagesServing)
 
 
 def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""POST /v1/responses: OpenAI's Responses API."""
 
 from __future__ import annotations
 

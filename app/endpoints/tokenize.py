@@ -1,4 +1,4 @@
-"""vLLM's own endpoints of the tokenizer: text to token ids, and back."""
+"""POST /tokenize and /detokenize, as in vLLM's server: text to token ids, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of drafting."""
+"""Settings of speculative decoding: the draft head, K, and what K is chosen for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drafters.control.objective import FIXED, Name, Objective
 
 
 class SpeculationSettings(Section):
-    """Settings of drafting and K."""
+    """Settings of speculative decoding."""
 
     drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
     k: int = Field(

@@ -12,7 +12,6 @@ JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from bench.errors import reports_errors
 from bench.kernels.clock import Arm, best, copied_per_us
 from bench.kernels.head import head
 from bench.kernels.inputs import inputs
+from bench.parser import command_parser
 from bench.provenance import provenance
 
 # batch, K, hidden
@@ -43,10 +43,7 @@ ARMS: dict[str, Callable[..., dict[str, Arm]]] = {"inputs": inputs, "head": head
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Time the kernels; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench kernels", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("kernels", __doc__)
     parser.add_argument("--quick", action="store_true", help="a subset, a few minutes on a core")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=15)

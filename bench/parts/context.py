@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from bench.errors import reports_errors
+from bench.parser import command_parser
 from drafters.train.evaluation.evaluate_head import EMBEDDED
 
 REQUESTS = 16  # of each workload, in one batch
@@ -78,10 +79,7 @@ def measure(limit: int, temperature: float) -> None:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure each limit in a process of its own; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench context", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("context", __doc__)
     parser.add_argument("--limits", type=int, nargs="+", default=[0, 416, 256, 128],
                         help="tokens, 0 for none [0 416 256 128]")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.0, help="[0]")

@@ -25,6 +25,7 @@ from typing import Any
 from bench import options
 from bench.errors import reports_errors
 from bench.options import tell
+from bench.parser import command_parser
 from bench.parts.offline import engine_core, held_out, lines, model_runner
 from bench.provenance import provenance
 from bench.sweep.journal import Journal
@@ -225,10 +226,7 @@ def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> l
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench device", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("device", __doc__)
     add = parser.add_argument
     add("--offline", metavar="SERVER", help=argparse.SUPPRESS)
     add("--methods", default=METHODS, help=f"[{METHODS}]")

@@ -31,6 +31,7 @@ from app.engine.configuration.cpu import cpu_machine, environment, libraries
 from bench.errors import reports_errors
 from bench.load.busy import busy_process
 from bench.options import positive
+from bench.parser import command_parser
 
 OUTPUT_TOKENS = 16  # so few that a window ends in time where steps take a second
 USERS = (1, 8)
@@ -107,10 +108,7 @@ def summary(results: Mapping[str, Mapping[str, list[float]]]) -> Iterator[dict[s
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Interleaved rounds over both arms; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench openmp", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("openmp", __doc__)
     parser.add_argument("--k", type=int, default=0, help="draft tokens per step; 0: no drafter [0]")
     parser.add_argument("--rounds", type=positive, default=3, help="[3]")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)

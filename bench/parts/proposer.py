@@ -29,6 +29,7 @@ from typing import Any, Self
 from app.engine.configuration import cpu
 from bench.errors import reports_errors
 from bench.options import positive
+from bench.parser import command_parser
 from bench.parts.offline import engine_core
 from drafters.train.evaluation.evaluate_head import EMBEDDED
 
@@ -143,10 +144,7 @@ class EngineProcess:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure every engine at every batch, in interleaved rounds; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench proposer", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("proposer", __doc__)
     parser.add_argument("--rounds", type=positive, default=5, help="[5]")
     parser.add_argument("--k", type=int, default=7, help="draft tokens per step [7]")
     parser.add_argument("--core", type=int, default=0, help="that all engines run on [0]")

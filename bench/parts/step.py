@@ -27,6 +27,7 @@ from bench.errors import reports_errors
 from bench.load.counters import Counters
 from bench.load.run import counters, measure
 from bench.options import positive, tell
+from bench.parser import command_parser
 from bench.parts.offline import engine_core, held_out, lines, model_runner
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
@@ -69,10 +70,7 @@ class Parts:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Both tables; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench step", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("step", __doc__)
     parser.add_argument("--k", type=_ks, default=(0, 7), metavar="K,K", help="[0,7]")
     parser.add_argument("--concurrency", type=options.counts, default=(1, 8), metavar="C,C",
                         help="[1,8]")  # fmt: skip

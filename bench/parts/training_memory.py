@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from bench.errors import reports_errors
+from bench.parser import command_parser
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train.optimisation.cod import sample_chains
@@ -80,10 +81,7 @@ def measured(args: argparse.Namespace, length: int, partitions: int) -> dict[str
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure the peak memory of each length and partition; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench training-memory", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("training-memory", __doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2500, 5000, 10000, 20000])
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle")

@@ -37,6 +37,7 @@ from bench.load.client import Client
 from bench.load.counters import PATH, speculation
 from bench.load.run import counters
 from bench.options import EAGLE3, add_settings, positive, tell
+from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.quality.answers import Answer, ask, likeliest
 from bench.quality.difference import TOLERANCE, difference
@@ -162,11 +163,11 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench quality", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"An API key for --url is read from {KEY_VARIABLE}. The last line is JSON.",
-    )  # fmt: skip
+    parser = command_parser(
+        "quality",
+        __doc__,
+        f"An API key for --url is read from {KEY_VARIABLE}. The last line is JSON.",
+    )
     add = parser.add_argument
     add("--url", default="", help="of a gateway that runs; without it one is started here")
     add("--model", default="", help="with --url [the server's first]")

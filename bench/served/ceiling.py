@@ -9,7 +9,6 @@ that it takes from the engine; every result has that share measured (`client_cpu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 from bench.errors import reports_errors
 from bench.load.client import Client, Job
 from bench.load.run import measure
+from bench.parser import command_parser
 from bench.systems.server import Server, free_port
 
 LOG = Path("runs/ceiling.log")
@@ -30,10 +30,7 @@ CHUNKS = 128  # an answer of 128 tokens, each in an event of its own
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Print a line of JSON for each concurrency."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench ceiling", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("ceiling", __doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], metavar="C")
     parser.add_argument("--gaps-ms", type=float, nargs="+", default=[0, 10], metavar="MS")
     args = parser.parse_args(argv)

@@ -32,6 +32,7 @@ from bench.load.client import Client, Job
 from bench.load.counters import Counters
 from bench.load.run import counters
 from bench.options import add_settings, add_work, tell
+from bench.parser import command_parser
 from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
 from bench.workloads.load import load_prompts
@@ -198,10 +199,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench disturbance", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("disturbance", __doc__)
     add = parser.add_argument
     add("--users", type=options.counts, default=(1, 4, 16), metavar="N,N", help="[1,4,16]")
     add("--service-users", type=options.positive, default=4, help="of the five minutes [4]")

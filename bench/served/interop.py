@@ -24,6 +24,7 @@ from bench.load.client import Client
 from bench.load.intervals import ratio
 from bench.load.run import measure
 from bench.options import positive, tell
+from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work
 from bench.sweep.table import pm
@@ -136,10 +137,7 @@ def _theirs(args: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench interop", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("interop", __doc__)
     add = parser.add_argument
     add("--url", required=True)
     add("--model", help="[the server's first]")

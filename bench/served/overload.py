@@ -29,6 +29,7 @@ from statistics import median
 from urllib.request import urlopen
 
 from bench.errors import reports_errors
+from bench.parser import command_parser
 
 READY_WITHIN_S = 300.0
 SETTLE_S = 5.0  # at the beginning of each phase, not counted
@@ -255,10 +256,7 @@ def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Print the three phases and the verdict; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="aerie bench overload", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("overload", __doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="of overload")
     parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of each other phase")
     parser.add_argument("--times", type=float, default=4.0, help="the capacity's rate")

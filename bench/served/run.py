@@ -27,6 +27,7 @@ from bench.load.client import Client
 from bench.load.intervals import interval, ratio, speed
 from bench.load.run import measure
 from bench.options import add_work, counts, positive, tell
+from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_ignore_eos
 from bench.sweep.table import pm
@@ -145,11 +146,7 @@ def _mean(lines: Sequence[dict[str, Any]], *path: str, form: str = ".1f") -> str
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench run", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"An API key is read from {KEY_VARIABLE}.",
-    )  # fmt: skip
+    parser = command_parser("run", __doc__, f"An API key is read from {KEY_VARIABLE}.")
     add = parser.add_argument
     add("--url", action="append", required=True, metavar="[NAME=]URL", help="again for more")
     add("--model", help="[the server's first]")

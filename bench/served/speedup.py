@@ -23,6 +23,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.intervals import Mean, interval, of_equal_work, ratio
 from bench.options import add_servers, add_work, tell
+from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
@@ -90,10 +91,7 @@ async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> No
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench speedup", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("speedup", __doc__)
     add = parser.add_argument
     add("--concurrency", type=options.counts, default=(1, 8, 32), metavar="C,C", help="[1,8,32]")
     add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")

@@ -10,6 +10,7 @@ from pathlib import Path
 from bench import options
 from bench.errors import reports_errors
 from bench.options import add_servers, add_work, tell
+from bench.parser import command_parser
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal, JournalError
@@ -96,10 +97,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command's options."""
-    made = argparse.ArgumentParser(
-        prog="aerie bench sweep", description=f"{__doc__}\n\n{methods_module.__doc__}",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    made = command_parser("sweep", f"{__doc__}\n\n{methods_module.__doc__}")
     add = made.add_argument
     add("--methods", default=DEFAULT, help=f"[{DEFAULT}]")
     add("--concurrency", default=CONCURRENCIES, metavar="C,C", help=f"[{CONCURRENCIES}]")

@@ -21,6 +21,7 @@ from bench.errors import reports_errors
 from bench.load.intervals import over_best, speed
 from bench.load.run import measure
 from bench.options import add_servers, add_work, positive, tell
+from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work, takes_ignore_eos
 from bench.sweep.fleet import Fleet
@@ -148,10 +149,7 @@ def _draw(names: Sequence[str], methods: Sequence[Method], journal: Journal, out
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aerie bench trace", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("trace", __doc__)
     add = parser.add_argument
     add("--methods", default=METHODS, help=f"[{METHODS}]")
     add("--traces", default=TRACES, help=f"[{TRACES}]")

@@ -11,7 +11,7 @@ from typing import Any
 
 from drafters.config import DrafterConfig
 from drafters.control.acceptance import Acceptance
-from drafters.control.cost_table import Cell, CostTable, PerTokenCost
+from drafters.control.cost_table import Cell, CostTable, PerTokenCost, bucket_of
 from drafters.control.objective import LATENCY, Objective
 from drafters.control.policy import Load, Step
 from drafters.control.report import Totals, acceptance_rows, cost_rows, why
@@ -39,10 +39,9 @@ class Probe:
     """A trial of another K for a few steps."""
 
     k: int
-    rate: float  # tokens per second of what it interrupts
     to_choose: int  # steps that are still to be laid out with it
     seen: bool = False  # a step of it has been observed
-    lost_s: float = 0.0  # by what it has taken so far; below 0 where it gained
+    lost_tokens: float = 0.0  # to what the K in force would have made; below 0 where it gained
 
 
 class Controller:
@@ -55,15 +54,14 @@ class Controller:
         self.k_max, self._catch_up_tokens = k_max, catch_up_tokens
         self._tuning, self._objective = tuning or Tuning(), objective or Objective()
         self._k = self._switches = self._steps = 0
-        self._load = Load(0)
+        self._load, self._stays = Load(0), 0  # the newest, and steps of about as large a one before
         self._allowance = 0.0  # tokens that probes may lose now
         self._probes = dict.fromkeys((DRAFT, PLAIN, DEEPER, SHALLOWER), 0)
         self._lost_s = self._lost_tokens = self._busy_s = 0.0
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Take measured costs for granted until steps say otherwise, and forget all steps so far:
-        their prompts were nobody's."""
+        """Begin anew from measured costs; steps so far are forgotten (prompts were nobody's)."""
         self.costs = CostTable(self.k_max, self._tuning)
         self.costs.load(cell for cell in cells if cell.k <= self.k_max)
         self.acceptance, self._totals = Acceptance(self.k_max, self._tuning), Totals(self.k_max)
@@ -102,7 +100,8 @@ class Controller:
 
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being laid out."""
-        self._load = load
+        same = bucket_of(load.requests) == bucket_of(self._load.requests)
+        self._load, self._stays = load, self._stays + 1 if same else 0
         if self._objective.adapts and load.requests and self.costs.measured:
             if self._probe is None or self._probe.to_choose == 0:
                 before, estimate = self._estimate, self._estimated(load)
@@ -172,17 +171,18 @@ class Controller:
 
     def _charge(self, probe: Probe, step: Step) -> None:
         """Count what a probe loses, up to the step that verifies its last drafts."""
-        load = step.load
+        load, known = step.load, self._appraise(step.load)
+        rate = known.goodput[self._k]
         probe.seen = probe.seen or step.k == probe.k
         if probe.seen:
             read = (self._prompt.seconds + self._reading.seconds) * load.prefill_tokens
-            made = self._tokens(load)[self._depth(load, load.draft_tokens)]
-            lost = max(0.0, step.seconds - read) - made / probe.rate
-            probe.lost_s += lost
-            self._allowance -= lost * probe.rate
+            made = known.tokens[self._depth(load, load.draft_tokens)]
+            lost = max(0.0, step.seconds - read) * rate - made
+            probe.lost_tokens += lost
+            self._allowance -= lost
         if probe.to_choose == 0 and (step.k != probe.k or probe.k == self._k):
-            self._lost_s += max(0.0, probe.lost_s)
-            self._lost_tokens += max(0.0, probe.lost_s) * probe.rate
+            self._lost_tokens += max(0.0, probe.lost_tokens)
+            self._lost_s += max(0.0, probe.lost_tokens) / rate
             self._probe = None
 
     def _estimated(self, load: Load) -> KPredictions:
@@ -197,9 +197,9 @@ class Controller:
         return known
 
     def _lasts(self) -> int:
-        """Steps that an estimate is good for: few while the K in force is hardly known."""
-        enough = self._tuning.enough
-        return enough if self.costs.steps(max(1, self._load.requests), self._k) >= enough else 2
+        """Steps that an estimate is good for: few while the batch or the K in force is new."""
+        known = self.costs.steps(max(1, self._load.requests), self._k)
+        return 2 if min(known, self._stays) < self._tuning.enough else self._tuning.enough
 
     def _appraise(self, load: Load) -> KPredictions:
         ks = range(self.k_max + 1)
@@ -289,11 +289,12 @@ class Controller:
         lost = max(0.0, steps * (seconds - estimate.tokens[k] / rate))
         if self._k == 0:
             lost += self._catching_up(load) * math.exp(-tuning.optimism * tuning.unproven**0.5)
-        if self._allowance < lost * rate:
+        # A batch of a step or two is over before its trial. At K = 0 the drafter lags least early.
+        if self._allowance < lost * rate or (self._k and self._stays < steps):
             return None
         kind = PLAIN if not k else DRAFT if not self._k else DEEPER if k > self._k else SHALLOWER
         self._probes[kind] += 1
-        return Probe(k, rate, tuning.probe_steps + (k > 0))
+        return Probe(k, tuning.probe_steps + (k > 0))
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""

@@ -1,4 +1,4 @@
-"""What the gateway tells the engine's processes about drafting. Nothing else crosses."""
+"""The drafting settings that the gateway passes to the engine's processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KEY = "aerie"  # our entry in vLLM's `additional_config`
-DEFERRED = 16  # steps without a draft whose hidden states the drafter takes in together
-# Seconds per output token that can be aimed at: no machine makes a million tokens of one text in a
-# second, and nobody waits an hour for one.
+DEFERRED = 16  # steps at K = 0 whose hidden states the drafter stores or enters together
+# Bounds of a TPOT objective, in seconds: no machine makes a million tokens of one text in a second,
+# and nobody waits an hour for one.
 TPOT_BOUNDS_S = (1e-6, 3600.0)
-# In SamplingParams.extra_args of a request: its most draft tokens in a step, and whether it asked
-# where its tokens come from.
+# Keys in SamplingParams.extra_args of a request: its largest K, and whether it asked where its
+# tokens come from.
 MAX_K = "aerie_max_k"
 REPORT_TOKENS = "aerie_report_tokens"
 
@@ -26,12 +26,12 @@ def every_k(k_max: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Travels as `additional_config["aerie"]` of vLLM's configuration.
+    """The drafter's settings, in `additional_config["aerie"]` of vLLM's configuration.
 
-    `speculative_config.num_speculative_tokens` is the largest K. `catch_up_tokens` is how many
-    tokens a request can go without drafting before the drafter forgets what came earlier
-    (docs/decisions/0006). `context_tokens` is how many tokens it looks back at most, 0 for all
-    (docs/decisions/0012).
+    `catch_up_tokens` is how many tokens a request can go without drafting before the drafter
+    forgets what came earlier (docs/decisions/0006). `context_tokens` is how many tokens the draft
+    head looks back at most, 0 for all (docs/decisions/0012). The largest K is vLLM's own
+    `speculative_config.num_speculative_tokens`.
     """
 
     catch_up_tokens: int = 256
@@ -45,8 +45,8 @@ class DrafterConfig:
             raise ValueError(f"context_tokens is {self.context_tokens}, it must not be negative")
 
     def window(self, max_num_tokens: int) -> int:
-        """Tokens of a request that are kept, where a pass has at most `max_num_tokens`: half of
-        one, so that a request that is behind always finds room in the next."""
+        """How many tokens' hidden states are stored for a request: at most half of a pass of
+        `max_num_tokens`, so that a request that is behind always fits in the next one."""
         return min(self.catch_up_tokens, max_num_tokens // 2)
 
     def entry(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class DrafterConfig:
 
     @classmethod
     def read(cls, additional: Mapping[str, Any] | None) -> DrafterConfig:
-        """From `additional_config`. Raises ValueError for keys that nobody reads."""
+        """Read it from `additional_config`. Raises ValueError for unknown keys."""
         values = dict((additional or {}).get(KEY, {}))
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:

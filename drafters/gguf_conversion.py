@@ -1,10 +1,10 @@
-"""A GGUF file of a Llama model -> a Hugging Face checkpoint, in bfloat16.
+"""Convert a GGUF file of a Llama model to a Hugging Face checkpoint in bfloat16.
 
-transformers dequantises the weights and rebuilds the tokenizer. What it gets wrong is put right
-here: the epsilon of the norms is the nearest float32 of what it was, and the tokenizer lacks the
-pre-tokenizer that the file names. The same file gives the same bytes each time.
+transformers dequantises the weights and rebuilds the tokenizer. Two of its faults are corrected
+here: the epsilon of the norms is rounded to float32, and the tokenizer lacks the pre-tokenizer
+that the file names. The same file gives the same bytes each time.
 
-Run by `drafters.packaged`: python -m drafters.gguf_conversion SOURCE FOLDER. A failure is one JSON
+`drafters.packaged` runs it: python -m drafters.gguf_conversion SOURCE FOLDER. A failure is one JSON
 object on standard output, with `errno` if the disk is the reason.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 NEEDED = ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers")
 
-# GGUF's tokenizer.ggml.pre -> what stands in front of the merges (llama.cpp: llama-vocab.cpp).
-# transformers makes ByteLevel alone of every one, so that SmolLM2 would see 12 as one token.
+# GGUF's tokenizer.ggml.pre -> the pre-tokenizer that splits text before the BPE merges (llama.cpp:
+# llama-vocab.cpp). transformers uses ByteLevel alone for all, which makes 12 one token of SmolLM2.
 _BYTE_LEVEL = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -38,7 +38,7 @@ PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
 def convert(source: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer, chat template and weights into `folder`.
 
-    Raises OSError where the disk fails, ValueError for a file of a kind that this does not know.
+    Raises OSError where the disk fails, ValueError for a pre-tokenizer not in PRE_TOKENIZERS.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,7 +71,7 @@ def _tokenizer_fields(source: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """config.json of the checkpoint; `quantization_config` and paths are the GGUF file's."""
+    """config.json of the checkpoint, without the GGUF file's `quantization_config` and paths."""
     config: dict[str, Any] = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(name, None)
@@ -99,7 +99,7 @@ def _write_tokenizer(
 
 
 def _write_weights(file: Path, model: Any) -> None:
-    """All tensors in bfloat16; a tied output matrix is the embedding's and is left out."""
+    """Write all tensors in bfloat16, without an output matrix that is tied to the embedding."""
     import torch
     from safetensors.torch import save
 
@@ -108,7 +108,7 @@ def _write_weights(file: Path, model: Any) -> None:
         for name, tensor in model.state_dict().items()
         if not (name == "lm_head.weight" and model.config.tie_word_embeddings)
     }
-    # Not save_file: it writes in Rust, whose error has no errno, and for its user alone.
+    # save_file writes in Rust: its errors have no errno, and its files only their owner can read.
     file.write_bytes(save(state, metadata={"format": "pt"}))
 
 
@@ -117,7 +117,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert; returns the exit code."""
+    """Convert SOURCE into FOLDER; returns the exit code."""
     source, folder = argv
     code: int | None = None
     try:
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
         convert(Path(source), Path(folder))
     except OSError as error:
         code, message = error.errno, str(error)
-    except Exception as error:  # of a damaged file, transformers raises anything
+    except Exception as error:  # transformers may raise anything for a damaged file
         message = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['?'])[0]}"
     else:
         return 0

@@ -1,8 +1,8 @@
 """Log records that cannot forge lines: text of a client stays inside the line that quotes it.
 
-vLLM warns about requests in their own words, with handlers and formatters of its own, which it
-replaces whenever it configures logging. What they all have in common is the record: it is made
-safe where it is made, for every logger, handler and formatter of the process.
+vLLM quotes requests in its warnings, and replaces its handlers and formatters whenever it
+configures logging. So text is escaped where a record is made, which serves every logger, handler
+and formatter of the process.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# Control characters of ASCII and Latin-1 but the tab, Unicode's line breaks, and what turns the
-# direction of writing around.
+# Control characters of ASCII and Latin-1 but the tab, Unicode's line breaks, and its controls of
+# the direction of writing.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# In front of each line of a stack trace, whose last lines are an exception's own words.
+# Begins each line of a stack trace: its last lines are the text of an exception.
 MARGIN = "  | "
 _FORMATTER = logging.Formatter()
 
 
 def escape(text: str) -> str:
-    """Replace control characters by how Python writes them: a line break becomes `\\n`."""
+    """Replace control characters by Python's escapes: a line break becomes `\\n`."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class SafeRecordFactory:
-    """A logging record factory that escapes what another one makes.
+    """A logging record factory that escapes the records of another one.
 
-    Messages become one line. A stack trace keeps its lines, and each begins with `MARGIN`, so
+    A message becomes one line. A stack trace keeps its lines, and each begins with `MARGIN`, so
     that none can be taken for a line of the log.
     """
 

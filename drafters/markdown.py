@@ -1,4 +1,4 @@
-"""Tables for people who read a terminal and for those who read the page it is pasted into."""
+"""Markdown tables with aligned columns, legible in a terminal too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of an aligned Markdown table. The first row is its head; all are of one length."""
+    """The lines of an aligned Markdown table. The first row is its header; all rows are of one
+    length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"

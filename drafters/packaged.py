@@ -1,9 +1,9 @@
 """Models that an installed Python package carries as a GGUF file, by name.
 
-`packaged:smollm2-135m` stands for such a model wherever a folder or a hub id of a target may
-stand. `resolve` returns the folder of its checkpoint, a plain Hugging Face one that vLLM and
-transformers load. The first call makes it: a child process (`drafters.gguf_conversion`) reads the
-GGUF file and writes the checkpoint, so that its memory is not the caller's. Nothing is downloaded.
+`packaged:smollm2-135m` names such a model wherever a target's folder or hub id may stand.
+`resolve` returns the folder of its checkpoint, a plain Hugging Face one that vLLM and transformers
+load. The first call makes it: a child process (`drafters.gguf_conversion`) reads the GGUF file and
+writes the checkpoint, so that its memory is not the caller's. Nothing is downloaded.
 
     $XDG_CACHE_HOME/aerie/packaged/       ~/.cache without the variable
         smollm2-135m-b179c952-v1/         name, hash of the GGUF file, version of the converter
@@ -52,7 +52,7 @@ CONVERTER = "drafters.gguf_conversion"
 
 
 class PackagedModelError(OSError):
-    """A packaged model cannot be had; the text is one line with what, where and the remedy."""
+    """A packaged model is not available; the text is one line: what, where and the remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}: {remedy}")
@@ -61,7 +61,7 @@ class PackagedModelError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file inside of a distribution, and what is known of its checkpoint beforehand."""
+    """A GGUF file inside a Python distribution, and facts about its checkpoint."""
 
     name: str
     distribution: str
@@ -69,16 +69,16 @@ class PackagedModel:
     file: str  # path inside site-packages: PACKAGE/NAME.gguf
     sha256: str  # of the GGUF file
     checkpoint_bytes: int  # all files of the converted checkpoint, rounded up
-    config: Mapping[str, Any]  # what config.json will say: enough to check a head against
+    config: Mapping[str, Any]  # entries of config.json that a head is checked against
 
     @property
     def folder_name(self) -> str:
-        """Name of the checkpoint's folder: another file or another converter has another one."""
+        """Name of the checkpoint's folder, one for each GGUF file and version of the converter."""
         return f"{self.name}-{self.sha256[:8]}-v{CONVERSION}"
 
     @property
     def install_command(self) -> str:
-        """What puts the package back. Its own requirements are for llama.cpp, not for us."""
+        """The command that reinstalls the package, without its requirements: llama.cpp's."""
         return f"pip install --force-reinstall --no-deps {self.distribution}=={self.version}"
 
     def source(self) -> Path:
@@ -152,7 +152,7 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def find(name: str) -> Path | None:
-    """The checkpoint's folder if all its files are there at their sizes. Reads no weights."""
+    """The checkpoint's folder, or None unless all its files have their sizes. Reads no weights."""
     model = packaged_model(name)
     for place in (SHIPPED, cache_folder()):
         if _damage(place / model.folder_name, hashes=False) is None:
@@ -169,7 +169,7 @@ def resolve(name: str, cache: Path | None = None) -> str:
         return name
     model = packaged_model(name)
     shipped = SHIPPED / model.folder_name
-    if cache is None and os.path.exists(shipped):  # False where the disk refuses to say
+    if cache is None and os.path.exists(shipped):  # False if it may not be looked at
         if (damage := _damage(shipped)) is None:
             return str(shipped)
         logger.warning("%s: %s; the cache is used instead", shipped, damage)
@@ -192,7 +192,7 @@ def resolve(name: str, cache: Path | None = None) -> str:
 
 
 def _explained(error: OSError, model: PackagedModel, cache: Path) -> PackagedModelError:
-    """What the disk said, and what to do about it."""
+    """The operating system's error, with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         megabytes = model.checkpoint_bytes // 10**6
         remedy = f"free {megabytes} MB there, or name a folder with room by XDG_CACHE_HOME"
@@ -251,7 +251,7 @@ def _make(model: PackagedModel, folder: Path, lock: int) -> None:
             f"{model.sha256[:16]}...",
             model.install_command,
         )
-    # Whoever made them held the lock, and does not any more.
+    # Left by processes that have ended: each held the lock while it ran.
     for stale in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(stale)
     if folder.exists():
@@ -276,8 +276,8 @@ def _make(model: PackagedModel, folder: Path, lock: int) -> None:
 
 
 def _run_converter(model: PackagedModel, source: Path, folder: Path, lock: int) -> None:
-    """Run the child process. It inherits the lock: should it outlive this process, nobody takes
-    its folder away while it writes."""
+    """Run the child process. It inherits the lock: if it outlives this process, no other one
+    removes its folder while it writes."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", CONVERTER, str(source), str(folder)],

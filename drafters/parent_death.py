@@ -2,11 +2,11 @@
 
 The kernel does it: PR_SET_PDEATHSIG (prctl(2)) has it send a child SIGKILL when its parent ends. No
 handler, thread or lock of the child's interpreter takes part, so a child that is stuck in native
-code ends as well. The call has two traps, and this module is about both:
+code ends as well. The call has two traps, which this module avoids:
 
-- The signal is sent when the *thread* that made the child ends. Children are guarded only where a
-  thread says that it lasts (`children_end_with_this_process`).
-- A parent that ended before the call sends nothing. The child looks at its parent's id afterwards.
+- The signal is sent when the *thread* that made the child ends. So only children of threads that
+  last as long as the process are guarded (`children_end_with_this_process`).
+- A parent that ended before the call sends nothing. So the child checks its parent's id afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _prctl.restype = ctypes.c_int
 
 
 class _Forking(threading.local):
-    """What the forking thread tells its child, which inherits a copy."""
+    """State of a thread that forks; its child inherits a copy."""
 
     guarded = False
     parent = 0
@@ -79,7 +79,7 @@ def children_end_with_this_process() -> Iterator[None]:
         _forking.guarded = before
 
 
-@functools.cache  # hooks cannot be taken back
+@functools.cache  # hooks cannot be unregistered
 def _guard_forks() -> None:
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 

@@ -1,8 +1,8 @@
-"""Standard output and error that cannot fail: what is written there is worth no request.
+"""Standard output and error that never raise: no request is to fail for a line of the log.
 
 On a full disk, or into a pipe whose reader has gone, a write raises; so does a later flush of what
 stayed in the buffer, and `multiprocessing` flushes before it starts a process and when one ends.
-A progress bar would end the loading of a model, and a line of the log the restart of an engine.
+A progress bar could stop the loading of a model, and a line of the log the restart of an engine.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import sys
 
 
 class Unfailing(io.TextIOWrapper):
-    """Text into a file, as far as it can be written."""
+    """A text stream that drops what cannot be written."""
 
     def write(self, text: str, /) -> int:
-        """All of it, or as much as there was room for."""
+        """Write as much of `text` as there is room for; returns the length of all of it."""
         with contextlib.suppress(OSError):
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back: what could not be written is gone."""
+        """Flush the buffer; what cannot be written is dropped."""
         with contextlib.suppress(OSError):
             super().flush()
 
 
 def unfailing() -> None:
-    """Replace this process's standard output and error, unless something else has. Safe to call
-    more than once."""
+    """Make this process's standard output and error `Unfailing`, except where something else has
+    replaced them. Safe to call more than once."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if type(stream) is not io.TextIOWrapper or stream.fileno() != number:

@@ -1,4 +1,4 @@
-"""How far drafts are accepted, whatever K was when they were made."""
+"""Acceptance rates by draft position, estimated from steps of any K."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from drafters.control.tuning import Tuning
 
 
 class Acceptance:
-    """Acceptance by position, conditional: of drafts whose predecessors were all accepted.
+    """Conditional acceptance by position: among drafts whose predecessors were all accepted.
 
     Only drafts that were verified count, so that a K that varies does not bias the rates. A
-    position that was seldom drafted of late is thought to be like the one before it.
+    position that was seldom drafted lately is taken to be like the one before it.
     """
 
     def __init__(self, k_max: int, tuning: Tuning) -> None:
@@ -24,17 +24,17 @@ class Acceptance:
             self._hits[0] = tuning.enough * tuning.prior_acceptance
 
     def observe(self, requests: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Learn from a step of so many requests; `drafted` and `accepted` are a Step's.
+        """Learn from a step of `requests` requests; `drafted` and `accepted` are those of `Step`.
 
-        Evidence fades with the text, also while none of it is drafted: what drafts are worth in
-        text that nobody drafted is soon a matter of few trials, so that new ones count.
+        Old trials fade with each token, also at K = 0: after text that was not drafted they say
+        little, so that new trials soon outweigh them.
         """
         hits, trials, tuning = self._hits, self._trials, self._tuning
         if not trials:
             return
         fading = 1.0 - min(1.0, requests / tuning.memory_trials)
         keep = min(1.0, max(fading, tuning.enough / trials[0]))
-        # A request near its limit has fewer drafts; the others stand for it.
+        # A request near its limit has fewer drafts: the other requests give the rate.
         before = reached = float(drafted[0]) if drafted else 0.0
         for i in range(len(trials)):
             hits[i] *= keep
@@ -47,7 +47,7 @@ class Acceptance:
                 reached = 0.0
 
     def conditional(self) -> list[float]:
-        """Acceptance of each position once it is reached: [k_max]."""
+        """Acceptance rate of each position if all before it are accepted: [k_max]."""
         prior, rate, rates = self._tuning.enough, 0.0, []
         for i, (hits, trials) in enumerate(zip(self._hits, self._trials, strict=True)):
             rate = (hits + prior * rate) / (trials + prior) if i else hits / trials
@@ -55,10 +55,10 @@ class Acceptance:
         return rates
 
     def survival(self) -> list[float]:
-        """Share of steps that accept up to each position: [k_max]."""
+        """Share of drafts that are accepted up to and including each position: [k_max]."""
         return list(accumulate(self.conditional(), lambda reached, rate: reached * rate))
 
     @property
     def trials(self) -> list[float]:
-        """Remembered trials of each position."""
+        """Trials of each position, less those that have faded: [k_max]."""
         return list(self._trials)

@@ -1,4 +1,4 @@
-"""What the choice of K is to achieve, as one value that checks itself."""
+"""The objective of the choice of K, checked when it is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BELONGS_TO: dict[str, Name] = {"k": FIXED, "tpot_s": LATENCY}
 
 
 class ObjectiveError(ValueError):
-    """An objective that makes no sense: `field` (objective, k or tpot_s) and its `problem`."""
+    """An invalid objective: the `field` (objective, k or tpot_s) and its `problem`."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -23,7 +23,7 @@ class ObjectiveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`k` belongs to `fixed` alone and `tpot_s` (seconds per token) to `latency` alone."""
+    """What K is chosen for: `fixed` has `k`, `latency` has `tpot_s` (s/token), others neither."""
 
     objective: Name = THROUGHPUT
     k: int | None = None
@@ -46,7 +46,7 @@ class Objective:
 
     @property
     def adapts(self) -> bool:
-        """Whether K follows the load."""
+        """Whether K is adaptive, chosen anew at each step."""
         return self.objective in (THROUGHPUT, LATENCY)
 
     def changed(self, changes: dict[str, Any]) -> Self:
@@ -56,7 +56,7 @@ class Objective:
         return type(self)(**{**(self.entries() if same else {}), **given})
 
     def within(self, k_max: int) -> Self:
-        """This objective, if the largest K allows it; else ObjectiveError."""
+        """This objective. Raises ObjectiveError if its `k` is above `k_max`."""
         if self.k is not None and self.k > k_max:
             raise ObjectiveError("k", f"must be at most {k_max}, not {self.k}")
         return self

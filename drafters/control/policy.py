@@ -1,4 +1,4 @@
-"""What a scheduler and a policy of K tell each other."""
+"""The interface between a scheduler and the policy that chooses K."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple, Protocol
 
 
 class Load(NamedTuple):
-    """What the scheduler knows when it lays out a step."""
+    """What the scheduler knows when it has put a step together."""
 
-    requests: int  # requests that have all of their prompt read: each makes a token or more
+    requests: int  # requests whose prompt ends in this step or before: each makes a token or more
     waiting: int = 0  # requests in the queue
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
-    # [i]: of `requests` those that may have more than i drafts; empty: all may, whatever K is.
+    # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
     requests_by_draft_limit: tuple[int, ...] = ()
 
     def drafts(self, k: int) -> int:
@@ -25,12 +25,12 @@ class Load(NamedTuple):
 
 
 def at_least(counts: Sequence[int]) -> tuple[int, ...]:
-    """`counts[i]`: how many have exactly i. Returned [i]: how many have i + 1 or more."""
+    """From `counts[i]`, how many have exactly i, to [i], how many have more than i."""
     return tuple(accumulate(reversed(counts[1:])))[::-1]
 
 
 def requests_by_draft_limit(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
-    """A Load's, of requests that may have these most drafts, 0 to `k_max`, each."""
+    """That field of `Load`, from the largest K of each request: `limits`, 0 to `k_max` each."""
     counts = [0] * (k_max + 1)
     for limit in limits:
         counts[limit] += 1
@@ -38,47 +38,47 @@ def requests_by_draft_limit(limits: Sequence[int], k_max: int) -> tuple[int, ...
 
 
 class Step(NamedTuple):
-    """What a step did."""
+    """What a finished step took and made."""
 
     load: Load
     k: int  # tokens asked of the drafter per request at the end of this step; 0: no drafter pass
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
     drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
-    accepted: tuple[int, ...]  # [i], as many: of those, accepted there and at all before
+    accepted: tuple[int, ...]  # [i]: how many of those were accepted there and everywhere before
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
-    # Of `seconds`: choosing K, counting what came of it, and learning from that where nothing else
-    # runs meanwhile.
+    # Of `seconds`: choosing K, recording steps, and learning from them where the model does not run
+    # meanwhile.
     control_seconds: float = 0.0
 
 
 class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
-    Calls come in step order. `observe` of a step comes after `choose` of the next one, while that
-    runs, or later, with those of up to `max_deferred_steps` steps in all. Steps that made nothing
-    need not be observed.
+    Calls come in step order. A step is observed after `choose` of the next one, while that runs, or
+    later, when up to `max_deferred_steps` steps are observed in a row. Steps that made nothing need
+    not be observed.
     """
 
     @property
     def k_max(self) -> int:
-        """The most tokens that may be drafted."""
+        """The largest K: draft tokens per request and step."""
         ...
 
     @property
     def k_limit(self) -> int:
-        """The most that may be asked for at the end of the next step: places in the KV cache are
-        reserved for so many."""
+        """The largest K that `choose` may return for the next step: the scheduler reserves slots in
+        the KV cache for so many drafts."""
         ...
 
     @property
     def max_deferred_steps(self) -> int:
-        """Steps that may be observed one after the other once all of them have run."""
+        """Steps that may run before they are observed, all in a row."""
         ...
 
     def choose(self, load: Load) -> int:
-        """K of the drafter pass at the end of the step that is being laid out."""
+        """K of the drafter pass at the end of the step that is being scheduled."""
         ...
 
     def observe(self, step: Step) -> None:

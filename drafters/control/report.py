@@ -10,14 +10,14 @@ from drafters.control.acceptance import Acceptance
 from drafters.control.objective import FIXED, OFF, Objective
 from drafters.control.policy import Step
 
-# Where a step's time goes: `control` is `Step.control_seconds`, `other` is scheduling, and what
-# lies between engine and worker.
+# Where a step's time goes: `control` is `Step.control_seconds`, `other` is scheduling and the way
+# between engine core and worker.
 PHASES = ("target", "draft", "control", "other")
 Row = Mapping[str, float]
 
 
 class Totals:
-    """Sums over all steps. They only grow: rates and ratios are for whoever reads them twice."""
+    """Sums over all steps. They only grow, like counters: a reader makes rates and ratios."""
 
     def __init__(self, k_max: int) -> None:
         self._counts = {
@@ -30,7 +30,7 @@ class Totals:
         self._phases = dict.fromkeys(PHASES, 0.0)  # seconds
 
     def add(self, step: Step, plain_seconds: float) -> None:
-        """One step that made tokens, or read prompts."""
+        """Count a step that made tokens or read prompts."""
         self._counts["steps"][step.k] += 1
         for name, counts in (("drafted", step.drafted), ("accepted", step.accepted)):
             for i, count in enumerate(counts):
@@ -45,12 +45,12 @@ class Totals:
             self._sums["plain_seconds"] += plain_seconds
 
     def snapshot(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+        """The sums as plain data for JSON."""
         return deepcopy({**self._counts, **self._sums, "phases": self._phases})
 
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:
-    """Acceptance by position, from 1."""
+    """One row for each draft position, from 1."""
     rates = zip(acceptance.conditional(), acceptance.survival(), acceptance.trials, strict=True)
     return [
         {"position": i, "conditional": rate, "cumulative": share, "trials": trials}
@@ -62,15 +62,15 @@ def cost_rows(
     seconds: Sequence[float], tokens: Sequence[float], goodput: Sequence[float],
     steps: Sequence[int],
 ) -> list[Row]:  # fmt: skip
-    """What a step takes and makes, by K; `steps` are those that its seconds were measured in."""
+    """One row for each K, from 0: what a step takes and makes, and how many steps measured it."""
     keys = ("k", "step_seconds", "step_tokens", "tokens_per_second", "steps_measured")
     columns = zip(range(len(seconds)), seconds, tokens, goodput, steps, strict=True)
     return [dict(zip(keys, row, strict=True)) for row in columns]
 
 
 def why(objective: Objective, k: int, requests: int, costs: Sequence[Row], waits: bool) -> str:
-    """The reason for K in one sentence without a full stop. `waits`: drafts promise more, but not
-    yet as much as the drafter must read first."""
+    """The reason for K in one sentence without a full stop. `waits`: drafts promise more, but have
+    not yet made up for the drafter's catch-up."""
     name = _drafts(k) if k else "off"
     if objective.objective in (OFF, FIXED):
         return f"{name}: the objective is {objective.objective}"

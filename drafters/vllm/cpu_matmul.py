@@ -1,10 +1,10 @@
-"""How fast this CPU multiplies a few rows by a weight matrix, in float32 and in a narrower type.
+"""Time how fast this CPU multiplies a few rows by a weight matrix, in float32 and a narrower type.
 
-What a processor lists is no answer. With AMX bfloat16 is three times as fast as float32 and costs
-the same for 1 and for 16 rows. A processor with AVX2 alone emulates it, which pays for one row and
-never for several. A Xeon whose AMX a virtual machine hides lists `avx512_bf16`, has half as much to
-read, which decides for few rows, and multiplies at half the speed (bench/LOG.md). So it is timed,
-through the same kernels that vLLM's layers use.
+The features that a processor lists do not tell. With AMX, bfloat16 is three times as fast as
+float32 and costs the same for 1 and for 16 rows. A processor with AVX2 alone emulates bfloat16,
+which pays for one row and never for several. A Xeon whose AMX a virtual machine hides lists
+`avx512_bf16`: it multiplies at half the speed, but few rows gain, as half as much is read
+(bench/LOG.md). So the kernels that vLLM's layers use are timed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def race(
     copies: int = 1,
     rounds: int = 7,
 ) -> list[tuple[float, float]]:
-    """Seconds of a product of `[rows, inputs]` with a weight `[outputs, inputs]`, per entry of
+    """Seconds of a product of `[rows, inputs]` with a weight `[outputs, inputs]`, for each entry of
     `rows`: (in `narrow`, in float32), each the fastest of `rounds` taken in turns.
 
-    More `copies` of the weight than the cache holds make it a question of memory too, as it is for
+    With more `copies` of the weight than the cache holds, reading memory counts too, as it does in
     a whole model.
     """
     weight = torch.randn(outputs, inputs)
@@ -39,7 +39,7 @@ def race(
     for count in rows:
         x = torch.randn(count, inputs)
         batches = [x.to(narrow), x]
-        # In turns, and the fastest of each: whatever else runs here slows down both.
+        # In turns, so that whatever else runs on this machine slows down both.
         took = [
             [_seconds(stack, batch) for stack, batch in zip(stacks, batches, strict=True)]
             for _ in range(rounds)

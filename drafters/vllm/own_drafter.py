@@ -1,4 +1,4 @@
-"""Which draft heads this project's drafters serve, and which are left to vLLM's own."""
+"""Which draft heads this project's drafters run, and which vLLM's own drafters run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def is_parallel(speculation: Any) -> bool:
 
 
 def has_own_drafter(speculation: Any) -> bool:
-    """Whether a drafter of ours drafts with the head of a vLLM SpeculativeConfig: P-EAGLE heads,
-    and EAGLE-3 heads on the V1 model runner."""
+    """Whether a drafter of this project runs the head of a vLLM SpeculativeConfig: any P-EAGLE
+    head, and EAGLE-3 heads on the V1 model runner."""
     if is_parallel(speculation):
         return True
     sequential = speculation is not None and speculation.method == "eagle3"

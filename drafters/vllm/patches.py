@@ -1,4 +1,4 @@
-"""Corrections of vLLM 0.32.0 itself, each with the fault it mends. Nothing else patches vLLM."""
+"""Patches of vLLM 0.32.0, each with the fault that it corrects. Nothing else patches vLLM."""
 
 from __future__ import annotations
 
@@ -68,14 +68,15 @@ def apply() -> None:
 
 
 def use_v2_model_runner() -> None:
-    """Where it was asked for. vLLM never chooses it for P-EAGLE, for which it has no speculator."""
+    """Patch vLLM's V2 model runner, if VLLM_USE_V2_MODEL_RUNNER asks for it. vLLM never chooses it
+    for P-EAGLE, for which it has no speculator."""
     from vllm.v1.worker.gpu import cudagraph_utils, model_runner
     from vllm.v1.worker.gpu.sample import sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     from drafters.vllm.v2.runner import V2DraftingRunner
 
-    # Where workers look for it, and the CPU's is made of it (vllm/v1/worker/cpu/model_runner.py).
+    # Workers look for it there, and vllm/v1/worker/cpu/model_runner.py derives the CPU's from it.
     model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, V2DraftingRunner)
     sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
@@ -87,8 +88,8 @@ def use_v2_model_runner() -> None:
 
 
 def with_every_k(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    """vLLM's list of K by batch, from which it takes the K that get CUDA graphs. It ends at the
-    largest batch: with 4 requests at most, a table of one batch for each K is cut at K = 3."""
+    """Capture CUDA graphs for every K. vLLM takes those K from a list by batch size that ends at
+    the largest batch: with 4 requests at most, `every_k`'s table would be cut at K = 3."""
 
     @wraps(build)
     def lookup(table: Any, vllm_max_batch_size: int, vllm_num_speculative_tokens: int) -> list[int]:
@@ -101,7 +102,7 @@ def with_every_k(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
 
 
 def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    """vLLM's list of what its V2 model runner lacks, without what ours has."""
+    """Take parallel drafting off vLLM's list of what its V2 model runner lacks: ours has it."""
 
     @wraps(named)
     def lacking(self: Any) -> list[str]:
@@ -120,7 +121,7 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Each request's value once per draft token of it: `[num_tokens]`.
+    """Repeat each request's value for each of its draft tokens: `[num_tokens]`.
 
     vLLM's CPU kernel writes into an int64 copy of the result and drops it
     (vllm/utils/cpu_triton_utils.py, _expand_kernel_impl), so that temperature, top_k and
@@ -133,14 +134,14 @@ def expand_batch_to_tokens(
 
 
 def speculation(core: Any, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A utility method of the engine core (vllm/v1/engine/core.py): how the gateway reaches the
-    policy, which lives in the scheduler."""
+    """A utility method added to the engine core (vllm/v1/engine/core.py), by which the gateway
+    calls the scheduler's method of the same name."""
     answer: dict[str, Any] = core.scheduler.speculation(command, arguments)
     return answer
 
 
 def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
-    """The engine core's call for drafts after each step, where none came with its output."""
+    """Skip the engine core's call for drafts after each step if they came with the output."""
 
     @wraps(post_step)
     def ask(self: Any, model_executed: bool) -> None:
@@ -151,9 +152,9 @@ def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, boo
 
 
 def with_count_of_taps(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What vLLM changes in a head's configuration, and how many taps it names. A Llama head whose
-    configuration names other than three, and no `num_aux_hidden_states`, is built for three
-    (model_executor/models/llama_eagle3.py), so that its weights do not load.
+    """Add the number of taps to a head's configuration. vLLM builds a Llama head without
+    `num_aux_hidden_states` for three taps (model_executor/models/llama_eagle3.py): the weights of
+    one with another number do not load.
     """
 
     @wraps(override)
@@ -168,8 +169,9 @@ def with_count_of_taps(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def without_idle_map(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Loads a head's weights without the map of a draft vocabulary that is the target's. vLLM has
-    no place for one there, and stops with "no module or parameter named 'draft_id_to_target_id'".
+    """Load a head's weights without its map from draft to target vocabulary (`d2t`) where both are
+    the same. vLLM has no parameter for it there, and stops with "no module or parameter named
+    'draft_id_to_target_id'".
     """
 
     @wraps(load)
@@ -190,8 +192,9 @@ def _is_idle_map(name: str, weight: torch.Tensor) -> bool:
 
 
 def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:
-    """vLLM's reader of the speculators library's P-EAGLE configurations drops two keys that it
-    reads of EAGLE-3's (transformers_utils/configs/speculators/algos.py, update_peagle)."""
+    """Keep `fc_norm` and `norm_output` of the speculators library's P-EAGLE configurations. vLLM
+    reads them for EAGLE-3 alone (transformers_utils/configs/speculators/algos.py, update_peagle).
+    """
 
     @wraps(update)
     def update_all(config_dict: dict[str, Any], pre_trained_config: dict[str, Any]) -> None:
@@ -204,12 +207,12 @@ def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:
 
 
 def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the processors of `logit_bias` and `min_p`, and refuse others.
+    """Keep the logits processors of `logit_bias` and `min_p`, and refuse others.
 
     Under speculation vLLM drops them (v1/sample/logits_processor/__init__.py,
-    build_logitsprocs) and refuses requests that need them. With our drafters such requests are not
-    drafted for (limits.py), so that their row is one that the processors know. Which requests a
-    custom processor changes is not known; it would be skipped wherever a draft is verified.
+    build_logitsprocs) and refuses requests that need them. Our drafters do not draft for such
+    requests (limits.py), so each has the one row of logits that the processors expect. Which
+    requests a custom processor changes is not known; verified drafts would skip it.
     """
 
     @wraps(build)
@@ -231,7 +234,8 @@ def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
-    """The refusal of such requests (vllm/sampling_params.py, _validate_spec_decode)."""
+    """Accept requests with `logit_bias` or `min_p`, which vLLM refuses under speculation
+    (vllm/sampling_params.py, _validate_spec_decode)."""
 
     @wraps(check)
     def check_others(self: Any, speculation: Any) -> None:
@@ -242,13 +246,13 @@ def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The head's layers share one block table.
+    """Put the head's layers into one KV cache group, and so under one block table.
 
     For a target with several kinds of attention vLLM cuts the layers of each kind into groups of
-    one size (vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size). Where the
-    head's full attention makes that kind half as large again as the other, or where the size is
-    smaller than the head, its layers land in several groups and the engine stops: "All drafting
-    layers should belong to the same kv cache group". Then they get a group of their own.
+    one size (vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size). If the
+    head's layers make full attention half as large again as the other kind, or are more than that
+    size, they land in several groups and the engine stops: "All drafting layers should belong to
+    the same kv cache group". Then they get a group of their own.
     """
 
     @wraps(build)
@@ -271,10 +275,10 @@ def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any
 
 
 def _loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled models saved by the CPU backend cannot be loaded again, so that every start
-    compiles: after loading, vLLM calls `finalize_loading` (vllm/compilation/decorators.py,
-    _try_load_aot_compiled_fn), which only its own GPU compiler's artefacts have. On CPU the
-    artefact is inductor's plain function, complete as loaded.
+    """Load compiled models that the CPU backend saved; else every start compiles. After loading,
+    vLLM calls `finalize_loading` (vllm/compilation/decorators.py, _try_load_aot_compiled_fn), which
+    only its own GPU compiler's artefacts have. On a CPU the artefact is inductor's plain function,
+    complete as loaded.
     """
 
     @wraps(load)

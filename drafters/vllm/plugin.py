@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Apply what vLLM needs before it builds an engine. Safe to call more than once."""
+    """Prepare this process and patch vLLM before it builds an engine. Safe to call again."""
     from drafters.log_records import escape_log_records
     from drafters.parent_death import end_with_multiprocessing_parent
     from drafters.streams import unfailing

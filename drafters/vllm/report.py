@@ -1,4 +1,4 @@
-"""What drafts in this worker? Asked over vLLM's collective_rpc, answered from live objects."""
+"""A worker's report on its drafter, read from live objects and called over collective_rpc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class DrafterReport:
     model_runner: Any
 
     def aerie_drafter_report(self) -> dict[str, Any] | None:
-        """The drafter in use, or None when this worker decodes plainly.
+        """The drafter in use, or None when this worker has none.
 
         Keys: `proposer` and `head` (class names), `parallel` (all K tokens in one pass),
         `k` (draft tokens per step), `parameters` (count, tensors shared with the target

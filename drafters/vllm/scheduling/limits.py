@@ -1,5 +1,5 @@
-"""What a request's sampling parameters say about its drafts: how many there may be, and whether
-the gateway follows their counts."""
+"""What a request's sampling parameters say about its drafts: how many it may have, and whether the
+gateway needs their counts with each output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ SMALLEST_MIN_P = 1e-5  # below it vLLM takes min_p for 0 (vllm/sampling_params.p
 
 
 def draft_limit(params: Any, k_max: int) -> int:
-    """Most draft tokens in a step, 0 to `k_max`.
+    """The largest K of a request with the SamplingParams `params`: 0 to `k_max`.
 
-    Zero for parameters that change the distribution in a way the verification of drafts does
-    not know: vLLM applies `logit_bias` and `min_p` to one row per request, not to its drafts
-    (vllm/v1/sample/rejection_sampler.py, apply_logits_processors).
+    It is 0 with `logit_bias` and `min_p`: vLLM applies them to one row per request, not to the rows
+    of its drafts (vllm/v1/sample/rejection_sampler.py, apply_logits_processors).
     """
     if params is None or params.logit_bias or params.min_p > SMALLEST_MIN_P:
         return 0
@@ -25,7 +24,7 @@ def draft_limit(params: Any, k_max: int) -> int:
 
 def follows_counts(params: Any) -> bool:
     """Whether the gateway needs the counts of a request's drafts with each output, not only with
-    the last: it may end the request itself, at a stop string, or tells its tokens' origins."""
+    the last: it may end the request itself, at a stop string, or reports where tokens came from."""
     if params is None:
         return False
     return bool(params.stop or (params.extra_args or {}).get(REPORT_TOKENS))

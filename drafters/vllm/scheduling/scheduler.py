@@ -1,4 +1,4 @@
-"""vLLM's scheduler, asking a policy for K at every step and telling it what came of it."""
+"""vLLM's scheduler, which asks a policy for K at every step and reports finished steps to it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
 
 class _AnyK:
-    """In place of vLLM's table from batch size to K. Where there is one, vLLM does not pad a
-    request's first decode step with drafts that do not exist to the width of a CUDA graph for one
-    K (v1/core/sched/scheduler.py, pad_spec_decode). The policy overrules what it says."""
+    """Replaces vLLM's table from batch size to K, whose values the policy overrules. With a table,
+    vLLM does not pad a request's first decode step to the width of a CUDA graph for one K, by
+    drafts that do not exist (v1/core/sched/scheduler.py, pad_spec_decode)."""
 
     def __init__(self, k: int) -> None:
         self._k = k
@@ -37,7 +37,8 @@ class _AnyK:
 
 
 class DraftingScheduler(Scheduler):
-    """One decision for all ranks: K travels to the workers in the SchedulerOutput."""
+    """vLLM's scheduler with a policy that chooses K, once for all ranks: the SchedulerOutput takes
+    it to the workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,34 +46,34 @@ class DraftingScheduler(Scheduler):
         if k_max:
             self.dynamic_sd_lookup = _AnyK(k_max)
         ours = has_own_drafter(self.vllm_config.speculative_config)
-        # On V1 drafts come with a step's output, and need not be asked for (patches.py). On V2 they
-        # stay on the device; they are made for every request, and not verified over its limit.
+        # On V1, drafts come with a step's output, and are not asked for (patches.py). On V2, they
+        # stay on the device: every request gets K, and those over its limit are not verified.
         self.brings_drafts = ours and not self.use_v2_model_runner
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
-        self._limits: dict[str, int] = {}  # of requests that may have fewer drafts than k_max
+        self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         self.policy = Controller(
             k_max,
             catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
-            # The largest K, until the gateway has seen it draft and steers.
+            # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max),
         )
         self.recorder = StepRecorder(k_max)
-        # The model runs in this thread: nothing else does while the policy learns.
+        # Whether the model runs in this thread, so that it stands still while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
         )
 
     def add_request(self, request: Request) -> None:
-        """Take a request in, with its own limit of drafts."""
+        """Add a request, and remember its limit of drafts."""
         limit = draft_limit(request.sampling_params, self.num_spec_tokens)
         if self._ours and limit < self.num_spec_tokens:
             self._limits[request.request_id] = limit
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Lay out a step, with room in the KV cache for its drafts."""
+        """Schedule a step, with room in the KV cache for its drafts."""
         begun = perf_counter()
         if self._ours:
             self.num_lookahead_tokens = self.policy.k_limit
@@ -82,7 +83,7 @@ class DraftingScheduler(Scheduler):
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """The last act of vLLM in `schedule`: asynchronous scheduling reads K here."""
+        """Choose K at the end of vLLM's `schedule`, where asynchronous scheduling reads it."""
         if scheduler_output.total_num_scheduled_tokens:
             with self.recorder.controlling():
                 self._choose(scheduler_output)
@@ -97,7 +98,7 @@ class DraftingScheduler(Scheduler):
         scheduled.num_spec_tokens_to_schedule = self.policy.choose(self._load)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Where scheduling is synchronous, drafts are asked for after a step."""
+        """Take a step's drafts, which vLLM asks for where scheduling is synchronous."""
         super().update_draft_token_ids(draft_token_ids)
         self._trim()
 
@@ -109,7 +110,7 @@ class DraftingScheduler(Scheduler):
                     request.spec_token_ids = request.spec_token_ids[:limit]
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
-        """Called for each request that had drafts (update_from_output)."""
+        """Count accepted drafts: update_from_output calls this for each request that had some."""
         self.recorder.verified(counts["num_draft_tokens"], counts["num_accepted_tokens"])
         return super().make_spec_decoding_stats(stats, **counts)
 
@@ -124,9 +125,9 @@ class DraftingScheduler(Scheduler):
         return outputs
 
     def _attach_counts(self, outputs: Any) -> None:
-        """Send the counts of a request's drafts so far with each of its outputs, where the gateway
-        follows them: vLLM sends them with the last, which a request that is aborted at a stop
-        string does not have. A copy, because another thread writes it to the gateway."""
+        """Send the counts of a request's drafts with each of its outputs, where the gateway follows
+        them. vLLM sends them with the last output, which a request that is aborted at a stop string
+        does not have. They are copied, because another thread serialises them."""
         for client in outputs.values():
             for output in client.outputs:
                 request = self.requests.get(output.request_id)
@@ -142,9 +143,9 @@ class DraftingScheduler(Scheduler):
                     )
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        """Called at every step while the workers run it (v1/engine/core.py, step): what the policy
-        learns from the step before costs no time then. Where it does, it learns from several steps
-        at a time, from the second one on with warm caches."""
+        """Let the policy learn from earlier steps. vLLM calls this in every step while the workers
+        run it (v1/engine/core.py, step), so that learning costs no time. If the model runs in this
+        thread it does: then the policy learns from several steps in a row, with warm caches."""
         if not self._alone:
             self.recorder.tell(self.policy)
         elif self.recorder.untold >= self.policy.max_deferred_steps:
@@ -153,9 +154,9 @@ class DraftingScheduler(Scheduler):
         return super().get_grammar_bitmask(scheduler_output)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The gateway's way in, over the engine core's utility calls: `state`, `steer` with the
-        entries of an Objective, `load_calibration` measured `cells`, or the `recent` steps. Raises
-        ObjectiveError."""
+        """Carry out a command of the gateway, which comes as a utility call of the engine core:
+        `state`; `steer` to an Objective's entries; `load_calibration` of measured `cells`; `recent`
+        for the newest steps, all others for the policy's snapshot. Raises ObjectiveError."""
         policy, recorder = self.policy, self.recorder
         recorder.tell(policy)
         if command == "recent":
@@ -170,4 +171,5 @@ class DraftingScheduler(Scheduler):
 
 
 class AsyncDraftingScheduler(DraftingScheduler, AsyncScheduler):
-    """For the V2 runner, whose next step is laid out before the drafts of this one are known."""
+    """The scheduler for the V2 runner, which schedules a step before the drafts of the last one are
+    known."""

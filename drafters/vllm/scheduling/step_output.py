@@ -1,4 +1,4 @@
-"""What a step's output carries from the worker to the scheduler beside its tokens."""
+"""What the worker sends to the scheduler with a step's tokens: drafts and times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
 
 @dataclass(frozen=True)
 class WorkerStepOutput:
-    """Drafts for the next step, and what this one took.
+    """Drafts for the next step, and the seconds of this one (see drafters.control.policy.Step).
 
     vLLM's engine core would ask the workers for `drafts` in a call of its own (v1/engine/core.py,
-    post_step), which costs a step a round trip between processes, also when nothing was drafted.
-    Seconds are those of drafters.control.policy.Step.
+    post_step), which costs a round trip between processes at every step, also at K = 0.
     """
 
     drafts: DraftTokenIds | None = None
@@ -24,11 +23,11 @@ class WorkerStepOutput:
     draft_seconds: float = 0.0
 
     def attach(self, output: Any) -> None:
-        """Attach these to a step's ModelRunnerOutput."""
+        """Attach this to a step's ModelRunnerOutput."""
         setattr(output, _ATTRIBUTE, self)
 
     @classmethod
     def of(cls, output: Any) -> WorkerStepOutput:
-        """An empty one where the worker sent none."""
+        """What is attached to a ModelRunnerOutput; an empty one if nothing is."""
         extras: WorkerStepOutput = getattr(output, _ATTRIBUTE, None) or cls()
         return extras

@@ -1,4 +1,4 @@
-"""What the steps of a scheduler took and made, for the policy to learn from."""
+"""The record of a scheduler's steps, from which the policy learns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ RECENT = 64  # steps that are remembered for calibration
 
 
 class _Begun(NamedTuple):
-    """A step that has been laid out and has not ended."""
+    """A step that is scheduled and has not ended."""
 
     at: float
     load: Load
 
 
 class StepRecorder:
-    """Steps by SchedulerOutput from `begin` to `end`, and what became of their drafts.
+    """Times steps from `begin` to `end`, by SchedulerOutput, and counts their drafts.
 
-    What a step says of drafts is counted when the policy is told of it: between two steps of a
-    model in this thread nothing else runs.
+    Drafts are counted in `tell`, which can run while the workers do. `end` cannot: its time would
+    be added to every step.
     """
 
     def __init__(self, k_max: int) -> None:
@@ -38,18 +38,18 @@ class StepRecorder:
 
     @property
     def untold(self) -> int:
-        """Steps that the policy has not been told of."""
+        """Number of ended steps that the policy has not been told of."""
         return len(self._untold)
 
     @contextmanager
     def controlling(self) -> Iterator[None]:
-        """What is done inside is time of the next step that control takes."""
+        """Count the time inside as `control_seconds` of the next step that ends."""
         began = perf_counter()
         yield
         self._control += perf_counter() - began
 
     def begin(self, scheduled: Any, at: float, load: Load) -> None:
-        """A step was laid out, since `at`."""
+        """Record a scheduled step; its scheduling began at `at`, by `perf_counter`."""
         self._begun[id(scheduled)] = _Begun(at, load)
 
     def verified(self, drafts: int, accepted: int) -> None:
@@ -57,7 +57,7 @@ class StepRecorder:
         self._verified.append((drafts, accepted))
 
     def end(self, scheduled: Any, output: Any) -> None:
-        """A step has run; of the output vLLM has left what its requests may have."""
+        """Record a finished step, with the output from which vLLM has cut surplus tokens."""
         begun = self._begun.pop(id(scheduled), None)
         if begun is None:
             return
@@ -65,7 +65,7 @@ class StepRecorder:
         step = Step(
             load=begun.load,
             k=scheduled.num_spec_tokens_to_schedule,
-            # Asynchronous steps begin while the one before runs.
+            # An asynchronous step is scheduled while the one before runs.
             seconds=ended - max(begun.at, self._ended),
             tokens=sum(map(len, output.sampled_token_ids)),
             drafted=(),
@@ -80,7 +80,7 @@ class StepRecorder:
         self._control = perf_counter() - ended  # is part of the next step
 
     def tell(self, policy: Policy) -> None:
-        """The policy learns from every step that it has not been told of."""
+        """Let the policy observe every step that it has not been told of."""
         while self._untold:
             step, verified = self._untold.popleft()
             drafted, accepted = [0] * (self._k_max + 1), [0] * (self._k_max + 1)
@@ -95,8 +95,8 @@ class StepRecorder:
 def load_of(
     scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int], k_max: int
 ) -> Load:
-    """What a step is made of, before vLLM counts its tokens as computed; `limits` of requests that
-    may have fewer than `k_max` drafts."""
+    """The Load of a SchedulerOutput, before vLLM counts its tokens as computed. `limits` has the
+    requests that may have fewer than `k_max` drafts."""
     decoding, context = [], 0
     for name, tokens in scheduled.num_scheduled_tokens.items():
         request = requests[name]

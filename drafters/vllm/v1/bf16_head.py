@@ -1,7 +1,7 @@
-"""A float32 head that multiplies in bfloat16, on a CPU that can.
+"""Run a float32 draft head's matrix products in bfloat16, on a CPU where that is faster.
 
-Drafts are guesses: rounding them costs next to no acceptance and never a wrong token, since the
-target checks each. The target keeps its own type (docs/decisions/0004).
+Rounding costs a head next to no acceptance and never a wrong token, since the target verifies each
+draft. The target keeps its own type (docs/decisions/0004).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from vllm.platforms import current_platform
 
 from drafters.vllm.cpu_matmul import race
 
-MANY = 64  # rows from which on more of them make no difference
+MANY = 64  # rows beyond which the faster type does not change any more
 _ROWS = (4, 8, 16, 32, MANY)
 
 
 @cache
 def pays_up_to() -> int:
     """The most rows that this processor multiplies faster in bfloat16 than in float32: 0 to `MANY`,
-    which stands for any number. By trying (drafters/vllm/cpu_matmul.py), in 50 ms.
+    which stands for any number. Measured in 50 ms (drafters/vllm/cpu_matmul.py).
     """
     if not current_platform.is_cpu() or not torch.cpu._is_avx512_bf16_supported():
         return 0
@@ -38,7 +38,7 @@ def pays_up_to() -> int:
 
 
 def is_wide(layer: Any) -> bool:
-    """Whether a layer's weight is a float32 matrix that is there. A quantised layer has none."""
+    """Whether a layer has a float32 weight matrix that is loaded. A quantised layer has none."""
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.is_meta:
         return False
@@ -47,16 +47,16 @@ def is_wide(layer: Any) -> bool:
 
 @contextmanager
 def half_precision() -> Iterator[None]:
-    """Linear layers that are loaded within are bfloat16 inside, their inputs and outputs not.
+    """Linear layers loaded inside multiply in bfloat16; their inputs and outputs keep their type.
 
-    vLLM prepares a layer's weight for its matrix kernels when it has been loaded
-    (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm).
+    vLLM prepares a layer's weight for its matrix kernels once it is loaded
+    (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm), which is replaced.
     """
     prepare = utils.dispatch_cpu_unquantized_gemm
 
     def prepare_half(layer: Any, remove_weight: bool) -> None:
         if not remove_weight or not is_wide(layer):
-            prepare(layer, remove_weight)  # embeddings share their weight with what looks it up
+            prepare(layer, remove_weight)  # a weight that stays may be an embedding's too
             return
         layer.weight = torch.nn.Parameter(layer.weight.to(torch.bfloat16), requires_grad=False)
         prepare(layer, remove_weight)
@@ -77,8 +77,8 @@ def half_precision() -> Iterator[None]:
 
 
 def twin(layer: Any) -> Any:
-    """`layer`, which the target uses too and which stays float32, with a bfloat16 weight of its
-    own: half as much to read and to multiply for drafts."""
+    """A copy of `layer` with a bfloat16 weight of its own, for drafts. `layer` itself, which the
+    target uses too, stays float32."""
     other = copy(layer)
     other._parameters = dict(layer._parameters)
     with half_precision():

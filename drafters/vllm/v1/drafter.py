@@ -1,6 +1,6 @@
-"""Draft heads inside vLLM's V1 model runner: any K at every step, and no pass at all at K = 0.
+"""Draft heads in vLLM's V1 model runner: any K at each step, and no pass of the head at K = 0.
 
-What P-EAGLE (parallel.py) and EAGLE-3 (sequential.py) share.
+This is what the drafters for P-EAGLE (parallel.py) and EAGLE-3 (sequential.py) share.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ Ints = npt.NDArray[np.int64]
 
 
 class Drafter(EagleProposer, ABC):
-    """Takes the place of vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py) and uses its
-    weights, buffers and attention groups.
+    """Replaces vLLM's proposer (vllm/v1/spec_decode/llm_base_proposer.py), with its weights,
+    buffers and attention groups.
 
-    Stock lays out every pass for the largest K, and for rejected tokens too. This one enters what
-    was accepted, drafts what was asked for, request by request, and can leave a step out: the
-    target's hidden states are kept, and entered with the next pass. How drafts follow what is
-    entered, in the same pass or one by one, is the subclass's.
+    vLLM's lays out every pass for the largest K, and for rejected tokens too. This one enters
+    accepted tokens into the head's KV cache (kv_state.py) and drafts as many as each request may
+    have. It can skip steps: the target's hidden states are stored, and entered by the next pass. A
+    subclass says how drafts are made, in the same pass or one by one.
     """
 
-    # Tokens that a pass has for a request beside those that are entered, for each draft after its
-    # first.
-    slots_per_draft: int
-    carries: bool  # whether a pass goes on from the hidden states of the one before
+    slots_per_draft: int  # masked slots in a pass for each draft of a request after its first
+    carries: bool  # whether a pass continues from the hidden states of the one before
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
@@ -62,27 +60,28 @@ class Drafter(EagleProposer, ABC):
         self.context_tokens = config.context_tokens
         self._half_rows = bf16_head.pays_up_to() if config.bfloat16_on_cpu else 0
         self.half = self._half_rows == bf16_head.MANY  # inside the compiled model, for any rows
-        # A compiled model that was saved is found again by the configuration.
+        # vLLM finds a saved compiled model by its configuration, which must say what was measured.
         settled = replace(config, bfloat16_on_cpu=self.half)
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
-        self.synchronized = 0.0  # when the device had last done all it was asked, perf_counter
+        self.synchronized = 0.0  # `perf_counter` when the device had last finished all its work
         self._contexts: DrafterKVState | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
-        # Steps of one token a request whose hidden states are not in the store yet: slots,
-        # positions and states of each. A CUDA graph writes into the same states at every step.
+        # Steps at K = 0, of one token a request, whose hidden states are not in the store yet:
+        # slots, positions and states of each. One step on CUDA, whose graphs overwrite the states.
         self._deferred: list[tuple[Ints, Ints, Sequence[torch.Tensor]]] = []
         self._defers = min(DEFERRED, self.window) if device.type == "cpu" else 1
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """As vLLM's; the store is made here so that vLLM counts it before it sizes the KV cache."""
+        """Load the head, and allocate the store of hidden states: vLLM counts what exists by now
+        before it sizes the KV cache."""
         with bf16_head.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
         head = self.model.lm_head
         self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
-        # What loading left behind frees oneDNN handles, which fails if it happens while the model
-        # is traced (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
+        # Garbage of loading frees oneDNN handles, which fails while the model is traced
+        # (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()
         self._store = torch.empty(
             (self.max_batch_size * self.window, self.model.model.fc_input_size),
@@ -93,7 +92,8 @@ class Drafter(EagleProposer, ABC):
 
     @property
     def contexts(self) -> DrafterKVState:
-        """Made with the first step: the KV cache has its size by then."""
+        """The state of the head's KV cache by request. Made in the first step, when the KV cache
+        has its size."""
         if self._contexts is None:
             table = self.runner.input_batch.block_table[self.kv_cache_gid]
             if table.block_size != self.block_size:
@@ -111,11 +111,11 @@ class Drafter(EagleProposer, ABC):
         return self._contexts
 
     def sync_requests(self, scheduled: Any) -> None:
-        """Take up what a SchedulerOutput says of requests that come, go and grow, before the
-        runner does."""
+        """Update `contexts` by a SchedulerOutput's new, finished, preempted and growing requests,
+        before the runner updates its own."""
         contexts, group = self.contexts, self.kv_cache_gid
         left = (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ()))
-        if left:  # what is deferred goes by slots, which others may get
+        if left:  # deferred states belong to slots, which other requests may get
             self._store_deferred()
         for request in left:
             contexts.remove(request)
@@ -136,9 +136,9 @@ class Drafter(EagleProposer, ABC):
     def draft(
         self,
         k: int,
-        drafted: dict[str, list[int]],  # drafts that this step verified
-        sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last
-        states: Sequence[torch.Tensor],  # taps of [tokens, hidden], the step's
+        drafted: dict[str, list[int]],  # request -> drafts that this step verified
+        sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last token
+        states: Sequence[torch.Tensor],  # the step's hidden states at each tap: [tokens, hidden]
         common: CommonAttentionMetadata,
     ) -> list[list[int]] | None:
         """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
@@ -146,7 +146,7 @@ class Drafter(EagleProposer, ABC):
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
         begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
-        if k == 0 and common.max_query_len == 1:  # what a busy engine does all the time
+        if k == 0 and common.max_query_len == 1:  # the usual step of a busy engine
             self._deferred.append((slots, begins, states))
             if len(self._deferred) >= self._defers:
                 self._store_deferred()
@@ -189,7 +189,7 @@ class Drafter(EagleProposer, ABC):
             scheduled=begins[index],
             end=ends[index],
             k=wanted[index],
-            # The token that follows the last entered one: of the prompt, or sampled.
+            # The token behind the last entered one: from the prompt, or sampled.
             newest=np.where(
                 unread[index],
                 batch.token_ids_cpu[index, ends[index]],
@@ -212,23 +212,23 @@ class Drafter(EagleProposer, ABC):
         states: Sequence[torch.Tensor],
         common: CommonAttentionMetadata,
     ) -> list[list[int]]:
-        """Enter what is to be entered and draft `rows.k` tokens for each request."""
+        """Enter positions `start` to `end` of each of `rows`, and draft its `k` tokens."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
-        """How many drafts of each request the step verified."""
+        """How many drafts of each request the step verified: `[requests]`."""
         requests = self.runner.input_batch.req_ids
         return np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
 
     def _keep(
         self,
         index: Ints,  # rows of the batch
-        slots: Ints,  # [requests], as the others
+        slots: Ints,  # [requests], like the next three
         begins: Ints,
         ends: Ints,
         starts: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
     ) -> None:
-        """Store the newest hidden states of requests that no pass enters now."""
+        """Store the newest hidden states of requests that this step's pass does not enter."""
         if not index.size:
             return
         begin, end, slot = begins[index], ends[index], slots[index]
@@ -248,7 +248,7 @@ class Drafter(EagleProposer, ABC):
         positions = np.concatenate([step[1] for step in self._deferred])
         taps = [[tap[: len(at)] for tap in states] for at, _, states in self._deferred]
         self._store_at(slots, positions, [torch.cat(tap) for tap in zip(*taps, strict=True)])
-        self.contexts.skip(slots, positions + 1)  # of a slot's several the last one holds
+        self.contexts.skip(slots, positions + 1)  # of several entries for a slot the last counts
         self._deferred.clear()
 
     def _store_at(self, slots: Ints, positions: Ints, states: Sequence[torch.Tensor]) -> None:
@@ -259,7 +259,7 @@ class Drafter(EagleProposer, ABC):
     def _lay_out(
         self, rows: Rows, tables: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
     ) -> Layout:
-        """What a pass over `rows` reads and where; the arguments are those of `_propose`."""
+        """The tokens of a pass over `rows`; the arguments are those of `_propose`."""
         return lay_out(
             rows,
             tokens=self.runner.input_batch.token_ids_cpu,
@@ -271,8 +271,8 @@ class Drafter(EagleProposer, ABC):
         )
 
     def _enter(self, layout: Layout, states: Sequence[torch.Tensor]) -> None:
-        """Fill the buffers with what a pass reads of the target: tokens, positions, and hidden
-        states where they are entered."""
+        """Fill the pass's input buffers: tokens and positions, and the target's hidden states at
+        entered positions."""
         count = len(layout.ids)
         self.input_ids[:count] = self._device(layout.ids)
         self.positions[:count] = self._device(layout.positions)
@@ -291,7 +291,7 @@ class Drafter(EagleProposer, ABC):
         self, layout: Layout, rows: Rows, common: CommonAttentionMetadata, depth: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head once over the buffers; `depth` counts the passes of a step. Returns hidden
-        states to draft from and to carry on with, `[sum of k, hidden]` each."""
+        states to draft from and to continue with, `[sum of k, hidden]` each."""
         self.passes += 1
         count = len(layout.ids)
         metadata = self._metadata(layout, rows, common)

@@ -1,4 +1,4 @@
-"""How a head's layers keep their keys and values."""
+"""KV cache specs of a draft head's layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, rep
 
 
 def kept_whole(specs: dict[str, Any], head: Collection[str], block_size: int) -> dict[str, Any]:
-    """vLLM's KV cache specs by layer, those of `head` with blocks for all tokens.
+    """vLLM's KV cache specs by layer, with sliding-window layers of `head` keeping all tokens.
 
-    A sliding layer computes as before. But vLLM would give away its blocks behind the window, where
-    the head may still have to enter what it missed while nothing was drafted; and layers of both
-    kinds would land in two KV cache groups, of which a drafter has one.
+    Their attention does not change. But vLLM would free their blocks before the window, into which
+    the head may still have to enter tokens that it missed at K = 0. And a head with layers of both
+    kinds would be in two KV cache groups, while a drafter has one.
     """
     return {
         name: replace_as(

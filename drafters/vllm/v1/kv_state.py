@@ -1,17 +1,17 @@
-"""What the drafter has read of each request, and what it has missed.
+"""Which positions of each request are in the draft head's KV cache, and which it has missed.
 
-The drafter keeps its own keys and values in the blocks that the target's lie in. Position p
-of a request is *entered* once the drafter has computed them from the target's hidden state at p
-and token p + 1. A step without a drafter pass leaves positions that are not entered; they must
-be entered before anything later is, and never attended to until then.
+The head's keys and values lie in blocks of the same block table as the target's. Position p of a
+request is *entered* once the head has computed them from the target's hidden state at p and token
+p + 1. A step without a drafter pass leaves positions that are not entered; they must be entered
+before anything later is, and never attended to until then.
 
-Two more things leave holes. A prefix found in the cache may hold blocks that were filled while
-nothing was drafted. And only the newest `window` hidden states of a request are kept, so one
-that is further behind has lost some. In both cases the drafter's context starts anew behind the
-hole: at `first`, a multiple of the block size, so that whole blocks drop out of its block table.
+Two more things leave holes. A prefix found in the prefix cache may hold blocks that were filled at
+K = 0. And only the newest `window` hidden states of a request are stored, so one that is further
+behind has lost some. In both cases the head's context starts anew behind the hole: at `first`, a
+multiple of the block size, so that whole blocks drop out of its block table.
 
-In the same way a context is kept from growing beyond `longest`: a head drafts worse in contexts
-that are longer than those it was trained on (docs/decisions/0012).
+In the same way a context is kept from growing beyond `longest` tokens: a head drafts worse in
+contexts that are longer than those it was trained on (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class DrafterKVState:
-    """Per request: `first` <= entered positions < `done`; positions < `seen` have been through
-    the target. All in tokens from the start of the request."""
+    """Of each request, positions from `first` up to `done` are entered, and the target has computed
+    those up to `seen`; all count tokens from the start of the request."""
 
     def __init__(
         self, requests: int, blocks: int, block_size: int, window: int, longest: int = 0
     ) -> None:
-        """`longest` 0 is no limit. Raises ValueError for one that a block does not fit in."""
+        """All sizes are in tokens; `longest` 0 is no limit. Raises ValueError if it is shorter than
+        a block."""
         if 0 < longest < block_size:
             raise ValueError(f"a context of {longest} tokens, in blocks of {block_size}")
         self.block_size = block_size
@@ -43,15 +44,15 @@ class DrafterKVState:
         self.limit: Ints = np.zeros(requests, np.int64)
         self.whole = np.zeros(blocks, bool)  # blocks of which every position is entered
         self._slots: dict[str, int] = {}
-        self._batch: list[str] | None = None  # whose slots were asked for last
+        self._batch: list[str] | None = None  # requests of the last call of `slots`
         self._batch_slots: Ints = np.zeros(0, np.int64)
         self._free = list(range(requests - 1, -1, -1))
 
     def add(self, request: str, computed: int, blocks: Sequence[int], limit: int) -> None:
-        """A request enters the batch, or comes back to it.
+        """Add a request that is new in the batch, or resumed after a preemption.
 
-        `computed` tokens were found in the prefix cache, in the first of `blocks`; `limit` is
-        the most draft tokens it may have, and without any it needs no context.
+        `computed` tokens were found in the prefix cache, in the first of `blocks`; `limit` is its
+        largest K, and at 0 it needs no context.
         """
         slot = self._slots.get(request)
         if slot is None:
@@ -67,19 +68,20 @@ class DrafterKVState:
         self.limit[slot] = limit
 
     def own(self, blocks: Sequence[int]) -> None:
-        """`blocks` hold nothing yet: what they held belongs to nobody any more."""
+        """Mark `blocks` as newly allocated: nothing of what they held is used any more."""
         if blocks:
             self.whole[np.asarray(blocks, np.int64)] = False
 
     def remove(self, request: str) -> None:
-        """The request is over. Its blocks keep what is known of them: the cache may have them."""
+        """Remove a request that has ended or is preempted. The marks of its blocks stay: the prefix
+        cache may keep the blocks."""
         slot = self._slots.pop(request, None)
         if slot is not None:
             self._free.append(slot)
             self._batch = None
 
     def slots(self, requests: Sequence[str]) -> Ints:
-        """Row of each request in the arrays. A batch is mostly that of the step before."""
+        """Row of each request in the arrays; cached, as a batch is mostly the last step's."""
         if requests != self._batch:
             slots = map(self._slots.__getitem__, requests)
             self._batch_slots = np.fromiter(slots, np.int64, len(requests))
@@ -87,12 +89,12 @@ class DrafterKVState:
         return self._batch_slots
 
     def skip(self, slots: Ints, ends: Ints) -> None:
-        """The target has read up to `ends`, the drafter has not."""
+        """Note that the target has computed positions up to `ends`, and the head has not."""
         self.seen[slots] = ends
 
     def start(self, slots: Ints, ends: Ints) -> Ints:
-        """First position that each request must enter next, to be entered up to `ends`. Where
-        hidden states were lost, its context starts anew; where it is too long, it is cut."""
+        """The first position that each request has to enter if it is entered up to `ends`. Starts
+        its context anew where hidden states were lost, and cuts one that is too long."""
         kept = self.seen[slots] - self.window
         lost = kept > np.maximum(self.done[slots], self.first[slots])
         if lost.any():
@@ -103,12 +105,12 @@ class DrafterKVState:
         return np.maximum(self.done[slots], self.first[slots])
 
     def _above(self, positions: Ints) -> Ints:
-        """The next block boundaries."""
+        """Positions rounded up to multiples of the block size."""
         return -(-positions // self.block_size) * self.block_size
 
     def enter(self, slots: Ints, ends: Ints, tables: npt.NDArray[np.int32]) -> None:
-        """The drafter has read all positions before `ends`; `tables` are the requests' blocks,
-        `[requests, blocks]`."""
+        """Note that the head has entered all positions before `ends`; `tables` are the requests'
+        blocks, `[requests, blocks]`."""
         size = self.block_size
         full = np.flatnonzero(self.done[slots] // size != ends // size)
         for row in full:

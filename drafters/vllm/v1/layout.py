@@ -1,7 +1,7 @@
-"""How a drafter pass is laid out: which tokens of which requests, in which order.
+"""The layout of a drafter pass: which tokens of which requests, in which order.
 
-A request's part of a pass is its entered-now positions, then for P-EAGLE (arXiv 2602.01469,
-section 3) one masked slot for each draft after the first:
+A request's part of a pass is the positions that are entered (kv_state.py), then for P-EAGLE
+(arXiv 2602.01469, section 3) one masked slot for each draft after the first:
 
     positions   start .. end-1   end .. end+k-2
     token       the next one     the mask token
@@ -10,7 +10,7 @@ section 3) one masked slot for each draft after the first:
 
 EAGLE-3 has no masked slots. Its drafts after the first come from passes of their own (`following`).
 
-Everything here is integers on the host: of a step's accepted tokens the host knows all.
+All of it is computed on the host, which knows a step's accepted tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """The requests of a pass, an entry each."""
+    """The requests of a pass: `[requests]` each."""
 
     index: Ints  # row in the runner's batch
     slot: Ints  # row in DrafterKVState and in the store
@@ -33,7 +33,7 @@ class Rows:
     start: Ints  # positions start..end-1 are entered in this pass
     scheduled: Ints  # positions from here on were read by the target in this step
     end: Ints
-    k: Ints  # draft tokens wanted, 0 for a request whose prompt is not read to its end
+    k: Ints  # draft tokens wanted, 0 for a request in prefill
     newest: Ints  # the token at `end`
 
 
@@ -50,7 +50,7 @@ class Layout:
     held: Ints  # [held], tokens whose hidden state was stored in an earlier step
     held_from: Ints  # [held], their rows in the store
     fresh: Ints  # [fresh], tokens whose hidden state came with this step
-    fresh_from: Ints  # [fresh], their rows among the step's
+    fresh_from: Ints  # [fresh], their rows in this step's hidden states
     drafts: Ints  # [sum of k], tokens to draft from, request by request
 
 
@@ -64,7 +64,7 @@ def lay_out(
     window: int,
     mask_token: int,
 ) -> Layout:
-    """Turn requests into tokens. `rows.end > rows.start` for every request."""
+    """The tokens of a pass over `rows`, of which each has `end > start`."""
     entered = rows.end - rows.start
     lengths = entered + np.maximum(rows.k - 1, 0)
     queries = np.zeros(len(lengths) + 1, np.int32)
@@ -102,8 +102,9 @@ def lay_out(
 
 
 def following(rows: Rows, which: Ints, depth: int) -> Rows:
-    """The requests `which` of `rows`, drafted one token further after `depth` drafts each: the
-    newest draft is all that is read, at the position before its own. The device knows the token.
+    """The requests `which` of `rows` in the pass that drafts one more token after `depth` drafts
+    each. It reads the newest draft alone, at the position before that draft's own; `newest` is 0,
+    for only the device knows the token.
     """
     end = rows.end[which] + depth
     return Rows(
@@ -119,5 +120,5 @@ def following(rows: Rows, which: Ints, depth: int) -> Rows:
 
 
 def stored(slots: Ints, positions: Ints, window: int) -> Ints:
-    """Row of the store that keeps the hidden state of a position: a ring for each request."""
+    """Row of the hidden state of a position in the store, which has a ring for each request."""
     return slots * window + positions % window

@@ -1,4 +1,4 @@
-"""vLLM's V1 model runner with our drafter and our way to accept drafts."""
+"""vLLM's V1 model runner with this project's drafters and verification of drafts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 
 
 class NoDrafts:
-    """Stands for vLLM's SpecDecodeMetadata in a step that verifies nothing."""
+    """Replaces vLLM's SpecDecodeMetadata in a step that verifies no drafts."""
 
     def __init__(self, logits_indices: torch.Tensor) -> None:
         self.logits_indices = logits_indices  # [requests], last token of each
@@ -47,7 +47,7 @@ class V1DraftingRunner(Base):
         super().__init__(vllm_config, *args, **kwargs)
         self.own_drafter: Drafter | None = None
         self._began = self._draft_seconds = 0.0
-        # Of the logits in work: the broken rows of each request, int32 [requests].
+        # How many rows of each request's logits in this step are not finite: int32 [requests].
         self._broken: torch.Tensor | None = None
         if not hasattr(self, "drafter") or not has_own_drafter(self.speculative_config):
             return
@@ -61,7 +61,7 @@ class V1DraftingRunner(Base):
         self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """A head's sliding layers keep all tokens (kv_cache.py)."""
+        """vLLM's specs, with a head's sliding-window layers keeping all tokens (kv_cache.py)."""
         specs: dict[str, Any] = super().get_kv_cache_spec()
         if self.own_drafter is None:
             return specs
@@ -69,7 +69,8 @@ class V1DraftingRunner(Base):
         return kept_whole(specs, head, self.vllm_config.cache_config.block_size)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        """Here the weights have found their last place, and the model is compiled."""
+        """On a CPU, move the weights to huge pages and freeze the heap: they are in their final
+        place by now, and the model is compiled."""
         if self.device.type == "cpu":
             collapse()
         super().initialize_kv_cache(*args, **kwargs)
@@ -87,8 +88,8 @@ class V1DraftingRunner(Base):
         return super().execute_model(*args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """The step's end: tokens and drafts are made. What is not on the host yet has its time
-        to come, and none is told."""
+        """Sample and draft, and attach drafts and times to the output. An asynchronous output gets
+        none: its work has not ended."""
         output = super().sample_tokens(*args, **kwargs)
         if isinstance(output, ModelRunnerOutput):
             drafts = self.take_draft_token_ids() if self.own_drafter is not None else None
@@ -99,7 +100,7 @@ class V1DraftingRunner(Base):
     def _calc_spec_decode_metadata(
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
     ) -> Any:
-        """Steps without drafts skip the rejection sampler and what it needs."""
+        """Let steps without drafts skip the rejection sampler and its metadata."""
         if self.own_drafter is None or num_draft_tokens.any():
             return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
         last = torch.from_numpy(cu_num_scheduled_tokens.astype(np.int64) - 1)
@@ -125,11 +126,11 @@ class V1DraftingRunner(Base):
         return super()._sample(logits, spec_decode_metadata)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM turns back the generators of requests whose prompt is not read to its end, which
-        raises on a CPU (generators have no offset there). Ours need no turning back.
+        """Hide the generators of seeded requests from vLLM, and replace its NaN counts by ours.
 
-        The first two values are NaN counts: by request, or a tensor `[requests]` that travels with
-        an asynchronous output. They become ours."""
+        vLLM sets the generators of requests in prefill back, which raises on a CPU (generators have
+        no offset there); ours are seeded anew at each step. The first two values are the NaN
+        counts: by request, or a tensor `[requests]` for an asynchronous output."""
         generators, self.input_batch.generators = self.input_batch.generators, {}
         try:
             _, _, *rest = super()._bookkeeping_sync(*args, **kwargs)
@@ -145,7 +146,8 @@ class V1DraftingRunner(Base):
         return {name: count for name, count in counts if count}, None, *rest
 
     def _input_fits_in_drafter(self, common: Any) -> bool:
-        """vLLM drafts for nobody if one request is near the longest length; ours looks at each."""
+        """Always true for our drafter, which limits K by request. vLLM's drafts for no request if
+        one of them is near the largest length."""
         if self.own_drafter is not None:
             return common is not None
         return bool(super()._input_fits_in_drafter(common))
@@ -162,7 +164,7 @@ class V1DraftingRunner(Base):
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]] | torch.Tensor | None:
-        """Draft with the own drafter where there is one; time what it takes."""
+        """Draft with our drafter, or vLLM's where there is none of ours, and time it."""
         began = perf_counter()
         if self.own_drafter is None:
             drafts: torch.Tensor = super().propose_draft_token_ids(
@@ -194,5 +196,5 @@ class V1DraftingRunner(Base):
 
 
 def drafting(runner: type, mixin: type = V1DraftingRunner) -> type:
-    """The class `runner` with a V1DraftingRunner mixed in."""
+    """A subclass of the model runner class `runner` with `mixin` before it."""
     return type(runner.__name__, (mixin, runner), {})

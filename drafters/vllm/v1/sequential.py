@@ -1,4 +1,4 @@
-"""EAGLE-3: the drafts of a request one by one, a pass of the head for each."""
+"""EAGLE-3: the drafts of a request one after another, each in a pass of the head."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from drafters.vllm.v1.layout import Rows, following
 
 
 class SequentialDrafter(Drafter):
-    """The first pass enters what the target has read, and drafts a token for each request. Each
-    pass behind it reads one token a request, its newest draft, beside the hidden state that this
-    draft came from. A request that has its drafts is in no further pass.
+    """Runs an EAGLE-3 head. The first pass enters the target's hidden states and drafts one token
+    for each request. Each later pass reads one token a request, its newest draft, with the head's
+    hidden state that this draft came from. A request that has all its drafts is in no further pass.
     """
 
     slots_per_draft = 0

@@ -19,11 +19,12 @@ Ints = npt.NDArray[np.int64]
 
 
 class Graphs:
-    """One for each K and batch: a manager of vLLM's knows one query length, or those of a table.
+    """CUDA graphs of the pass, one for each K and batch size.
 
-    The graph of K has 2 K tokens of each request: the K drafts that were verified, the token after
-    them, and K - 1 masked slots for K more. A pass that enters fewer or drafts fewer, as when K
-    changes, takes it too, with masked slots behind its own that nobody reads.
+    Each K has a manager of vLLM's, which knows one query length. The graph of K has 2 K tokens of
+    each request: the K drafts that were verified, the token after them, and K - 1 masked slots for
+    K more. A pass that enters or drafts fewer, as when K changes, uses it too, padded with masked
+    slots that nothing reads.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, k_max: int) -> None:
@@ -43,8 +44,8 @@ class Graphs:
             )
 
     def capture(self, generate: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Capture `generate(k, ...)` for each K, with the other arguments of vLLM's managers. The
-        largest K comes first: the memory that it needs is enough for the others."""
+        """Capture `generate(k, ...)` for each K; the other arguments are those of vLLM's managers.
+        The largest K comes first: the others reuse its memory."""
         for k, manager in sorted(self._managers.items(), reverse=True):
             manager.capture(
                 partial(generate, k), *args, **kwargs,
@@ -52,11 +53,11 @@ class Graphs:
             )  # fmt: skip
 
     def find(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
-        """The shape of the graph for a pass that enters so many tokens of each request and drafts
-        `k`, and may end `room` tokens behind the last one entered."""
+        """The shape of a graph for a pass that drafts `k`, or None if no graph fits. `entered`,
+        `[requests]`, is how many tokens it enters; it may end `room` positions behind the last."""
         if k == 0:
             return None
-        # So that drafts begin within the pass: at the last token that is entered.
+        # The last entered token, from which drafts begin, must lie within the graph's tokens.
         k = max(k, int(entered.max()) - 1)
         manager, count, width = self._managers.get(k), len(entered), 2 * k
         if manager is None or width - int(entered.min()) > room:
@@ -65,17 +66,18 @@ class Graphs:
         return shape if shape.cg_mode == CUDAGraphMode.FULL else None
 
     def run(self, shape: BatchExecutionDescriptor) -> None:
-        """Replay what `find` found."""
+        """Replay the graph of a shape that `find` returned."""
         self._managers[drafted(shape)].run_fullgraph(shape)
 
 
 def drafted(shape: BatchExecutionDescriptor) -> int:
-    """K of a graph."""
+    """K of the graph of a shape."""
     assert shape.uniform_token_count is not None
     return shape.uniform_token_count // 2
 
 
 def batches(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... `most`: the others are padded, by half of themselves at most."""
+    """Batch sizes that get a graph: 1, 2, 3, 4, 6, 8, 12, ... `most`. Others are padded, by less
+    than half."""
     sizes = (n for i in range(most.bit_length()) for n in (1 << i, 3 << i))
     return sorted({most, *(n for n in sizes if n < most)}) if most else []

@@ -1,4 +1,4 @@
-"""vLLM's V2 model runner with our speculator."""
+"""vLLM's V2 model runner with this project's P-EAGLE speculator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ else:
 
 
 class V2DraftingRunner(Base):
-    """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py). Seeded requests need
-    nothing of ours here: vLLM keys their randomness by position. Its samplers count rows of logits
-    that are not finite through `count_broken`, which patches.py puts there."""
+    """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py). Seeded requests need no
+    change here: vLLM derives their randomness from the position. Its samplers count rows of logits
+    that are not finite by `count_broken`, which patches.py installs."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -30,21 +30,21 @@ class V2DraftingRunner(Base):
             )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load the target, and count logits that are not finite."""
+        """Load the target, and switch on the count of logits that are not finite."""
         super().load_model(*args, **kwargs)
         if self.sampler is not None:
             self.sampler.compute_nans = True
 
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
-        """vLLM adds the counts of a request's rows up where ranks share the sampling, and nowhere
-        else."""
+        """Sample, and sum the counts of a request's rows: vLLM does so only where ranks share the
+        sampling."""
         output, *counts = super().sample(hidden_states, input_batch, grammar_output)
         if self.batch_sharder is None:
             output.num_nans = by_request(output.num_nans, input_batch.cu_num_logits[1:])
         return output, *counts
 
     def add_requests(self, scheduler_output: Any) -> None:
-        """New ones, and those that were preempted."""
+        """Add requests, new ones or resumed after a preemption, and tell the speculator."""
         super().add_requests(scheduler_output)
         if self.parallel is not None:
             for new in scheduler_output.scheduled_new_reqs:

@@ -1,4 +1,4 @@
-"""P-EAGLE inside vLLM's V2 model runner: laid out on the device, one CUDA graph a pass."""
+"""P-EAGLE in vLLM's V2 model runner: a pass is laid out on the device and runs as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from drafters.vllm.verification.greedy import greedy_draft_tokens
 
 
 class ParallelSpeculator(DraftModelSpeculator):
-    """The counterpart of `drafters.vllm.v1.parallel.ParallelDrafter`; DFlash's is its nearest
-    relative in vLLM (v1/worker/gpu/spec_decode/dflash/speculator.py).
+    """The counterpart of `drafters.vllm.v1.parallel.ParallelDrafter`; the most similar one in vLLM
+    is DFlash's (v1/worker/gpu/spec_decode/dflash/speculator.py).
 
-    No step waits for the device, and how many drafts were accepted is known there alone. So a
+    No step waits for the device, and only the device knows how many drafts were accepted. So a
     request's part of a pass has a place for each of its tokens that the target read, and for K - 1
     masked slots:
 
@@ -39,9 +39,9 @@ class ParallelSpeculator(DraftModelSpeculator):
         token       the next one     the mask token   the mask token
         draft from  the last one     all
 
-    Drafts come before what rejected ones leave, so that no draft attends to it. All positions lie
-    within the blocks that the scheduler reserved for the step, but for what a graph (graphs.py) is
-    padded with, which is not kept.
+    Places that rejected drafts leave come last, so that no draft attends to them. All positions lie
+    within the blocks that the scheduler reserved for the step, except the padding of a graph
+    (graphs.py), whose keys and values are not stored.
 
     At K = 0 hidden states are kept for DEFERRED steps, and entered together.
     """
@@ -58,11 +58,11 @@ class ParallelSpeculator(DraftModelSpeculator):
         self.requests = requests
         self.k_max: int = self.num_speculative_steps
         self.mask_token = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
-        # What vLLM's dummy runs leave room for (GPUModelRunner._dummy_run).
+        # vLLM's dummy runs leave room for so many tokens (GPUModelRunner._dummy_run).
         self.num_query_per_req, self.num_extra_query_per_req = self.k_max, self.k_max - 1
-        # What is deferred for a full batch fits in a pass by itself.
+        # A full batch's deferred tokens fit in a pass by themselves.
         self.window = max(1, min(DEFERRED, self.max_num_tokens // self.max_num_reqs))
-        self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # by slot: newest states kept
+        self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # hidden states kept, by slot
         self.hidden_states = torch.zeros(
             self.max_num_tokens, self.hidden_size, dtype=self.dtype, device=device
         )
@@ -73,16 +73,17 @@ class ParallelSpeculator(DraftModelSpeculator):
     # Loading
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """As vLLM's; images reach the head through the target's hidden states alone."""
+        """Load the head. It takes no images: they reach it in the target's hidden states."""
         super().load_model(target_model)
         self.supports_mm_inputs = False
 
     def load_draft_model(
         self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
     ) -> torch.nn.Module:
-        """As vLLM's for EAGLE-3. What a pass reads is made here, before the KV cache has a size."""
+        """Load the head as vLLM does for EAGLE-3, and allocate the inputs of a pass before vLLM
+        sizes the KV cache."""
         model = load_eagle_model(target_model, self.vllm_config)
-        # By the name that V1 proposers have for it (report.py).
+        # The name is that of V1 proposers, which report.py reads.
         self.parallel_drafting_hidden_state_tensor = (
             model.combine_hidden_states(model.mask_hidden.view(1, -1)).view(-1).to(self.dtype)
         )
@@ -94,7 +95,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         return model
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
-        """Find the one group that the head's layers are in (compat.head_in_one_group)."""
+        """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one."""
         super().set_attn(*args, **kwargs)
         (self.group,) = (index for index, groups in enumerate(self.attn_groups) if groups)
         for group in self.attn_groups[self.group]:
@@ -106,14 +107,15 @@ class ParallelSpeculator(DraftModelSpeculator):
                 )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Anew: the first are of the memory profile. None where the attention can have none."""
+        """Make the managers of graphs, anew after vLLM's memory profile; none if the attention
+        backend supports no graphs of full decode steps."""
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         full = full and supported >= AttentionCGSupport.UNIFORM_BATCH.value
         self._graphs = Graphs(self.vllm_config, self.device, self.k_max if full else 0)
 
     def capture(self) -> None:
-        """Capture the graphs of a pass for each K."""
+        """Capture the graphs of the pass for each K."""
         self._rows.zero_()
         self._drafts.zero_()
         self._graphs.capture(
@@ -128,14 +130,14 @@ class ParallelSpeculator(DraftModelSpeculator):
         )
 
     def _refresh(self, count: int, metadata: dict[str, Any] | None) -> None:
-        """Recorded before the pass, where the attention's metadata can be made on the device."""
+        """Update the attention's metadata in the graph, before the pass, if its backend can."""
         if metadata is not None and self.supports_decode_metadata_update:
             self._update_draft_decode_metadata(metadata, count)
 
     # Serving
 
     def begin(self, slot: int) -> None:
-        """A slot of the runner's RequestState has a new request."""
+        """Forget what is kept for a slot of the runner's RequestState: it has a new request."""
         self._held[slot] = 0
 
     @torch.inference_mode()
@@ -159,12 +161,12 @@ class ParallelSpeculator(DraftModelSpeculator):
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> torch.Tensor:
-        """`[requests, k_max]`, of which the first `num_speculative_tokens` columns are drafts.
-        A request's row means nothing while its prompt is not read to its end."""
+        """Draft: `[requests, k_max]`, of which the first `num_speculative_tokens` columns are
+        drafts. The row of a request in prefill means nothing."""
         k = self.k_max if num_speculative_tokens is None else num_speculative_tokens
         count, states = input_batch.num_reqs, aux_hidden_states or [last_hidden_states]
         drafts = self.draft_tokens[:count]
-        if skip_attn_for_dummy_run:  # memory is measured, there is no KV cache yet
+        if skip_attn_for_dummy_run:  # the memory profile, before there is a KV cache
             tokens = input_batch.num_tokens + count * max(0, k - 1)
             self._generate(k, count, min(tokens, self.max_num_tokens), None, None, None)
             return drafts
@@ -187,12 +189,13 @@ class ParallelSpeculator(DraftModelSpeculator):
         return drafts
 
     def _tokens(self, batch: InputBatch, k: int) -> int:
-        """Of a pass."""
+        """Number of tokens in a pass that drafts `k`."""
         held, lengths = self._held[batch.idx_mapping_np], batch.num_scheduled_tokens
         return int(held.sum() + lengths.sum()) + batch.num_reqs * max(0, k - 1)
 
     def _keep(self, batch: InputBatch, states: Sequence[torch.Tensor]) -> None:
-        """A token of each request, and no drafts: what the host knows of positions is right."""
+        """Store the hidden states of a step without drafts, one token a request. The host knows its
+        positions, as no draft can be rejected."""
         count = batch.num_reqs
         rows = batch.idx_mapping[:count] * self.window + batch.positions[:count] % self.window
         self._store.index_copy_(0, rows, torch.cat([s[:count] for s in states], dim=-1))
@@ -207,7 +210,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         *,
         dummy: bool = False,
     ) -> None:
-        """Enter what is kept, with what this step read unless `rejected` is None, and draft `k`."""
+        """Enter the kept hidden states, and this step's unless `rejected` is None; draft `k`."""
         count, most = batch.num_reqs, self.max_model_len
         held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
         read = 0 if rejected is None else batch.num_scheduled_tokens
@@ -254,13 +257,13 @@ class ParallelSpeculator(DraftModelSpeculator):
         states: Sequence[torch.Tensor],
         rejected: torch.Tensor | None,
         k: int,
-        # [4, requests]: first token, tokens, those of hidden states kept, tokens without padding
+        # [4, requests]: first token, tokens, hidden states kept, tokens without padding
         numbers: torch.Tensor,
         total: int,
-        padded: int,  # requests, of a graph
+        padded: int,  # requests, with those that pad a graph
         dummy: bool,
     ) -> None:
-        """Fill the buffers of the pass."""
+        """Fill the input buffers of the pass."""
         count, buffers = batch.num_reqs, self.input_buffers
         rows = self._rows[: len(FIELDS) * padded].view(-1, padded)
         starts, tokens = batch.query_start_loc[: count + 1], self.requests.all_token_ids.gpu
@@ -306,7 +309,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         across: torch.Tensor | None,  # ranks, of which there is one
         mode: CUDAGraphMode = CUDAGraphMode.NONE,
     ) -> None:
-        """The pass itself, from buffers to buffers: what a graph records."""
+        """Run the pass from input buffers to `draft_tokens`: what a graph records."""
         combined = self.model.combine_hidden_states(self._gathered[:tokens])
         rows = self._rows[: len(FIELDS) * count].view(-1, count)
         shared = self.parallel_drafting_hidden_state_tensor
@@ -332,7 +335,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             self.draft_tokens[:count, :k] = chosen.view(count, k)
 
     def _device(self, values: Ints) -> torch.Tensor:
-        """Without waiting: a copy from memory that may be paged out would."""
+        """Copy to the device without waiting for it, from pinned memory on CUDA."""
         pinned = torch.from_numpy(values)
         if self.device.type == "cuda":
             pinned = pinned.pin_memory()
@@ -340,7 +343,7 @@ class ParallelSpeculator(DraftModelSpeculator):
 
 
 def refuse(vllm_config: VllmConfig, config: DrafterConfig) -> None:
-    """NotImplementedError for what the V1 runner's drafter does and this one does not."""
+    """Raise NotImplementedError for options that only the V1 runner's drafter supports."""
     speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     assert speculation is not None
     missing = {

@@ -1,8 +1,7 @@
-"""Drafts chosen by an argmax, and verified by one where all of a batch is greedy and nothing
-touches its logits.
+"""Draft tokens by an argmax, and verify them by one in batches that are greedy throughout.
 
-The rejection sampler copies the logits three times before it takes their argmax: to float32, which
-keeps their order, to part drafts from bonus tokens, and for log probabilities
+vLLM's rejection sampler copies the logits three times before it takes their argmax: to float32,
+which keeps their order, to part drafts from bonus tokens, and for log probabilities
 (vllm/v1/sample/rejection_sampler.py, forward).
 """
 
@@ -20,13 +19,13 @@ from vllm.v1.sample.logits_processor.builtin import (
 from drafters.ops.argmax import argmax
 from drafters.vllm.verification.seeded_sampling import match
 
-# Where each processor that may change an argmax keeps the requests that ask for it.
+# Logits processors that may change an argmax -> their attribute with the requests that use them.
 _ASKED = {LogitBiasLogitsProcessor: "biases", MinTokensLogitsProcessor: "min_toks"}
 
 
 def is_pure_greedy(sampling: Any) -> bool:
-    """Whether the tokens of a step with this SamplingMetadata are the argmax of its logits, and
-    nothing else is wanted of them."""
+    """Whether the tokens of a step with the SamplingMetadata `sampling` are the argmax of its raw
+    logits, and no log probabilities are asked for."""
     thinking = sampling.thinking_budget_state_holder
     return bool(
         sampling.all_greedy
@@ -44,7 +43,7 @@ def verify(
     logits: torch.Tensor,  # [drafts + requests, vocabulary]
     metadata: Any,  # SpecDecodeMetadata
 ) -> SamplerOutput:
-    """What the rejection sampler returns for such a step."""
+    """Verify the drafts of a step that `is_pure_greedy`, as the rejection sampler would."""
     tokens = argmax(logits)
     sampled = match(
         tokens[metadata.target_logits_indices],
@@ -62,8 +61,9 @@ def _asked(processor: Any) -> bool:
 
 
 def greedy_draft_tokens(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Drafts: `[drafts, hidden]` -> token ids `[drafts]`. Without the full-vocabulary tensor that
-    vLLM scatters a draft vocabulary's logits into (llama_eagle3.py, compute_logits)."""
+    """The head's most probable tokens: `[drafts, hidden]` -> token ids `[drafts]`. vLLM would
+    scatter a draft vocabulary's logits into a full-vocabulary tensor first (llama_eagle3.py,
+    compute_logits)."""
     ids = argmax(head.logits_processor(lm_head, hidden))
     offsets = head.draft_id_to_target_id
     return ids if offsets is None else ids + offsets[ids]

@@ -1,11 +1,11 @@
-"""Randomness that depends on the seed and the position alone, and drafts accepted by it.
+"""Sampling whose randomness depends on seed and position alone, and verification of drafts by it.
 
 vLLM draws from a request's generator as often as a step has drafts, so that the text of a seeded
 request depends on what was drafted and accepted. Here the token at a position is sampled with
-noise made of the request's seed and that position, and a draft is accepted if it is that token.
-A draft is one token, not a distribution (the drafter takes the likeliest), so this accepts with
-the target's probability of it, exactly as often as rejection sampling does (arXiv 2211.17192,
-with a one-hot draft distribution), and the text is the one that is sampled without any drafts.
+noise made from the request's seed and that position, and a draft is accepted if it is that token.
+The drafter proposes its most probable token, not a distribution. A draft is therefore accepted with
+the target's probability of it, exactly as often as by rejection sampling with a one-hot draft
+distribution (arXiv 2211.17192), and the text is the one that is sampled without any drafts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _stock_rejection_sample = rejection_sampler.rejection_sample
 
 @dataclass(frozen=True)
 class SeededRequests:
-    """The seeded requests of a step."""
+    """The seeded requests of a step, and the sampler for their tokens."""
 
-    sampler: Any  # vLLM's TopKTopPSampler: how this platform turns logits and noise into tokens
+    sampler: Any  # this platform's TopKTopPSampler of vLLM
     seeds: dict[int, tuple[int, int]]  # row -> (seed, position of its next token in the output)
 
     @classmethod
     def of(cls, runner: Any, drafts: list[int] | None = None) -> SeededRequests:
-        """For the runner's batch. Sets every generator to the noise of the last token that its
-        request can get in this step: the one behind its `drafts`, which vLLM samples first."""
+        """The seeded requests of the runner's batch. Seeds each one's generator for the bonus
+        token, the one behind its `drafts`, which vLLM samples first."""
         batch = runner.input_batch
         seeds = {}
         for row in batch.generators:
@@ -44,8 +44,8 @@ class SeededRequests:
         return cls(runner.sampler.topk_topp_sampler, seeds)
 
     def sample(self, logits: torch.Tensor, drafts: list[int]) -> torch.Tensor:
-        """Tokens `[sum of drafts]` from final logits `[sum of drafts, vocabulary]`: a row for
-        each place where a request, an entry of `drafts`, had a draft."""
+        """Sample tokens `[sum of drafts]` from final logits `[sum of drafts, vocabulary]`, which
+        have a row for each draft; `drafts` is their number by request."""
         streams, start = {}, 0
         for row, count in enumerate(drafts):
             if row in self.seeds:
@@ -58,9 +58,9 @@ class SeededRequests:
 
 
 def mixed(seed: int, position: int, offset: int = 0) -> int:
-    """One 64-bit number of a seed and the position `offset` behind `position` (SplitMix64,
-    Steele et al. 2014). Neighbours come out unrelated, also in the lower half, which is all that
-    a CPU's generator takes."""
+    """Hash a seed and `position + offset` to 64 bits (SplitMix64, Steele et al. 2014). Neighbouring
+    positions give unrelated numbers, also in the lower 32 bits, which are all that a generator on a
+    CPU takes."""
     value = (seed * 0x9E3779B97F4A7C15 + (position + offset + 1) * 0xD1B54A32D192ED03) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -79,11 +79,11 @@ def accept(
     synthetic_mode: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """In place of vLLM's function of the same signature (v1/sample/rejection_sampler.py,
-    rejection_sample): `[requests, max_spec_len + 1]`, -1 behind a request's last token.
+    """Verify drafts: `[requests, max_spec_len + 1]` tokens, -1 behind a request's last one.
 
-    Drafters that come with probabilities stay vLLM's, and so does synthetic acceptance where vLLM
-    has kernels for it.
+    Replaces vLLM's function of the same signature (v1/sample/rejection_sampler.py,
+    rejection_sample), which still serves drafts with probabilities, and synthetic acceptance on
+    CUDA.
     """
     if synthetic_mode and not target_logits.is_cuda:
         rates = options["synthetic_conditional_rates"]
@@ -110,7 +110,8 @@ def accept(
 def choose(
     logits: torch.Tensor, drafts: list[int], sampling_metadata: Any, noise: SeededRequests
 ) -> torch.Tensor:
-    """The target's token in each place that had a draft: the likeliest, or sampled."""
+    """The target's token in place of each draft, `[sum of drafts]`: the most probable one for
+    greedy requests, sampled for others."""
     if sampling_metadata.all_greedy:
         return argmax(logits)
     if sampling_metadata.all_random:
@@ -129,11 +130,11 @@ def match(
     ends: torch.Tensor,  # [requests], inclusive prefix sums of drafts per request
     longest: int,
 ) -> torch.Tensor:
-    """Each request's tokens up to the first that is not its draft: `[requests, longest + 1]`,
-    int32. A request all of whose drafts are right gets its bonus token too."""
+    """Each request's tokens up to the first that differs from its draft, -1 behind that: int32
+    `[requests, longest + 1]`. A request whose drafts all match gets its bonus token too."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).unsqueeze(1)
     columns = torch.arange(longest + 1, device=tokens.device)
-    # A column behind the flat end is read for requests without as many drafts, and not used.
+    # Requests with fewer drafts read past their end, clamped to the last row; that is not used.
     flat = (ends.unsqueeze(1) - counts + columns).clamp(max=len(tokens) - 1).long()
     here = torch.where(columns < counts, tokens[flat], bonus)
     right = (columns < counts) & (tokens[flat] == drafts[flat])

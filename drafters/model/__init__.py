@@ -1,1 +1,1 @@
-"""Draft heads as plain torch modules, and their checkpoint format."""
+"""Draft heads as plain torch modules, and their checkpoint formats."""

@@ -8,24 +8,24 @@ import torch
 
 
 class Store(Protocol):
-    """Where a pass leaves its keys and values, and finds those of earlier passes."""
+    """A store in which a pass leaves its keys and values, and finds those of earlier passes."""
 
     def append(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one layer's new entries; returns all that the pass may look at, new ones last."""
+        """Add one layer's new entries; returns all that the pass may attend to, new ones last."""
         ...
 
     def advance(self, count: int) -> None:
-        """The pass of `count` entries is through all layers."""
+        """End a pass of `count` entries: it has been through all layers."""
         ...
 
 
 class KeyValueCache:
     """One pair of buffers `[batch, key heads, capacity, head size]` per layer.
 
-    A pass calls `append` once per layer and then `advance`; `truncate` forgets a tail, as the
-    parallel slots and rejected tokens are forgotten after every step.
+    A pass calls `append` once per layer and then `advance`. `truncate` forgets the last entries:
+    masked slots and rejected tokens, after every step.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 
 
 def head_weights(head: DraftHead) -> dict[str, torch.Tensor]:
-    """What the head has itself, under vLLM's names; the target's tensors are not repeated."""
+    """The head's own tensors under vLLM's names, without those that it borrows from the target."""
     return {name: value.detach().contiguous() for name, value in head.state_dict().items()}
 
 
@@ -31,7 +31,7 @@ def save_head(head: DraftHead, folder: Path) -> None:
 def load_head(
     folder: Path, dtype: torch.dtype | None = None, target_layers: int | None = None
 ) -> DraftHead:
-    """Read a checkpoint of either layout; ValueError for missing and for unknown weights.
+    """Read a checkpoint of either layout. Raises ValueError for missing and for unknown weights.
 
     `target_layers` is the target's depth, needed where the head does not name its taps.
     """
@@ -48,7 +48,7 @@ def load_head(
                 f"{folder}: d2t maps to other tokens, but draft_vocab_size is vocab_size"
             )
         weights = {n: v for n, v in weights.items() if n not in ("d2t", "t2d")}
-    elif "d2t" in weights and "t2d" not in weights:  # which vLLM does not read either
+    elif "d2t" in weights and "t2d" not in weights:  # vLLM needs no t2d, and some heads have none
         weights["t2d"] = _drafted(weights["d2t"], config.vocab_size)
     if "mask_hidden" in weights:  # the speculators library keeps a batch dimension
         weights["mask_hidden"] = weights["mask_hidden"].view(1, -1)
@@ -90,7 +90,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _drafted(d2t: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """`t2d` of `d2t`: which target ids can be drafted, bool `[vocabulary]`."""
+    """`t2d` from `d2t`: which target ids can be drafted, bool `[vocabulary]`."""
     drafted = torch.zeros(vocabulary, dtype=torch.bool)
     drafted[torch.arange(len(d2t)) + d2t.long()] = True
     return drafted

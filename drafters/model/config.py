@@ -1,11 +1,11 @@
-"""What a head's config.json says, checked. No torch: the gateway reads it before any engine.
+"""Read and check a head's config.json. Without torch: the gateway does so before it has an engine.
 
 Two layouts are read: the flat one of EAGLE-3 checkpoints that vLLM serves as it is, and that of
 the speculators library, which vLLM translates when it loads (vllm/transformers_utils/configs/
-speculators/algos.py). Written is the flat one; `drafters.model.speculators` writes the other.
+speculators/algos.py). This module writes the flat one, `drafters.model.speculators` the other.
 
-What is refused here is refused by `aerie serve`, `aerie evaluate`, `aerie train --init` and
-`aerie doctor` alike, and the error names the key.
+`aerie serve`, `aerie evaluate`, `aerie train --init` and `aerie doctor` all refuse what is refused
+here, with an error that names the key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Method = Literal["p-eagle", "eagle3"]
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _TAPS_COUNT = "num_aux_hidden_states"
-# The placeholder token of the parallel slots, strongest name first (vLLM's
-# _init_parallel_drafting_params).
+# Keys of the mask token, which fills P-EAGLE's masked slots; the first that is there counts
+# (vLLM's _init_parallel_drafting_params).
 PLACEHOLDERS = ("mask_token_id", "pard_token", "ptd_token_id")
 # Keys that change what vLLM computes, and the only value of each that `DraftHead` computes.
 _PLAIN = {
@@ -33,8 +33,8 @@ _PLAIN = {
     "is_causal": True,
     "logit_scale": 1.0,
 }
-# vLLM's classes of a flat head, by their layers (vllm/model_executor/models/registry.py). Other
-# names are prefixed with Eagle3 first (transformers_utils/configs/eagle.py).
+# vLLM's classes of flat heads with Llama layers and with Qwen3's (vllm/model_executor/models/
+# registry.py). vLLM puts Eagle3 before other names (transformers_utils/configs/eagle.py).
 _LLAMA = frozenset({
     "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM",
     "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM",
@@ -61,7 +61,7 @@ class HeadConfig:
     head_dim: int
     eagle_aux_hidden_state_layer_ids: tuple[int, ...]
     max_position_embeddings: int
-    # The placeholder token of the parallel slots; None: EAGLE-3, which drafts one by one.
+    # The mask token of P-EAGLE's masked slots; None: EAGLE-3, which drafts one by one.
     ptd_token_id: int | None = None
     draft_vocab_size: int | None = None  # None: the target's vocabulary
     rms_norm_eps: float = 1e-5
@@ -74,7 +74,7 @@ class HeadConfig:
     rope_scaling: RopeScaling | None = None  # None: plain rotary embeddings
     # Qwen3's layers: queries and keys are normed head by head, and `o_proj` has no bias.
     qk_norm: bool = False
-    # Of each layer, `sliding_attention` or `full_attention`; empty: all are full.
+    # `sliding_attention` or `full_attention` for each layer; empty: all are full.
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None  # tokens that a sliding layer attends to, itself included
 
@@ -104,7 +104,7 @@ class HeadConfig:
 
     @property
     def method(self) -> Method:
-        """How the head drafts: EAGLE-3 heads have no placeholder token."""
+        """How the head drafts: EAGLE-3 heads have no mask token."""
         return "eagle3" if self.ptd_token_id is None else "p-eagle"
 
     @property
@@ -142,7 +142,7 @@ class HeadConfig:
             **document,
             "draft_vocab_size": self.draft_vocab_size or self.vocab_size,
             _TAPS: taps,
-            # vLLM takes the number of taps from here or supposes three.
+            # Without it vLLM assumes three taps.
             _TAPS_COUNT: len(taps),
             "rope_parameters": rope,
             "hidden_act": "silu",
@@ -154,8 +154,8 @@ class HeadConfig:
     @classmethod
     def from_json(cls, document: Mapping[str, Any], target_layers: int | None = None) -> HeadConfig:
         """Read either layout. `target_layers` is the target's depth, from which vLLM chooses taps
-        that the configuration does not name. Raises ValueError naming the key of what `DraftHead`
-        does not compute, or of what is missing."""
+        that the configuration does not name. Raises ValueError, which names the key, for what is
+        missing and for what `DraftHead` does not compute."""
         library = "speculators_model_type" in document
         if library:
             document = _flat(document)
@@ -172,7 +172,7 @@ class HeadConfig:
             values["ptd_token_id"] = token
         if "norm_before_fc" in nested:
             values["norm_before_fc"] = nested["norm_before_fc"]
-        # What a configuration of transformers means by a missing key.
+        # The defaults of transformers' configurations.
         plain_qwen3 = document.get("model_type") == "qwen3" and not library
         values.setdefault("rms_norm_eps", 1e-6)
         values.setdefault("max_position_embeddings", 32768 if plain_qwen3 else 2048)
@@ -187,7 +187,7 @@ class HeadConfig:
         values["rope_theta"], values["rope_scaling"] = read_rope(
             document,
             max_positions=values["max_position_embeddings"],
-            # vLLM's Qwen3 layers have a default of their own where nothing is said at all.
+            # vLLM's Qwen3 layers have a default of their own.
             default_theta=1e6 if qwen3 and library else 1e4,
         )
         values["qk_norm"] = qwen3
@@ -209,19 +209,19 @@ _REQUIRED = (
 
 
 def placeholder(document: Mapping[str, Any]) -> int | None:
-    """The placeholder token of a flat configuration; None for an EAGLE-3 head, which has none."""
+    """The mask token of a flat configuration; None for an EAGLE-3 head, which has none."""
     return next((document[name] for name in PLACEHOLDERS if document.get(name) is not None), None)
 
 
 def method_of(document: Mapping[str, Any]) -> Method:
-    """How a head drafts, by its config.json in either layout; nothing else of it is checked."""
+    """How a head drafts, by its config.json in either layout, of which nothing else is checked."""
     if "speculators_model_type" in document:
         return "p-eagle" if document["speculators_model_type"] == "peagle" else "eagle3"
     return "eagle3" if placeholder(document) is None else "p-eagle"
 
 
 def default_taps(target_layers: int) -> tuple[int, int, int]:
-    """What vLLM taps where the head does not say (interfaces.py,
+    """The taps of a head whose configuration names none, as in vLLM (interfaces.py,
     get_eagle3_default_aux_hidden_state_layers)."""
     return 2, target_layers // 2, target_layers - 3
 
@@ -278,7 +278,7 @@ def _refuse_unknown_mathematics(document: Mapping[str, Any], nested: Mapping[str
 
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The speculators library's layout in the flat one's keys, as vLLM 0.32 understands it."""
+    """Convert the speculators library's layout to the flat one's keys, as vLLM 0.32 does."""
     kind = document["speculators_model_type"]
     if kind not in ("eagle3", "peagle"):
         raise ValueError(f"speculators_model_type {kind!r} is neither eagle3 nor peagle")

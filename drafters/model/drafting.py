@@ -1,4 +1,4 @@
-"""One drafting step with a cache: the reference for what an engine does per step."""
+"""One drafting step with a KV cache: the reference for what the engine does in each step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ def draft(
     taps: torch.Tensor,  # [n, taps * target hidden]: the target's hidden states at p
     count: int,
 ) -> torch.Tensor:
-    """Add n real entries to the cache and draft `count` tokens after the last one: `[count]`.
-
-    Greedy. Ids are the target's, whatever the draft vocabulary.
-    """
+    """Add n real entries to the cache and draft `count` tokens after the last one, greedily:
+    `[count]` ids of the target's vocabulary. Raises ValueError if either number is 0."""
     if len(tokens) < 1 or count < 1:
         raise ValueError("a draft needs at least one new entry and one token to draft")
     step = _in_one_pass if head.config.method == "p-eagle" else _one_by_one
     past = cache.length
     drafted = step(head, cache, tokens, head.fuse(taps), count)
-    cache.truncate(past + len(tokens))  # what was drafted is no text yet
+    cache.truncate(past + len(tokens))  # drafts are not text before the target accepts them
     return head.to_target(drafted)
 
 
 def _in_one_pass(
     head: DraftHead, cache: KeyValueCache, tokens: torch.Tensor, hidden: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """P-EAGLE: the slots behind the last real entry have the placeholder and `mask_hidden`."""
+    """P-EAGLE: masked slots, of mask token and `mask_hidden`, follow the last real entry."""
     slots = count - 1
     ids = torch.cat([tokens, tokens.new_full((slots,), head.config.ptd_token_id)])
     hidden = torch.cat([hidden, head.fuse(head.mask_hidden).expand(slots, -1)])

@@ -1,9 +1,9 @@
 """Draft heads: P-EAGLE (arXiv 2602.01469, section 3) and EAGLE-3 (arXiv 2503.01840).
 
 Both are a few decoder layers over the target's hidden states. An entry of a head pairs the
-token at p + 1 with the target's hidden states at p, at position p. Beyond the newest real
-entry EAGLE-3 goes on with its own drafts and states, one pass for each; P-EAGLE has a
-placeholder token and one learnt `mask_hidden` instead, and drafts all K tokens in one pass.
+token at p + 1 with the target's hidden states at p, at position p. Behind the newest real
+entry EAGLE-3 continues with its own drafts and hidden states, in one pass for each; P-EAGLE has
+the mask token and one learned `mask_hidden` instead, and drafts all K tokens in one pass.
 A checkpoint of this module loads in vLLM 0.32 unchanged (model_executor/models/llama_eagle3.py).
 """
 
@@ -54,9 +54,9 @@ class DecoderLayer(nn.Module):
 class DraftHead(nn.Module):
     """A draft head of either method; `config.method` says which.
 
-    What the head has not itself it borrows from the target through `share`, as vLLM does for
-    tensors that a checkpoint lacks. P-EAGLE trains its own embeddings (paper, table 6); a draft
-    vocabulary needs an output matrix of its own.
+    Embeddings and output matrix that it lacks are the target's (`share`), as in vLLM for tensors
+    that a checkpoint lacks. P-EAGLE trains its own embeddings (paper, table 6); a draft vocabulary
+    needs an output matrix of its own.
     """
 
     def __init__(
@@ -92,9 +92,10 @@ class DraftHead(nn.Module):
         self._shared: dict[str, torch.Tensor] = {}
 
     def share(self, *, embeddings: torch.Tensor, lm_head: torch.Tensor) -> None:
-        """Lend the target's matrices, both [vocabulary, hidden]; no copy, not saved, not trained.
+        """Lend the target's matrices, both [vocabulary, hidden]: not copied, saved or trained.
 
-        The output matrix may have more rows than the vocabulary (padding).
+        The output matrix may have more rows than the vocabulary (padding). Raises ValueError if a
+        matrix that is needed has another hidden size.
         """
         size = self.config.hidden_size
         if self.embed_tokens is None and embeddings.shape[1] != size:
@@ -116,7 +117,8 @@ class DraftHead(nn.Module):
         return self.lm_head.weight
 
     def set_draft_vocabulary(self, ids: torch.Tensor) -> None:
-        """Draft only these target ids, ascending and distinct: [draft vocabulary]."""
+        """Draft only these target ids, ascending and distinct: [draft vocabulary]; ValueError for
+        others."""
         size = self.config.draft_vocab_size
         if ids.shape != (size,) or bool((ids.diff() <= 0).any()):
             raise ValueError(f"a draft vocabulary is {size} ascending ids, got {tuple(ids.shape)}")
@@ -146,15 +148,15 @@ class DraftHead(nn.Module):
     def forward(
         self,
         tokens: torch.Tensor,  # [batch, n]
-        hidden: torch.Tensor,  # [batch, n, hidden]: from `fuse`, or carried on
+        hidden: torch.Tensor,  # [batch, n, hidden]: from `fuse`, or the last pass's second result
         positions: torch.Tensor,  # [batch, n]
         allowed: torch.Tensor | None,  # bool [batch or 1, n, past + n]; None: causal, no past
         store: Store | None = None,
         past: torch.Tensor | None = None,  # [past]: positions of the entries in `store`
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(states for `logits`, states that EAGLE-3 carries on), both [batch, n, hidden].
+        """(states for `logits`, states for EAGLE-3's next pass), both [batch, n, hidden].
 
-        Only heads with sliding layers look at `past`.
+        Only heads with sliding-window layers use `past`.
         """
         table = (
             self._borrow("embeddings") if self.embed_tokens is None else self.embed_tokens.weight
@@ -176,7 +178,7 @@ class DraftHead(nn.Module):
         allowed: torch.Tensor | None,
         past: torch.Tensor | None,  # [past]
     ) -> torch.Tensor | None:
-        """What sliding layers may look at: `allowed`, within the window; None without any."""
+        """The mask of sliding-window layers: `allowed`, within the window; None without any."""
         window = self.config.sliding_window
         if window is None:
             return None

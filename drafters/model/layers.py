@@ -1,6 +1,6 @@
 """The Llama and Qwen3 building blocks that draft heads are made of.
 
-Attribute names are the checkpoint's names: a module's state_dict is what vLLM loads.
+Attributes are named as in the checkpoint: vLLM loads a module's state_dict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drafters.model.rope import rotate
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in fp32 whatever the input."""
+    """Root-mean-square norm, computed in float32 for inputs of any type."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

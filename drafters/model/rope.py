@@ -17,7 +17,7 @@ def rotate(
     theta: float,
     scaling: RopeScaling | None = None,
 ) -> torch.Tensor:
-    """Turn queries or keys by their positions, halves paired as in Llama."""
+    """Rotate queries or keys by their positions; pairs are (i, i + size / 2), as in Llama."""
     rates = _rates(x.shape[-1] // 2, theta, scaling, x.device)
     size = magnitude(scaling)
     angles = positions[:, None, :, None].float() * rates  # [batch, 1, n, half]
@@ -27,7 +27,7 @@ def rotate(
 
 
 def magnitude(scaling: RopeScaling | None) -> float:
-    """What YaRN multiplies queries and keys by; 1 elsewhere."""
+    """The factor by which YaRN multiplies queries and keys; 1 for other types."""
     if scaling is None or scaling.rope_type != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -48,7 +48,7 @@ def _rates(
     half: int, theta: float, scaling: RopeScaling | None, device: torch.device
 ) -> torch.Tensor:
     """Radians per position of each pair, float32 `[half]`."""
-    with torch.inference_mode(False):  # kept, and used where gradients are taken too
+    with torch.inference_mode(False):  # cached results are used where gradients are taken, too
         rates = theta ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
         if scaling is None:
             return rates
@@ -60,7 +60,7 @@ def _rates(
 
 
 def _llama3(rates: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Slow pairs are stretched by `factor`, fast ones are not, those between in part."""
+    """Llama 3: slow pairs are divided by `factor`, fast ones are not, those between in part."""
     turns = scaling.original_max_position_embeddings * rates / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     fast = ((turns - low) / (high - low)).clamp(0, 1) if high != low else (turns > low).float()
@@ -69,7 +69,7 @@ def _llama3(rates: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def _yarn(rates: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
     """YaRN (arXiv 2309.00071): pairs of fewer turns than `beta_slow` in the original length are
-    stretched by `factor`, those of more than `beta_fast` are not."""
+    divided by `factor`, those of more than `beta_fast` are not, those between in part."""
     half = len(rates)
 
     def pair_of(turns: float) -> float:

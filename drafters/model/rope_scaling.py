@@ -1,7 +1,7 @@
-"""How a configuration stretches rotary embeddings, checked. No torch.
+"""Read and check a configuration's scaling of rotary embeddings, without torch.
 
-The keys are those of `rope_parameters` (formerly `rope_scaling`) in transformers and vLLM; a key
-that changes the angles and is not computed by `drafters.model.rope` is refused by name.
+The keys are those of `rope_parameters` (formerly `rope_scaling`) in transformers and vLLM. A key
+that would change the angles, and that `drafters.model.rope` does not compute, is refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IGNORED = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Scaled rotary embeddings; which fields count depends on `rope_type`."""
+    """Scaling of rotary embeddings; `rope_type` says which fields count."""
 
     rope_type: RopeType
     factor: float
@@ -43,7 +43,7 @@ class RopeScaling:
     truncate: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `rope_parameters`, without the base."""
+        """The keys of `rope_parameters` but `rope_theta`."""
         required, optional = _KEYS[self.rope_type]
         keys = [*required, *optional, *([] if self.rope_type == "linear" else [_LENGTH])]
         values = {key: getattr(self, key) for key in keys}
@@ -53,7 +53,7 @@ class RopeScaling:
 def read_rope(
     document: Mapping[str, Any], *, max_positions: int, default_theta: float
 ) -> tuple[float, RopeScaling | None]:
-    """(base, scaling) of a configuration; None for plain rotary embeddings.
+    """(`rope_theta`, scaling) of a configuration; the scaling is None for plain rotary embeddings.
 
     Raises ValueError naming the key that is missing or not supported.
     """
@@ -82,6 +82,6 @@ def read_rope(
         return float(theta), None
     values = {key: rope[key] for key in (*required, *optional) if rope.get(key) is not None}
     if kind != "linear":
-        # transformers believes the outer key first, and takes the whole length without any.
+        # As in transformers: the outer key first, and the whole length without either.
         values[_LENGTH] = int(document.get(_LENGTH) or rope.get(_LENGTH) or max_positions)
     return float(theta), RopeScaling(kind, **values)

@@ -1,4 +1,4 @@
-"""Writing a head in the layout of the speculators library (vllm-project/speculators 0.9).
+"""Write a head in the layout of the speculators library (vllm-project/speculators 0.9).
 
 `drafters.model.checkpoint.load_head` reads it back, and vLLM serves it as it is
 (vllm/transformers_utils/configs/speculators). What differs from the flat layout:
@@ -39,8 +39,9 @@ def save_speculators(head: DraftHead, folder: Path, *, target: str, draft_tokens
     """Write the checkpoint in the head's own dtype.
 
     `target` is the folder or repository name of the target, `draft_tokens` the K that servers
-    start with. A head without an output matrix of its own must have been lent the target's
-    (`DraftHead.share`), which is written too; vLLM finds the two equal and keeps one.
+    start with. A head without an output matrix of its own must have the target's
+    (`DraftHead.share`), which is written too; vLLM finds the two equal and keeps one. Raises
+    ValueError for `draft_tokens` below 1.
     """
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1, got {draft_tokens}")
@@ -65,8 +66,8 @@ def _document(head: DraftHead, target: str, draft_tokens: int) -> dict[str, Any]
         outside["target_hidden_size"] = None
     if mask_token is not None:
         outside["mask_token_id"] = mask_token
-        # vLLM 0.32 drops these two of a peagle head where the library has them (algos.py,
-        # update_peagle), but takes over every key of the layers' part.
+        # vLLM 0.32 reads these two of a peagle head only among the layers' keys, not where the
+        # library has them (algos.py, update_peagle).
         layers |= {key: outside[key] for key in ("fc_norm", "norm_output")}
     return {
         "architectures": [architecture],
@@ -94,7 +95,7 @@ def _document(head: DraftHead, target: str, draft_tokens: int) -> dict[str, Any]
 
 
 def _architectures(target: str) -> list[str]:
-    """What the target's config.json says, where it is at hand."""
+    """The target's architectures, if its config.json is on this machine."""
     path = Path(target) / "config.json"
     if not path.is_file():
         return []

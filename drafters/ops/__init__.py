@@ -1,1 +1,1 @@
-"""The tensor work around the drafter's two models: `reference` says what each operation is."""
+"""The drafting path's own tensor operations; `reference` specifies those that have kernels."""

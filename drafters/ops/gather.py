@@ -1,7 +1,7 @@
-"""The target's hidden states for a drafter pass: each copied once, straight to where `fc` reads.
+"""Copy the target's hidden states for a drafter pass, each once, straight to where `fc` reads.
 
-Selecting from every tap, joining the taps and then joining what the store holds copies each up to
-three times, into memory that is new each time. This writes 2 * taps * hidden elements per row
+Selecting from every tap, joining the taps and then joining stored states would copy each up to
+three times, into newly allocated memory. This moves 2 * taps * hidden elements per row
 (docs/decisions/0009; `aerie bench kernels --only inputs`, arm `once`).
 """
 
@@ -17,9 +17,9 @@ def gather(
     fresh: torch.Tensor,  # [fresh] int64, rows of `states`
     store: torch.Tensor,  # [rows kept, taps * hidden]
     held: torch.Tensor,  # [held] int64, rows of `store`
-    out: torch.Tensor,  # [>= fresh + held, taps * hidden], of the same dtype and kept between calls
+    out: torch.Tensor,  # [>= fresh + held, taps * hidden], of the same dtype, reused by every call
 ) -> torch.Tensor:
-    """`[fresh + held, taps * hidden]`, a view of `out`: fresh rows first."""
+    """Fill `out`, fresh rows first; returns the filled part, `[fresh + held, taps * hidden]`."""
     hidden = states[0].shape[1]
     assert out.shape[1] == store.shape[1] == len(states) * hidden
     assert {state.dtype for state in states} == {store.dtype} == {out.dtype}

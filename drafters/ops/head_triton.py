@@ -1,13 +1,13 @@
-"""The draft head on a GPU: hidden states -> likeliest tokens, without logits in memory.
+"""The head's output matrix on a GPU: hidden states -> most probable tokens, no logits in memory.
 
 Each program multiplies a block of rows with its share of the vocabulary and keeps, for each row,
-the largest logit m, where it is, and s = sum exp(logit - m). A second launch joins the shares:
+the largest logit m, its index, and s = sum exp(logit - m). A second launch joins the shares:
 M = max m, S = sum s * exp(m - M), probability 1 / S. Read: the weight once per block of rows;
 written: 16 bytes per row and share. Not timed on a GPU yet, and not in the serving path.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# A kernel's arguments have types only when it is compiled.
+# A kernel's arguments get types only when it is compiled.
 from __future__ import annotations
 
 import torch
@@ -23,7 +23,7 @@ def share_kernel(
     hidden, weight, largest, where, total, rows, words, depth, tiles, shares,
     ROWS: tl.constexpr, WORDS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Largest logit, its place and the sum of exponentials in one share of the vocabulary."""
+    """Largest logit, its index and the sum of exponentials in one share of the vocabulary."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     share = tl.program_id(1)
     m = tl.full([ROWS], float("-inf"), tl.float32)
@@ -49,7 +49,7 @@ def share_kernel(
         top = tl.max(ranked, 1)
         here = tile * WORDS + tl.argmax(ranked, 1, tie_break_left=True)
         new = tl.maximum(m, top)
-        # A row of -inf alone has no difference to take.
+        # In a row of -inf alone, -inf less -inf would be NaN.
         shift = tl.where(new == float("-inf"), 0.0, new)
         s = s * tl.exp(m - shift) + tl.sum(tl.exp(logits - shift[:, None]), 1)
         best = tl.where(top > m, here, best)
@@ -86,7 +86,7 @@ def join_kernel(
 def likeliest(
     hidden: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.likeliest`; sums are in float32 and not rounded to the weight's dtype."""
+    """Compute `reference.likeliest`, with sums in float32, not rounded to the weight's dtype."""
     (rows, depth), words = hidden.shape, weight.shape[0]
     assert weight.shape[1] == depth and hidden.dtype == weight.dtype
     assert hidden.is_contiguous() and weight.is_contiguous()

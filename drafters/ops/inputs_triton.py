@@ -1,17 +1,17 @@
-"""The drafting inputs on a GPU, around `fc`: three launches, from arrays of one entry per request.
+"""The inputs of a P-EAGLE pass on a GPU: three kernels, whose inputs have one entry per request.
 
     plan    where each request's tokens begin and end, from what the device knows of the step
     enter   ids, positions and KV cache slots of every token; the hidden states of entered ones
     spread  the rows that `fc` made, and the shared hidden state in masked slots
 
-A token finds its request by bisection of where requests begin. Each hidden state is read and
-written once: 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in
-`spread`, and 20 bytes of integers; in `plan` 80 bytes per request and 8 per draft. Served by
-drafters/vllm/v2; not timed on a GPU yet.
+A token finds its request by a binary search of `begin`. Each hidden state is read and written once:
+2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and 20
+bytes of integers; in `plan` 80 bytes per request and 8 per draft. drafters/vllm/v2 uses them; they
+are not timed on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# A kernel's arguments have types only when it is compiled.
+# A kernel's arguments get types only when it is compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ import triton.language as tl
 
 from drafters.ops.reference import Requests
 
-COLUMNS = 1024  # of a hidden state, for each program
-STEPS = 13  # of the bisection: 8,192 requests. One number, or each size of a batch is compiled anew
+COLUMNS = 1024  # elements of a hidden state that one program copies
+STEPS = 13  # of the search, for 8,192 requests; constant, else each batch size compiles a kernel
 MOST_TAPS = 3
 FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 
@@ -112,7 +112,7 @@ def enter_kernel(
         entry = tl.load(rows + 8 * count + owner) + offset
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         held = position < scheduled
-        # The side that is not read has no columns.
+        # Only one of store and step is read: the mask of the other has no columns.
         old_columns, new_columns = tl.where(held, hidden, 0), tl.where(held, 0, hidden)
         before = (slot * window + position % window) * TAPS * hidden
         row = (tl.load(starts + index) + position - scheduled) * hidden
@@ -143,7 +143,7 @@ def spread_kernel(
 
 
 def pack(found: Requests) -> torch.Tensor:
-    """`[fields, requests]` int64: one copy to the device for all."""
+    """All fields in one int64 `[fields, requests]`, so that one copy to the device is enough."""
     return torch.stack([getattr(found, name) for name in FIELDS])
 
 
@@ -157,12 +157,12 @@ def plan(
     tokens: torch.Tensor,
     total: int,
     kept: bool,
-    rows: torch.Tensor,  # the rest is written: as of `pack`, [fields, padded],
-    queries: torch.Tensor,  # int32 [padded + 1],
-    lengths: torch.Tensor,  # int32 [padded],
+    rows: torch.Tensor,  # written, like the next three: [fields, padded], as `pack` returns it
+    queries: torch.Tensor,  # int32 [padded + 1]
+    lengths: torch.Tensor,  # int32 [padded]
     drafts: torch.Tensor,  # int64 [padded, k]
 ) -> None:
-    """Compute `reference.plan` with one kernel, into buffers that are kept."""
+    """Compute `reference.plan` with one kernel, into the caller's buffers."""
     count, (padded, k) = numbers.shape[1], drafts.shape
     assert numbers.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
     assert len(starts) == count + 1 and len(slots) == count
@@ -178,7 +178,7 @@ def plan(
 
 
 def enter(
-    rows: torch.Tensor,  # of `pack`
+    rows: torch.Tensor,  # [fields, requests], as `pack` returns it
     *,
     tokens: torch.Tensor,
     tables: torch.Tensor,
@@ -188,12 +188,12 @@ def enter(
     block_size: int,
     window: int,
     mask_token: int,
-    ids: torch.Tensor,  # the rest is written: [tokens of the pass] int32,
-    positions: torch.Tensor,  # int64,
-    slots: torch.Tensor,  # int64
+    ids: torch.Tensor,  # written, like the next three: int32 [tokens of the pass]
+    positions: torch.Tensor,  # int64 [tokens of the pass]
+    slots: torch.Tensor,  # int64 [tokens of the pass]
     gathered: torch.Tensor,  # [entries, taps * hidden]
 ) -> None:
-    """`reference.enter` into buffers that are exactly as long as the pass."""
+    """Compute `reference.enter` into buffers that are exactly as long as the pass."""
     taps, hidden = len(states), states[0].shape[1]
     if not 1 <= taps <= MOST_TAPS:
         raise ValueError(f"{taps} taps: the kernel takes 1 to {MOST_TAPS}")
@@ -218,7 +218,7 @@ def enter(
 def spread(
     rows: torch.Tensor, combined: torch.Tensor, shared: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """`reference.spread` into `out`, `[tokens of the pass, hidden]`."""
+    """Compute `reference.spread` into `out`, `[tokens of the pass, hidden]`."""
     count, hidden = _check(rows), combined.shape[1]
     assert out.shape[1] == hidden and shared.shape == (hidden,)
     assert combined.dtype == shared.dtype == out.dtype

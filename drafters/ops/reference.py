@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch: the specification that tests hold them to."""
+"""What the kernels compute, in plain torch: their specification, with which tests compare them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests of a pass, `[requests]` of int64 each: `drafters.vllm.v1.layout.Rows` as
-    tensors, and where their tokens begin. Every request has tokens."""
+    """The requests of a pass, int64 `[requests]` each: `drafters.vllm.v1.layout.Rows` as tensors,
+    and where their tokens begin. Every request has at least one token."""
 
     index: torch.Tensor  # row in the batch
     slot: torch.Tensor  # row in the store, and among the tokens
     start: torch.Tensor  # positions start..end-1 are entered in this pass
-    scheduled: torch.Tensor  # hidden states from here on came with this step
-    end: torch.Tensor  # then masked slots
-    stop: torch.Tensor  # keys and values of positions from here on are not kept
+    scheduled: torch.Tensor  # hidden states of positions from here on came with this step
+    end: torch.Tensor  # positions from here on are masked slots
+    stop: torch.Tensor  # keys and values of positions from here on are not stored
     newest: torch.Tensor  # the token at `end`
-    begin: torch.Tensor  # first token of the pass
-    entry: torch.Tensor  # where the hidden states of its entered tokens go, one after the other
+    begin: torch.Tensor  # its first token in the pass
+    entry: torch.Tensor  # first row of its entered tokens among the gathered hidden states
 
 
 def requests(
@@ -33,7 +33,8 @@ def requests(
     k: torch.Tensor,
     newest: torch.Tensor,
 ) -> tuple[Requests, int, int]:
-    """`(requests, tokens of the pass, entered ones among them)`, hidden states without gaps."""
+    """The requests of a pass whose layout the host knows: `(requests, tokens of the pass, entered
+    tokens)`. The rows of entered tokens have no gaps between them."""
     entered = end - start
     lengths = entered + (k - 1).clamp(min=0)
     begin, entry = lengths.cumsum(0) - lengths, entered.cumsum(0) - entered
@@ -48,21 +49,21 @@ def plan(
     slots: torch.Tensor,  # [requests]
     starts: torch.Tensor,  # [requests + 1], first row of each request in the step
     positions: torch.Tensor,  # of the step's rows
-    rejected: torch.Tensor | None,  # [requests]; None: what the step read is not entered
+    rejected: torch.Tensor | None,  # [requests]; None: the step's own tokens are not entered
     tokens: torch.Tensor,  # [slots, longest]
     total: int,  # tokens of the pass
     k: int,
     padded: int,  # requests of the graph that the pass runs in
-    kept: bool = True,  # False: a dummy, of which the KV cache sees nothing
+    kept: bool = True,  # False: a dummy run, which stores nothing in the KV cache
 ) -> tuple[Requests, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The requests of a pass of which the host does not know how many drafts were accepted:
+    """Lay out a pass when only the device knows how many drafts were accepted. Returns
     `(requests, queries int32 [padded + 1], lengths int32 [padded], drafts int64 [padded, k])`.
 
-    `numbers` are the first token of each request in the pass, its tokens there, how many of its
-    hidden states are in the store, and its tokens less what pads them. `queries` are where requests
-    begin, `lengths` what they attend to at the last token, `drafts` the tokens to draft from.
-    Requests that pad begin behind all tokens and are zero otherwise. Of a request that would run
-    past the longest context nothing is kept: it ends in this step.
+    `numbers` has, for each request, its first token in the pass, its tokens there, how many of its
+    hidden states are in the store, and its tokens without padding. `queries` is where requests
+    begin, `lengths` how many tokens each attends to at its last, `drafts` the tokens to draft from.
+    Requests that pad the graph begin behind all tokens and are zero otherwise. Nothing is stored of
+    a request that would exceed the longest context: it ends in this step.
     """
     first, width, held, needed = numbers
     count, longest = len(first), tokens.shape[1]
@@ -96,8 +97,8 @@ def plan(
 def owners(
     found: Requests, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Request, position and whether it is a masked slot, for each of `count` tokens; and the rows
-    of the hidden states of those that are not masked."""
+    """For each of `count` tokens, `[count]`: its request, its position, whether it is a masked
+    slot. Then the rows of the hidden states of those that are not masked."""
     token = torch.arange(count, device=found.begin.device)
     owner = torch.searchsorted(found.begin, token, right=True) - 1
     offset = token - found.begin[owner]
@@ -120,9 +121,10 @@ def enter(
     window: int,
     mask_token: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids int32 `[count]`, positions and KV cache slots int64 `[count]`, and the target's hidden
-    states of the entered tokens `[entries, taps * hidden]`, zero where none goes. Slots that are
-    not kept are -1. No position is behind the `longest`, and no `stop` may be."""
+    """The inputs of a pass of `count` tokens: ids int32 `[count]`, positions and KV cache slots
+    int64 `[count]`, and the target's hidden states of entered tokens `[entries, taps * hidden]`,
+    zero in unused rows. The slot is -1 where nothing is stored. Positions are clamped to below
+    `longest`; no `stop` may be above it."""
     owner, position, masked, rows = owners(found, count)
     longest, index, slot = tokens.shape[1], found.index[owner], found.slot[owner]
     ids = tokens[slot, (position + 1).clamp(max=longest - 1)]
@@ -143,8 +145,8 @@ def enter(
 def spread(
     found: Requests, combined: torch.Tensor, shared: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """`[count, hidden]`: the rows of `combined` `[entries, hidden]` where tokens are entered,
-    `shared` `[hidden]` in masked slots."""
+    """The head's hidden states for `count` tokens, `[count, hidden]`: rows of `combined`
+    `[entries, hidden]` for entered tokens, `shared` `[hidden]` in masked slots."""
     _, _, masked, rows = owners(found, count)
     out = shared.expand(count, -1).clone()
     out[~masked] = combined[rows]
@@ -154,8 +156,8 @@ def spread(
 def likeliest(
     hidden: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[rows, hidden]`, `[draft vocabulary, hidden]` -> token ids of the target int64 `[rows]`
-    and their probabilities float32 `[rows]`.
+    """The most probable token of each row: `[rows, hidden]`, `[draft vocabulary, hidden]` -> token
+    ids of the target int64 `[rows]` and their probabilities float32 `[rows]`.
 
     Of equal logits the lowest id wins; NaN counts as +inf. A row whose largest logit is not
     finite has a probability of NaN.

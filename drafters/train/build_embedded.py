@@ -1,8 +1,8 @@
-"""Make the embedded models from nothing: tokenizer, target, prompts, both heads, cards.
+"""Build the embedded models from scratch: tokenizer, target, prompts, both heads, model cards.
 
-Everything is built in a folder beside the destination and moved there at the end, so a
-gateway that is using the old models never sees half of the new ones. The heads come from
-`aerie train`, on the same responses; the parallel one has more time.
+Everything is built in a folder beside the destination and moved there at the end, so that a
+gateway that is using the old models never sees half of the new ones. `aerie train` makes both
+heads, on the same responses; the P-EAGLE head gets more time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from drafters.train.embedded.prompts import MAX_CHAT_TOKENS, write_prompts
 from drafters.train.evaluation import evaluate_head
 
 RESPONSE_TOKENS = 160
-# Two layers: each costs 8% of the target's twelve, and four would eat what they gain. EAGLE-3
-# borrows the target's embeddings, or three models would not fit their 64 MiB.
+# Two layers: each costs 8% of the target's twelve, and four would cost what they gain. EAGLE-3
+# shares the target's embeddings, or the three models would not fit into 64 MiB.
 HEADS: dict[str, list[str]] = {
     "p-eagle": ["--method", "p-eagle", "--layers", "2", "--k-train", "11",
                 "--mask-token", tokenizer.MASK],
     "eagle3": ["--method", "eagle3", "--layers", "1"],
 }  # fmt: skip
-# A parallel slot has to find out what its anchor implies, where EAGLE-3 reads the draft before it:
-# the later slots begin to learn after some 300,000 anchors only (bench/LOG.md).
+# A masked slot must infer from its anchor what EAGLE-3 reads in the draft before it: the later
+# slots begin to learn only after some 300,000 anchors (bench/LOG.md).
 TIMES = {"p-eagle": 8.0, "eagle3": 1.0}
 TAPS = ("2", "6", "10")
-EVALUATED = "200"  # prompts a workload: with 48, intervals are as wide as what they compare
+EVALUATED = "200"  # prompts per workload: with 48, intervals are as wide as the differences
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m drafters.train.build_embedded", description=__doc__
     )
     parser.add_argument("--out", type=Path, default=evaluate_head.EMBEDDED)
-    parser.add_argument("--target", type=Path, help="a trained target to take instead of a new one")
+    parser.add_argument("--target", type=Path, help="use this trained target, train no new one")
     parser.add_argument("--target-minutes", type=float, default=90.0)
     parser.add_argument("--prompts", type=int, default=12000, help="half code, half chat")
     parser.add_argument("--head-minutes", type=float, default=25.0, help="for EAGLE-3")
-    parser.add_argument("--threads", type=int, default=1, help="one, where others compute too")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads [1]")
     args = parser.parse_args(argv)
     new = args.out.with_name(args.out.name + ".new")
     work = args.out.with_name(args.out.name + ".work")

@@ -1,4 +1,4 @@
-"""A training run's budget and its line of progress."""
+"""The budget of a training run, and the progress line that it prints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _BAR = 24  # characters
 
 
 class Progress:
-    """How far a run is through its budget of minutes or tokens; prints as it goes.
+    """How much of its budget of minutes or tokens a run has spent; prints a line now and then.
 
-    Schedules read `fraction`, so a run on a slow or busy machine still ends its decay.
+    Learning rate schedules read `fraction`, so that a run on a slow machine still ends its decay.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Progress:
         minutes: float | None = None,
         tokens: int | None = None,
         unit: str = "tokens",  # what is counted, where it is not tokens
-        every: float = 20.0,  # seconds between lines; a terminal's one line is fresher
+        every: float = 20.0,  # seconds between lines; a terminal's line is rewritten each second
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if (minutes is None) == (tokens is None):
@@ -49,11 +49,11 @@ class Progress:
         return min(1.0, self.tokens / self._budget)
 
     def state_dict(self) -> dict[str, float]:
-        """What a resumed run needs to know."""
+        """The state for `load_state_dict` of a resumed run."""
         return {"seconds": self.seconds, "tokens": self.tokens, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on where an earlier run of the same budget stopped."""
+        """Continue where an earlier run of the same budget stopped."""
         self._printed = self._clock()
         self._start = self._printed - state["seconds"]
         self.tokens = self._printed_tokens = int(state["tokens"])

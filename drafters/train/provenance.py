@@ -1,4 +1,4 @@
-"""provenance.json: what made a checkpoint, so that it can be made again."""
+"""provenance.json beside a checkpoint: all that is needed to make it again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import transformers
 def write_provenance(
     folder: Path, argv: Sequence[str], seed: int, facts: Mapping[str, object]
 ) -> None:
-    """Write the record beside the weights; `facts` are the run's own figures."""
+    """Write the record beside the weights in `folder`; `facts` are the run's own figures."""
     document = {
         # Folders differ from machine to machine and mean nothing elsewhere.
         "argv": [Path(word).name if "/" in word else word for word in argv],
@@ -36,8 +36,8 @@ def write_provenance(
 
 
 def read_provenance(folder: Path | None) -> dict[str, Any] | None:
-    """What `write_provenance` wrote there, if it did. A run that goes on from a checkpoint keeps
-    that one's whole as `init`."""
+    """Read the record in `folder`; None if there is none. A run that starts from a checkpoint keeps
+    that one's record as `init`."""
     file = folder / "provenance.json" if folder else None
     return json.loads(file.read_text()) if file and file.exists() else None
 

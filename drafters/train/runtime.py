@@ -10,15 +10,15 @@ from time import perf_counter
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's parameter numbers in glibc
-_PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192"  # some 2,000 shapes occur; its own is 1,024
-_SIDE, _TRIALS = 768, 5  # of the product by which types are compared
+_PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192"  # default 1,024; some 2,000 shapes occur
+_SIDE, _TRIALS = 768, 5  # rows of the square matrices by which types are compared, and trials
 
 
 def prepare_cpu(threads: int | None = None) -> None:
     """Keep freed memory in the process, and set the number of threads.
 
-    glibc gives each large tensor fresh pages and returns them on free; a step allocates
-    gigabytes. Keeping the pages, 8,192 tokens' logits take 52 ms instead of 117 (bf16, one core).
+    glibc maps new pages for each large tensor and unmaps them on free; a step allocates gigabytes.
+    If pages are kept, the logits of 8,192 tokens take 52 ms instead of 117 (bf16, one core).
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -30,7 +30,7 @@ def prepare_cpu(threads: int | None = None) -> None:
 
 
 def return_memory() -> None:
-    """Give back what `prepare_cpu` keeps: batches of ever new shapes leave holes behind."""
+    """Return unused memory that `prepare_cpu` keeps: batches of ever new shapes fragment it."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 
@@ -40,14 +40,14 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def slow_bfloat16(device: str) -> torch.dtype | None:
-    """float32 for a CPU that multiplies it faster than bfloat16; None where nothing speaks for it.
+    """float32 on a CPU that multiplies it faster than bfloat16, else None.
 
-    By trying, in 0.1 s. What a processor lists is no answer: `avx512_bf16` without AMX is half as
-    fast as float32 (bench/LOG.md, 2026-11-23).
+    Measured in 0.1 s, because the features that a processor lists do not tell: with `avx512_bf16`
+    but no AMX, bfloat16 is half as fast as float32 (bench/LOG.md, 2026-11-23).
     """
     if device != "cpu":
         return None
-    # In turns, and the fastest of each: whatever else runs here slows down both.
+    # In turns, so that whatever else runs on this machine slows down both.
     took = [(seconds_of(torch.bfloat16), seconds_of(torch.float32)) for _ in range(_TRIALS)]
     in_half, in_full = map(min, zip(*took, strict=True))
     return torch.float32 if in_full < in_half else None

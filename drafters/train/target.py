@@ -23,7 +23,7 @@ _PROBE_ERROR = 0.02  # of the logits' norm; bf16 rounding gives 0.004, a lost sc
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What a head takes over from its target's config."""
+    """The entries of a target's config that a head takes over."""
 
     vocab_size: int  # rows of the output matrix
     hidden_size: int
@@ -38,7 +38,7 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any, vocab_size: int) -> Self:
-        """Read a text config; families differ in names, and some have no such thing."""
+        """Read a text config of any model family: their names differ, and some lack entries."""
         hidden, heads = config.hidden_size, config.num_attention_heads
         rope = _first(config, ["rope_parameters"], {})
         rope = rope.get("full_attention", rope)  # models that mix two kinds of attention
@@ -64,9 +64,9 @@ class TargetShape:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What the target thinks at each position, in its own dtype."""
+    """The target's hidden states at each position, in its own dtype."""
 
-    taps: torch.Tensor  # [batch, n, taps * hidden], in the order asked for
+    taps: torch.Tensor  # [batch, n, taps * hidden], in the order of the `taps` argument
     final: torch.Tensor  # [batch, n, hidden], after the final norm: final @ lm_head.T = logits
 
 
@@ -80,7 +80,7 @@ class FrozenTarget:
     that cap them (`softcap`) keep final @ lm_head.T uncapped: its order is right, and `logits`
     gives the capped values.
 
-    `stored` is the checkpoint's dtype, which need not be the one that is computed in.
+    `stored` is the checkpoint's dtype, which may differ from the one that it computes in.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FrozenTarget:
             raise ValueError(f"{folder}: the target needs one output matrix without a bias")
         self.lm_head: torch.Tensor = output.weight  # [vocab, hidden]
         self.stored = stored or self.lm_head.dtype
-        # As stored: a family that scales its embeddings does so on the way in.
+        # As stored, without the scale that some families multiply embeddings by.
         self.embeddings: torch.Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
         self.shape = TargetShape.of(config, len(self.lm_head))
         self.softcap: float | None = _first(config, ["final_logit_softcapping"], None)
@@ -106,7 +106,7 @@ class FrozenTarget:
             / _first(config, ["logits_scaling"], 1.0)
         )
         self.end_tokens = end_tokens(model.generation_config, tokenizer)
-        # The checkpoint's top_k, penalties and the like are no part of the target.
+        # Drop the checkpoint's defaults for sampling: top_k, penalties and so on.
         model.generation_config = GenerationConfig()
         self._decoder: nn.Module = model.get_decoder()
         self._layers = _layers(self._decoder, self.shape.num_hidden_layers)
@@ -120,7 +120,7 @@ class FrozenTarget:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Load a folder, a hub id or a packaged model, in its own dtype unless told another."""
+        """Load a folder, a hub id or a packaged model, in `dtype` or else in its own."""
         name = resolve(str(name_or_path))
         stored = AutoConfig.from_pretrained(name).dtype
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto")
@@ -139,14 +139,15 @@ class FrozenTarget:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over config.json and the weights; a minute for every hundred gigabytes."""
+        """sha256 over config.json and the weights; takes a minute per hundred gigabytes."""
         return checkpoint_fingerprint(self._folder)
 
     @torch.no_grad()
     def states(self, tokens: torch.Tensor, taps: Sequence[int]) -> States:
-        """Taps and final states of `tokens` [batch, n], rows padded on the right.
+        """Taps and final states of `tokens` [batch, n], whose rows are padded on the right.
 
-        No mask: padding lies in every real token's future. States at padding mean nothing.
+        No mask is needed: padding lies behind every real token. States at padding mean nothing.
+        Raises ValueError for taps that the target does not have.
         """
         layers, size = self.shape.num_hidden_layers, self.shape.hidden_size
         if wrong := [tap for tap in taps if not 0 <= tap <= layers]:
@@ -157,7 +158,7 @@ class FrozenTarget:
             if stream.shape != (*tokens.shape, size):
                 raise ValueError(f"layer {tap} has no plain residual stream: {stream.shape}")
             for place in (place for place, wanted in enumerate(taps) if wanted == tap):
-                # A copy now: a layer may go on to change its input in place.
+                # Copied now, as a layer may change its input in place.
                 taken[..., place * size : (place + 1) * size] = stream
 
         hooks = [_hook(self._layers, tap, take) for tap in sorted(set(taps))]
@@ -178,7 +179,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Refuse a family whose logits are not what we take them for."""
+        """Raise ValueError for a family whose logits `logits` does not reproduce."""
         tokens = torch.arange(min(_PROBE_TOKENS, self.shape.vocab_size), device=self.device)[None]
         states = self.states(tokens, [0, self.shape.num_hidden_layers])
         own = self.model(input_ids=tokens, use_cache=False).logits.float()
@@ -192,7 +193,7 @@ class FrozenTarget:
 
 
 def checkpoint_folder(name: str) -> Path:
-    """The folder of a checkpoint's files; a hub id's must have been downloaded."""
+    """The folder of a checkpoint's files; those of a hub id must have been downloaded."""
     folder = Path(resolve(name))
     if folder.is_dir():
         return folder
@@ -211,7 +212,7 @@ def checkpoint_fingerprint(folder: Path) -> str:
 
 
 def _first(config: Any, names: Sequence[str], default: Any) -> Any:
-    """The first of these fields that the config has and sets."""
+    """The first of these fields that the config has and that is not None, else `default`."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value is not None), default)
 
@@ -227,7 +228,7 @@ def end_tokens(generation: Any, tokenizer: Any) -> list[int]:
 
 
 def _layers(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder's stack of layers, whatever the family calls it."""
+    """The decoder's stack of layers, under whatever name the family has for it."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
@@ -235,7 +236,7 @@ def _layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 
 
 def _hook(layers: nn.ModuleList, tap: int, take: Any) -> Any:
-    """Call `take(tap, stream)` with the stream in front of layer `tap`, or behind the last."""
+    """Call `take(tap, stream)` with the residual stream before layer `tap`, or after the last."""
     if tap < len(layers):
 
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:

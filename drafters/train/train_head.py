@@ -1,9 +1,9 @@
 """Train a draft head for a target on the target's own responses to your prompts.
 
-The target answers the prompts (here, or on a server you name), its hidden states are extracted
-once and kept on disk up to a limit, and a P-EAGLE or EAGLE-3 head is trained on them. The
-result is a folder that `aerie serve --drafter` and vLLM load. A run that was killed goes on
-where it stopped when the same command is given again.
+The target answers the prompts (in this process, or on a server that you name), its hidden states
+are computed once and kept on disk up to a limit, and a P-EAGLE or EAGLE-3 head is trained on them.
+The result is a folder that `aerie serve --drafter` and vLLM load. A run that was interrupted
+continues where it stopped when the same command is given again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import FrozenTarget
 
-# Options of what a head is to be: all None unless given.
+# Options that shape a new head; each is None unless it is given.
 _SHAPE = (
     "method", "layers", "taps", "intermediate_size", "embeddings", "draft_vocab", "mask_token",
 )  # fmt: skip
@@ -149,7 +149,7 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
 def _responses(
     target: FrozenTarget, prompts: list[list[int]], work: Path, args: argparse.Namespace
 ) -> Texts:
-    """The target's answers, as far as an earlier run with the same options wrote them."""
+    """The target's answers to all prompts, reusing those that an earlier run has written."""
     asked = (args.response_tokens, args.sampled_share, args.temperature, args.seed)
     digest = hashlib.sha256(f"{target.fingerprint} {asked} {prompts}".encode())
     folder = work / f"responses-{digest.hexdigest()[:16]}"
@@ -162,7 +162,7 @@ def _responses(
     progress = Progress(tokens=max(total, 1))
     for number in missing:
         answers = _answers(target, *parts[number], args, progress)
-        # One token could never be drafted: the target writes it before the head is asked.
+        # A response of one token has nothing to draft: the target writes the first token itself.
         Texts.of(item for item in answers if len(item.tokens) > item.prompt + 1).save(files[number])
     texts = Texts.of(text for file in files for text in Texts.load(file))
     if not len(texts):
@@ -173,9 +173,9 @@ def _responses(
 def _parts(
     prompts: list[list[int]], share: float, temperature: float, seed: int
 ) -> Iterator[tuple[list[list[int]], float, int]]:
-    """Prompts in random order, (1 - share) of them to be answered greedily: what a kill may cost.
+    """Split prompts into parts of random order, whose responses are written to disk together.
 
-    Yields (prompts, temperature, seed).
+    (1 - share) of the prompts are answered greedily. Yields (prompts, temperature, seed).
     """
     order = random.Random(seed).sample(prompts, len(prompts))
     cut = round(len(order) * (1.0 - share))
@@ -241,7 +241,7 @@ def _token_budget(texts: Texts, args: argparse.Namespace) -> int | None:
         return None
     if args.tokens is not None:
         return int(args.tokens)
-    # What an update counts: drafts of depth 0, so not a response's first token.
+    # An update counts drafts of depth 0, which a response's first token is not.
     drafted = sum(max(len(text.tokens) - text.prompt - 1, 0) for text in texts)
     return max(round(args.epochs * drafted), 1)
 
@@ -271,7 +271,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="[the checkpoint's; on a CPU float32 where that is faster, for the run alone]",
+        help="type to train in and to save [the checkpoint's; on a CPU, trained in float32 where "
+        "that is faster]",
     )
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 
@@ -281,59 +282,81 @@ def _parser() -> argparse.ArgumentParser:
         help='JSON lines, each {"messages": [...]} or {"prompt": "..."}',
     )  # fmt: skip
     data.add_argument(
-        "--malformed", choices=("fail", "skip"), default="fail", help="lines that do not parse"
-    )
+        "--malformed", choices=("fail", "skip"), default="fail",
+        help="what to do with lines that do not parse",
+    )  # fmt: skip
     data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
-    data.add_argument("--response-tokens", type=int, default=256, help="at most, per prompt")
+    data.add_argument("--response-tokens", type=int, default=256, help="longest response, tokens")
     data.add_argument(
-        "--sampled-share", type=float, default=0.3, help="of the responses; the rest are greedy"
-    )
-    data.add_argument("--temperature", type=float, default=0.7, help="of the sampled ones")
+        "--sampled-share", type=float, default=0.3,
+        help="share of the responses that are sampled; the rest are greedy",
+    )  # fmt: skip
+    data.add_argument("--temperature", type=float, default=0.7, help="of sampled responses")
     data.add_argument(
         "--server", metavar="URL", type=server_url,
         help="let an OpenAI-compatible vLLM server of the same target write the responses; "
         f"its API key is read from {KEY_VARIABLE}",
     )  # fmt: skip
     data.add_argument(
-        "--work", type=Path, help="responses, states and the saved run [OUT.work]; reused"
+        "--work", type=Path, metavar="FOLDER",
+        help="responses, hidden states and the saved run, reused by later runs [OUT.work]",
+    )  # fmt: skip
+    data.add_argument(
+        "--cache-gib", type=float, default=8.0, help="limit of hidden states on disk, GiB"
     )
-    data.add_argument("--cache-gib", type=float, default=8.0, help="limit of states on disk")
-    data.add_argument("--restart", action="store_true", help="do not go on with a saved run")
+    data.add_argument("--restart", action="store_true", help="do not continue a saved run")
 
     shape = parser.add_argument_group("head")
     shape.add_argument(
-        "--init", type=Path, metavar="HEAD", help="folder of a trained head to go on with, as it is"
+        "--init", type=Path, metavar="HEAD", help="folder of a trained head to train further"
     )
     shape.add_argument("--method", choices=("p-eagle", "eagle3"), help="[p-eagle]")
     shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
     shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")
     shape.add_argument("--intermediate-size", type=int, help="[the target's]")
-    shape.add_argument("--embeddings", choices=("own", "shared"), help="[own for P-EAGLE]")
-    shape.add_argument("--draft-vocab", type=int, metavar="N", help="draft the N commonest tokens")
+    shape.add_argument(
+        "--embeddings", choices=("own", "shared"),
+        help="the head's own, or the target's [own for P-EAGLE, shared for EAGLE-3]",
+    )  # fmt: skip
+    shape.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="draft only the N commonest tokens"
+    )
     shape.add_argument(
         "--layout", choices=("flat", "speculators"), default="flat",
-        help="of the checkpoint: what EAGLE-3 releases have, or what the speculators library has",
+        help="layout of the checkpoint: that of EAGLE-3 releases, or the speculators library's",
     )  # fmt: skip
-    shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's placeholder, token or id")
+    shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's mask token, or its id")
 
     training = parser.add_argument_group("training")
     budget = training.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float)
-    budget.add_argument("--tokens", type=int, help="drafts of depth 0")
-    budget.add_argument("--epochs", type=float, default=3.0)
-    training.add_argument("--k-train", type=int, default=K_TRAIN, help="deepest draft trained")
+    budget.add_argument("--minutes", type=float, help="budget: minutes of training")
+    budget.add_argument("--tokens", type=int, help="budget: drafts of depth 0")
+    budget.add_argument("--epochs", type=float, default=3.0, help="budget: passes over the data")
     training.add_argument(
-        "--retain", type=float, default=RETAIN,
-        help="COD: depth d keeps n * r^d drafts; 1 keeps all",
+        "--k-train", type=int, default=K_TRAIN, metavar="K",
+        help="drafts per anchor, at depths 0 to K - 1",
     )  # fmt: skip
-    training.add_argument("--loss", choices=("labels", "distribution"), default=loop.loss)
-    training.add_argument("--batch-tokens", type=int, default=loop.batch_tokens)
+    training.add_argument(
+        "--retain", type=float, default=RETAIN, metavar="R",
+        help="COD: depth d keeps a share R^d of the anchors; 1 keeps all",
+    )  # fmt: skip
+    training.add_argument(
+        "--loss", choices=("labels", "distribution"), default=loop.loss,
+        help="compare drafts with the tokens of the text, or with the target's probabilities",
+    )  # fmt: skip
+    training.add_argument(
+        "--batch-tokens", type=int, default=loop.batch_tokens, help="padded tokens of an update"
+    )
     training.add_argument(
         "--partitions", type=int, default=loop.partitions,
         help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
     )  # fmt: skip
-    training.add_argument("--muon-lr", type=float, default=loop.muon_lr)
-    training.add_argument("--adam-lr", type=float, default=loop.adam_lr)
+    training.add_argument(
+        "--muon-lr", type=float, default=loop.muon_lr, help="learning rate of matrices"
+    )
+    training.add_argument(
+        "--adam-lr", type=float, default=loop.adam_lr, help="learning rate of all other weights"
+    )
     return parser
 
 

@@ -1,1 +1,1 @@
-"""What a head is trained on: prompts, the target's responses and its hidden states."""
+"""The training data of a head: prompts, the target's responses and its hidden states."""

@@ -13,12 +13,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prompt: a conversation up to where the assistant speaks, or plain text."""
+    """One prompt: a conversation up to the assistant's turn, or plain text."""
 
     messages: tuple[dict, ...] | None
     prompt: str | None
     tools: list[dict] | None = None  # passed to the chat template
-    where: str = field(default="", compare=False)  # FILE:LINE, for messages about it
+    where: str = field(default="", compare=False)  # FILE:LINE, for error messages
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.prompt is None):
@@ -28,7 +28,7 @@ class Example:
 
 
 class MalformedLine(ValueError):
-    """A line that is no example; its text is "FILE:LINE: reason"."""
+    """A line that is not a valid example; the error's text is "FILE:LINE: reason"."""
 
     def __init__(self, file: Path, line: int, reason: str) -> None:
         super().__init__(f"{file}:{line}: {reason}")
@@ -69,7 +69,8 @@ def read_examples(
 def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | None:
     """Token ids of the prompt; None if there are more than `max_tokens`.
 
-    The chat template writes its own special tokens, so the tokenizer adds none to messages.
+    The chat template writes its own special tokens, so the tokenizer adds none to messages. Raises
+    ValueError if there is no template, if it refuses the messages, or if the prompt has no token.
     """
     if example.messages is None:
         ids = tokenizer(example.prompt)["input_ids"]
@@ -83,7 +84,7 @@ def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | 
                 add_generation_prompt=True,
                 tokenize=False,
             )
-        except Exception as error:  # a template raises whatever it likes
+        except Exception as error:  # a template may raise anything
             raise ValueError(_at(example, f"the chat template refuses it: {error}")) from error
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
@@ -96,7 +97,7 @@ def _at(example: Example, reason: str) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines that are not blank. Only a newline ends one, as in JSON lines."""
+    """Numbered lines that are not blank. Only a newline ends a line, as in JSON lines."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1:
@@ -106,7 +107,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse(line: bytes, where: str) -> Example:
-    """The example of one line; ValueError says what is wrong with it."""
+    """The example of one line. Raises ValueError that says what is wrong with it."""
     try:
         text = line.decode().rstrip()
     except UnicodeDecodeError as error:
@@ -188,7 +189,7 @@ def _tools(value: object) -> list[dict] | None:
 
 
 def _check_characters(value: object) -> None:
-    """JSON can spell half of a surrogate pair, which no tokenizer can read."""
+    """Raise ValueError for an unpaired surrogate: JSON can spell it, no tokenizer can read it."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[3] / "models" / "smollm2-135m" / "held-out-chat.js
 
 
 def conversations(file: Path = FILE) -> list[Example]:
-    """Return every conversation of the file, in order; ValueError where there is no such file."""
+    """Every conversation of the file, in order. Raises ValueError if there is no such file."""
     if not file.is_file():
         raise ValueError(
             f"workload `chat` is read from {file}, which does not exist: "

@@ -1,12 +1,12 @@
-"""The target's states of many texts: as many on disk as a limit allows, the rest as needed.
+"""The target's hidden states of many texts: cached on disk up to a limit, else computed on demand.
 
 A cache is two files in the folder. `states-<fingerprint>.bin` holds the texts' states one after
 another, shortest text first; a text is its taps [n, taps * hidden] followed by its final states
-[n, hidden]. `states-<fingerprint>.json` says how many texts are complete. It is replaced after
-the bytes it counts are on disk, so a run that dies leaves a cache that is short, never wrong.
+[n, hidden]. `states-<fingerprint>.json` says how many texts are complete. It is replaced only once
+the bytes that it counts are on disk, so that a run that dies leaves a cache short, never wrong.
 
-Runs hold a lock on the file: exclusive to write, shared to read. What another run holds is
-neither written nor evicted.
+Runs hold a lock on the .bin file: exclusive to write, shared to read. A cache that another run
+has locked is neither written nor evicted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from drafters.train.target import FrozenTarget, States
 
 BATCH_TOKENS = 8192  # padded tokens of one pass of the target
 _FORMAT = 1
-_FLUSH_BYTES = 64 * 2**20  # written between two updates of the index: what a kill may cost
-_INDEX_BYTES = 4096  # kept free of the limit for the index and its successor
+_FLUSH_BYTES = 64 * 2**20  # bytes between two updates of the index, the most that a kill loses
+_INDEX_BYTES = 4096  # reserved below the limit for the index and its replacement
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StateStore:
-    """States of `texts` at `taps`, from disk where cached and from the target otherwise.
+    """Hidden states of `texts` at `taps`, from disk if cached, else from the target.
 
-    The caches of all runs in `folder` together stay within `limit_bytes`; those used longest
-    ago make room. A limit of 0 means no cache and no file.
+    The caches of all runs in `folder` together stay within `limit_bytes`: the least recently used
+    are evicted. A limit of 0 means no cache and no file. `with_final` keeps final states too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StateStore:
         self._batch_tokens, self._report = batch_tokens, report
         hidden, element = target.shape.hidden_size, target.dtype.itemsize
         self._taps_size, self._final_size = len(taps) * hidden, hidden if with_final else 0
-        # Shortest first: most texts fit, and a batch of similar lengths is all cached or not.
+        # Shortest first: the most texts fit, and a batch of similar lengths is cached as a whole.
         self._order: list[int] = texts.lengths.argsort(stable=True).tolist()
         sizes = texts.lengths[self._order] * (self._taps_size + self._final_size) * element
         self._ends: list[int] = [0, *sizes.cumsum(0).tolist()]  # bytes of the first i texts
@@ -74,9 +74,9 @@ class StateStore:
         return self._ends[self.cached]
 
     def prepare(self, progress: Callable[[int], None] | None = None) -> None:
-        """Extract and write what fits; `progress` is told of tokens, those found cached too.
+        """Compute and write what fits; `progress` gets numbers of tokens, cached ones included.
 
-        A cache that is already there is continued, or cut if the limit has become smaller.
+        An existing cache is continued, or cut if the limit has become smaller.
         """
         self.close()
         if not self._limit:
@@ -105,9 +105,9 @@ class StateStore:
             _tell(progress, self._tokens(range(found)))
 
     def fetch(self, indices: Sequence[int]) -> States:
-        """States of these texts, padded with zeros on the right to the longest of them.
+        """Hidden states of these texts, padded with zeros on the right to the longest of them.
 
-        On the target's device; `final` is [rows, n, 0] when the store keeps none.
+        They are on the target's device; `final` is [rows, n, 0] without `with_final`.
         """
         lengths = self._texts.lengths[list(indices)].tolist()
         shape, dtype = (len(indices), max(lengths)), self._target.dtype
@@ -134,7 +134,7 @@ class StateStore:
         return States(taps, final)
 
     def close(self) -> None:
-        """Let go of the file; states are computed from here on."""
+        """Close the cache; all states are computed from now on."""
         if self._file is not None:
             self._closing()
             self._file, self.cached = None, 0
@@ -147,7 +147,7 @@ class StateStore:
         return int(self._texts.lengths[[self._order[place] for place in places]].sum())
 
     def _write(self, start: int, stop: int, progress: Callable[[int], None] | None) -> None:
-        """Bring the cache from its first `start` texts to its first `stop`."""
+        """Grow or cut the cache from its first `start` texts to its first `stop`."""
         assert self._file is not None
         self.cached = min(start, stop)
         _tell(progress, self._tokens(range(self.cached)))
@@ -195,7 +195,7 @@ class StateStore:
         self.cached = count
 
     def _complete(self) -> int:
-        """How many texts the files hold for certain; 0 for whatever cannot be trusted."""
+        """How many texts the cache holds; 0 if its index is missing, damaged or another's."""
         assert self._file is not None
         try:
             document = json.loads(self._path().with_suffix(".json").read_bytes())
@@ -208,7 +208,7 @@ class StateStore:
         return 0
 
     def _append(self, states: torch.Tensor, offset: int) -> int:
-        """Write [n, size] at `offset`; returns where it ends."""
+        """Write [n, size] at `offset`, in bytes; returns the offset of its end."""
         assert self._file is not None
         view = memoryview(states.contiguous().view(torch.uint8).flatten().numpy())
         while view:
@@ -217,7 +217,7 @@ class StateStore:
         return offset
 
     def _read(self, states: torch.Tensor, offset: int) -> int:
-        """Fill the contiguous [n, size] from `offset`; returns where it ends."""
+        """Fill the contiguous [n, size] from `offset`, in bytes; returns the offset of its end."""
         assert self._file is not None
         if not states.numel():
             return offset
@@ -230,7 +230,8 @@ class StateStore:
         return offset
 
     def _evict(self, wanted: int) -> int:
-        """Delete other caches, oldest first, until `wanted` bytes fit; returns what does."""
+        """Delete other caches, least recently used first, until `wanted` bytes fit; returns how
+        many do."""
         others = [file for file in self._folder.glob("states-*.bin") if file != self._path()]
         sizes = {file: sum(part.stat().st_size for part in _parts(file)) for file in others}
         for file in sorted(others, key=lambda file: file.stat().st_mtime):
@@ -244,7 +245,7 @@ class StateStore:
         return self._folder / f"states-{self._fingerprint()[:32]}.bin"
 
     def _fingerprint(self) -> str:
-        """Everything that the bytes of a cache depend on."""
+        """Hash of everything that the bytes of a cache depend on."""
         facts = [
             _FORMAT,
             self._target.fingerprint,
@@ -271,7 +272,7 @@ def _open(file: Path) -> tuple[int | None, bool]:
             return None, False
         try:
             if os.fstat(descriptor).st_ino == file.stat().st_ino:
-                os.utime(file)  # used now: evicted last
+                os.utime(file)  # most recently used, so evicted last
                 return descriptor, alone
         except FileNotFoundError:
             pass
@@ -287,7 +288,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _parts(file: Path) -> Iterator[Path]:
-    """The files of a cache that exist; the index first, since without it the rest is nothing."""
+    """The files of a cache that exist; the index first, because the rest is useless without it."""
     names = (file.with_suffix(".json"), file.with_suffix(".tmp"), file)
     return (name for name in names if name.exists())
 

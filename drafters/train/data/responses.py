@@ -1,7 +1,7 @@
 """On-policy responses: the target's own continuations of prompts.
 
-A head is judged on text that the target writes: trained on other text, it learns to predict
-what the target would not say. The target writes here, or on a server that is faster at it.
+A head has to predict what the target writes; trained on other text, it would learn to predict what
+the target does not say. The target generates in this process, or on a faster server.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from drafters.train.target import FrozenTarget
 
 BATCH_TOKENS = 65536  # padded prompt and response tokens of one generation batch
 CONCURRENCY = 64  # requests in flight
-KEY_VARIABLE = "OPENAI_API_KEY"  # of the environment: the server's API key
-_PATIENCE = 900.0  # seconds one request waits for a busy server in all
+KEY_VARIABLE = "OPENAI_API_KEY"  # environment variable of the server's API key
+_PATIENCE = 900.0  # seconds that one request waits for a busy server in all
 _BACKOFF = (1.0, 30.0)  # seconds: the first and the longest wait without a Retry-After
 
 
 class ResponseServerError(RuntimeError):
-    """The server cannot be used for responses; its text says why."""
+    """The server cannot be used for responses; the error's text says why."""
 
 
 def server_url(text: str) -> str:
@@ -52,12 +52,14 @@ def respond(
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[int, Text]]:
-    """Up to `steps` tokens after each prompt: (index of the prompt, text), longest first.
+    """Generate up to `steps` tokens after each prompt; yields (index of the prompt, text), those of
+    the longest prompts first.
 
-    A text ends with its first end token, if it came to one; `stop_tokens` are end tokens besides
-    the target's. Temperature 0 is greedy; otherwise tokens are drawn from the whole distribution,
-    or from the tokens that are at least `min_p` times as likely as the likeliest. (Not top-p: vLLM
-    sorts the vocabulary for it on a CPU.) `progress` is told of new tokens.
+    A text ends with its first end token, if it reaches one; `stop_tokens` are end tokens besides
+    the target's. Temperature 0 is greedy; otherwise tokens are sampled from the whole distribution,
+    or from those at least `min_p` times as probable as the most probable one. (Not by top-p, for
+    which vLLM sorts the vocabulary on a CPU.) `progress` gets numbers of new tokens. Raises
+    ValueError for an empty prompt and beyond the target's positions.
     """
     lengths = _check(prompts, steps)
     limit = target.shape.max_position_embeddings
@@ -95,11 +97,12 @@ def respond_by_server(
     progress: Callable[[int], None] | None = None,
     key: str | None = None,
 ) -> Iterator[tuple[int, Text]]:
-    """The same from an OpenAI-compatible server of the same target, as responses arrive.
+    """Do as `respond` on an OpenAI-compatible server of the same target; yields texts as they come.
 
     The server must return token ids (vLLM's `return_token_ids`): text would have to be tokenized
     again, and not always into the same tokens. `model` None leaves the choice to the server,
-    `key` is its API key. Requests run while the caller waits for the next text.
+    `key` is its API key. Requests run while the caller waits for the next text. Raises
+    ResponseServerError.
     """
     _check(prompts, steps)
     common = _common(model, steps, temperature, min_p, stop_tokens)
@@ -131,7 +134,7 @@ def respond_by_server(
 
 
 def _check(prompts: Sequence[Sequence[int]], steps: int) -> list[int]:
-    """The prompts' lengths."""
+    """The prompts' lengths in tokens. Raises ValueError for an empty one or `steps` below 1."""
     if steps < 1:
         raise ValueError(f"a response needs at least one step, got {steps}")
     lengths = [len(prompt) for prompt in prompts]
@@ -155,7 +158,7 @@ def _generate(
     ends: list[int],
     seed: int,
 ) -> list[list[int]]:
-    """The responses to one batch, each up to and with its first end token."""
+    """The responses to one batch, each up to and including its first end token."""
     width = max(map(len, prompts))
     tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
@@ -190,7 +193,8 @@ def _until_end(row: list[int], ends: Sequence[int]) -> list[int]:
 def _common(
     model: str | None, steps: int, temperature: float, min_p: float, stop_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """What all requests share. A server takes what it leaves out from the checkpoint's defaults."""
+    """The fields that all requests share. All sampling parameters are among them, as a server takes
+    missing ones from the checkpoint's generation config."""
     body: dict[str, Any] = {
         "max_tokens": steps,
         "temperature": temperature,
@@ -208,9 +212,9 @@ def _common(
 async def _arriving(
     url: str, headers: dict[str, str], bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> AsyncIterator[tuple[int, list[int]]]:
-    """(index, response) as they come, with at most `concurrency` requests in flight."""
+    """(index, response) as they arrive, with at most `concurrency` requests in flight."""
     limits = httpx.Limits(max_connections=concurrency)
-    # A long response behind a full server takes as long as it takes; only connecting may not.
+    # Only connecting has a timeout: a long response of a busy server may take any time.
     timeout = httpx.Timeout(None, connect=30.0)
     waiting = iter(enumerate(bodies))
     running: dict[asyncio.Task[list[int]], int] = {}

@@ -1,4 +1,4 @@
-"""Texts to train on, packed, and batches of texts of similar length."""
+"""Packed token sequences to train on, and batches of sequences of similar length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from safetensors.torch import load_file, save_file
 
-_WINDOW_BATCHES = 32  # a window holds about so many batches: enough to mix, and little padding
+_WINDOW_BATCHES = 32  # batches in a sorting window: enough to mix texts, with little padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> Self:
-        """Join texts into one table. Raises ValueError where a text is no row of token ids."""
+        """Join texts into one table. Raises ValueError if a text is not a row of token ids."""
         tokens: list[torch.Tensor] = []
         prompts: list[int] = []
         for text in texts:
@@ -71,14 +71,14 @@ class Texts:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the contents: equal texts in equal order, however they were stored."""
+        """Hash of the contents: the same for equal texts in equal order, however stored."""
         digest = hashlib.sha256()
         for part in (self._offsets, self._prompts, self._tokens):
             digest.update(part.contiguous().numpy())
         return digest.hexdigest()
 
     def save(self, file: Path) -> None:
-        """Write all at once: a reader sees the old file or the whole new one."""
+        """Write the table atomically: a reader sees the old file or the whole new one."""
         file.parent.mkdir(parents=True, exist_ok=True)
         parts = {"tokens": self._tokens, "offsets": self._offsets, "prompts": self._prompts}
         unfinished = file.with_name(file.name + ".tmp")
@@ -87,7 +87,7 @@ class Texts:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read a saved table. Raises ValueError where the file is none."""
+        """Read a saved table. Raises ValueError if the file is not one."""
         parts = load_file(file)
         if set(parts) != {"tokens", "offsets", "prompts"}:
             raise ValueError(f"{file} holds no texts but {', '.join(sorted(parts)) or 'nothing'}")
@@ -97,8 +97,8 @@ class Texts:
 def batches(texts: Texts, *, tokens: int, generator: torch.Generator) -> Iterator[list[int]]:
     """One epoch: every index once, in batches of at most `tokens` padded tokens.
 
-    A text longer than that makes a batch of its own. Texts are sorted by length inside random
-    windows only, so the company a text keeps changes from epoch to epoch.
+    A text longer than that is a batch by itself. Texts are sorted by length only inside random
+    windows, so that a text meets others in each epoch.
     """
     lengths = texts.lengths
     if not len(lengths):
@@ -116,9 +116,9 @@ def batches(texts: Texts, *, tokens: int, generator: torch.Generator) -> Iterato
 def groups_within(
     indices: Sequence[int], lengths: Sequence[int], tokens: int
 ) -> Iterator[list[int]]:
-    """Cut a sequence into runs whose rows times longest length is at most `tokens`.
+    """Cut `indices` into consecutive groups of at most `tokens` padded tokens: rows times longest.
 
-    A run has at least one row. `lengths` are those of `indices`, in the same order.
+    A group has at least one row. `lengths` are those of `indices`, in the same order.
     """
     start = longest = 0
     for position, length in enumerate(lengths):
@@ -133,7 +133,8 @@ def groups_within(
 def pad(
     rows: Sequence[Text], width: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens [rows, `width` or longest], padded with 0 on the right; prompts and ends [rows]."""
+    """Pad texts to one tensor: tokens [rows, `width` or longest], padded with 0 on the right; then
+    lengths of the prompts and of the whole texts, [rows] each."""
     ends = torch.tensor([len(row.tokens) for row in rows])
     tokens = torch.zeros(len(rows), width or int(ends.max()), dtype=torch.int64)
     for row, text in enumerate(rows):

@@ -1,1 +1,1 @@
-"""The training of a head: its first weights, losses, updates and the loop over them."""
+"""The training of a head: its initial weights, losses, updates and the training loop."""

@@ -1,8 +1,8 @@
-"""Conditional drop of deep slots (COD; paper, section 3.1).
+"""Conditional drop (COD): train deep draft positions at fewer anchors (P-EAGLE, section 3.1).
 
 With K slots for each of n anchors a pass would hold n * K elements. COD keeps n * r^d of
-depth d: at r = 0.8 and K = 8 that is 4.2 n, and shallow slots, which decide whether deep
-ones count, get most of the training.
+depth d: 4.2 n at r = 0.8 and K = 8. Shallow slots, which decide whether deep ones count, get most
+of the training.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def sample_chains(
     k_train: int = K_TRAIN,
     retain: float = RETAIN,
 ) -> list[torch.Tensor]:
-    """Anchors of each depth 1..k_train-1, sorted, drawn from `first..last`.
+    """Sample the anchors of each depth 1..k_train-1 from `first..last`; each sorted, int64.
 
     `last` is the last anchor whose depth-0 prediction lies within the text; depth d ends d
-    anchors earlier. The sets are nested, since a slot needs all its chain's earlier slots.
+    anchors earlier. The sets are nested, because a slot needs all earlier slots of its anchor.
     """
     count = max(last - first + 1, 0)
     kept = torch.arange(first, first + count)

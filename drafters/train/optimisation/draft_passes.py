@@ -1,13 +1,13 @@
-"""A head over whole texts: the real entries once, then every draft that starts among them.
+"""Run a head over whole texts: the real entries once, then the drafts of all anchors.
 
-Serving drafts from one anchor at a time. Here the drafts of all anchors share one pass: the
-real entries run first, plainly causal, and leave their keys and values; the drafts follow and
-see, each of them, the real entries up to their own anchor and their own earlier slots, which is
-exactly what they would see when served (P-EAGLE paper, section 3.2; EAGLE-3, section 3.2).
+Serving drafts from one anchor at a time. Here the drafts of all anchors share one pass. The real
+entries run first, with a causal mask, and leave their keys and values. Then each draft attends to
+the real entries up to its anchor and to its anchor's earlier slots, exactly as in serving (P-EAGLE
+paper, section 3.2; EAGLE-3, section 3.2).
 
-Drafts never see each other, so any set of anchors can run by itself: that is the sequence
-partitioning of the P-EAGLE paper (section 3.3: depth >= 2 stays with its chain), and since the
-real entries are not cut, gradients do not depend on the partition.
+Drafts of different anchors never attend to each other, so any set of anchors can run by itself:
+the sequence partitioning of the P-EAGLE paper (section 3.3: depth >= 2 stays with its chain).
+Since the real entries are not cut, gradients do not depend on the partition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entries:
     def append(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep a layer's keys and values; returns both."""
+        """Store a layer's keys and values; returns both."""
         self.keys.append(key)
         self.values.append(value)
         return key, value
@@ -42,7 +42,7 @@ class Entries:
         """Do nothing: the lists grow by themselves."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of it, in a fixed order."""
+        """All tensors in a fixed order."""
         return [self.output, self.carried, *self.keys, *self.values]
 
     def leaves(self) -> Entries:
@@ -52,7 +52,7 @@ class Entries:
 
 
 def real_entries(head: DraftHead, tokens: torch.Tensor, taps: torch.Tensor) -> Entries:
-    """Run the entries of texts `[rows, n + 1]` with taps `[rows, n, taps * hidden]`."""
+    """Run the real entries of texts `[rows, n + 1]` with taps `[rows, n, taps * hidden]`."""
     rows, n = taps.shape[:2]
     empty = taps.new_empty(0)
     entries = Entries([], [], empty, empty)
@@ -67,12 +67,12 @@ def draft_outputs(
     head: DraftHead,
     entries: Entries,
     chains: Sequence[torch.Tensor],  # anchors that reach depth 1, 2, ...: ascending, nested
-    tokens: torch.Tensor | None = None,  # [rows, n + 1]; None: EAGLE-3 follows its own drafts
+    tokens: torch.Tensor | None = None,  # [rows, n + 1]; None: EAGLE-3 reads its own drafts
 ) -> list[torch.Tensor]:
-    """Final hidden states of the drafts at depth 1, 2, ...: each [rows, anchors, hidden].
+    """Final hidden states of the drafts at depth 1, 2, ...: [rows, anchors, hidden] each.
 
-    The slot of depth d behind anchor a sits at position a + d and predicts token a + d + 2 (the
-    entry at p already holds token p + 1).
+    The slot of depth d of anchor a is at position a + d and predicts token a + d + 2 (the entry
+    at p already holds token p + 1).
     """
     if not chains or not len(chains[0]):
         return []
@@ -82,7 +82,7 @@ def draft_outputs(
 
 
 class _Behind:
-    """A store whose past is the real entries before `limit`; what a pass adds stays."""
+    """A store that begins with the real entries before `limit`, and grows by what passes add."""
 
     def __init__(self, entries: Entries, limit: int) -> None:
         self._keys = [key[:, :, :limit] for key in entries.keys]
@@ -104,7 +104,7 @@ def _in_one_pass(
 ) -> list[torch.Tensor]:
     rows, limit = len(entries.output), _limit(entries, chains)
     sizes = [len(chain) for chain in chains]
-    # Padding is of a depth below all others, so that no draft sees it.
+    # Padding has a depth below all others, so that no draft attends to it.
     sizes.append(bucket(sum(sizes)) - sum(sizes))
     anchors = torch.cat([*chains, chains[0][-1:].expand(sizes[-1])])
     depths = torch.arange(1, len(sizes) + 1, device=anchors.device).repeat_interleave(
@@ -145,7 +145,7 @@ def _one_by_one(
             ids = head.to_target(head.logits(output[:, index]).argmax(-1))
         else:
             ids = tokens[:, padded + depth + 1]
-        seen.append(torch.cat([anchors, torch.full_like(padding, -1)]))  # that nothing sees
+        seen.append(torch.cat([anchors, torch.full_like(padding, -1)]))  # nothing sees anchor -1
         own = padded[:, None] == torch.cat(seen)
         allowed = torch.cat([_real_before(padded, limit), own], dim=1)
         positions = padded + depth
@@ -160,10 +160,11 @@ def _one_by_one(
 
 
 def _limit(entries: Entries, chains: Sequence[torch.Tensor]) -> int:
-    """Real entries that drafts of these chains are shown: all up to the last anchor, and a few."""
+    """How many real entries drafts of these chains can see: up to the last anchor, rounded up."""
     return min(bucket(int(chains[0][-1]) + 1), entries.output.shape[1])
 
 
 def _real_before(anchors: torch.Tensor, limit: int) -> torch.Tensor:
-    """Bool [anchors, limit]: the real entries up to and with each anchor."""
+    """Which real entries each anchor's drafts see, those up to and including it: bool [anchors,
+    limit]."""
     return torch.arange(limit, device=anchors.device) <= anchors[:, None]

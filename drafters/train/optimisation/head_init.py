@@ -1,4 +1,4 @@
-"""A head before its training: shaped after its target, with what can be taken over from it."""
+"""A head before its training: shaped like its target, with the target's tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from drafters.model.head import DraftHead
 from drafters.train.data.token_sequences import Texts
 from drafters.train.target import FrozenTarget
 
-# P-EAGLE's one pass pays for depth (paper, table 5: 1 / 2 / 4 layers, acceptance length
-# 2.69 / 3.58 / 3.92); each of EAGLE-3's K passes would pay for it again.
+# With more layers P-EAGLE accepts more (paper, table 5: acceptance length 2.69 / 3.58 / 3.92 with
+# 1 / 2 / 4), at the cost of one pass; EAGLE-3 would pay for them in each of K passes.
 LAYERS: dict[Method, int] = {"p-eagle": 4, "eagle3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What a head is to be; None takes the method's or the target's own."""
+    """The shape of a new head; None takes the method's default or the target's value."""
 
     method: Method = "p-eagle"
     layers: int | None = None
@@ -36,7 +36,7 @@ class HeadPlan:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """An early, a middle and a late layer, as vLLM's default where the target has as many."""
+    """An early, a middle and a late layer: vLLM's default if the target has enough layers."""
     taps = vllm_taps(layers)
     return (
         taps if taps[0] < taps[1] < taps[2] else tuple(sorted({1, (layers + 1) // 2, layers - 1}))
@@ -44,10 +44,10 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def mask_token_of(target: FrozenTarget, given: str | None) -> int:
-    """The placeholder of the parallel slots: a token that no text contains.
+    """The id of the mask token, a token that no text contains.
 
-    `given` is a token or its id. Without it: the tokenizer's mask token, or a row of the
-    vocabulary that the tokenizer does not use.
+    `given` is a token or its id. The default is the tokenizer's mask token, or else a row of the
+    vocabulary that the tokenizer does not use. Raises ValueError if there is neither.
     """
     tokenizer, rows = target.tokenizer, target.shape.vocab_size
     if given is not None:
@@ -66,10 +66,10 @@ def mask_token_of(target: FrozenTarget, given: str | None) -> int:
 
 
 def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: int) -> list[int]:
-    """A draft vocabulary: the `size` commonest tokens of the responses, ascending.
+    """A draft vocabulary: the `size` commonest tokens of the responses, as ascending ids.
 
-    `always` are kept whatever their number (end tokens). Tokens that never occurred fill up the
-    rest in the order of their ids.
+    `always` are kept however rare they are (end tokens). If fewer tokens occurred, unused ones fill
+    the rest in the order of their ids.
     """
     if not len(always) <= size < vocab_size:
         raise ValueError(f"a draft vocabulary of {size} is no part of {vocab_size}")
@@ -81,7 +81,8 @@ def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: 
 
 
 def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
-    """A trained head, to be trained on; ValueError if it is not of this target's shape."""
+    """Load a trained head to train it further. Raises ValueError if it is not of this target's
+    shape."""
     shape = target.shape
     head = load_head(folder, dtype, shape.num_hidden_layers)
     config = head.config
@@ -92,7 +93,7 @@ def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftH
 
 
 def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:
-    """Initialise on the target's device: matrices at random, tables as the target's."""
+    """A new head on the target's device: random matrices, embeddings and output matrix copied."""
     shape = target.shape
     chosen = plan.draft_vocabulary
     if plan.method == "p-eagle" and plan.mask_token is None:

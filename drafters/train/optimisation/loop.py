@@ -1,4 +1,4 @@
-"""The training loop of a head: epochs of batches, COD, one update after another, resumable."""
+"""The training loop of a head, with COD (cod.py); an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 i
 
 
 class ResumeError(RuntimeError):
-    """A saved run that is not this one."""
+    """The saved run had other options, texts or another head than this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What a run may vary."""
+    """The options of a training run."""
 
     batch_tokens: int = 2048  # padded tokens of an update
     muon_lr: float = 0.02
@@ -41,7 +41,7 @@ class LoopOptions:
     k_train: int = K_TRAIN
     retain: float = RETAIN  # 1: full depth, no COD
     loss: Kind = "labels"
-    partitions: int = 0  # of a sequence; 0: as few as keep the mask small
+    partitions: int = 0  # parts of a sequence's drafts; 0: as few as keep the mask small
     seed: int = 0
 
 
@@ -54,10 +54,10 @@ def partitions_for(context: int, drafts: int) -> int:
 
 
 class Trainer:
-    """Everything a run is, so that it can be written down and taken up again.
+    """A training run, with all of its state, so that it can be saved and resumed.
 
-    A run resumed from `save` continues exactly as one that was never interrupted, as far as the
-    budget is one of tokens; a budget of minutes counts the minutes trained.
+    A run with a budget of tokens, resumed from `save`, continues exactly as one that was never
+    interrupted; a budget of minutes counts the minutes trained.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Trainer:
         self._seen = torch.zeros(options.k_train)
 
     def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
-        """Run the budget down; `file` is rewritten every `save_every` seconds."""
+        """Train until the budget is spent; rewrite `file` every `save_every` seconds."""
         self.head.train()
         saved = self.progress.seconds
         for indices in self._batches():
@@ -99,7 +99,7 @@ class Trainer:
         self.head.eval()
 
     def save(self, file: Path) -> None:
-        """Write the whole run; a kill at any moment leaves the old file or the new one."""
+        """Write the run's state atomically: a kill leaves the old file or the new one."""
         unfinished = file.with_name(file.name + ".tmp")
         torch.save(
             {
@@ -117,7 +117,8 @@ class Trainer:
         os.replace(unfinished, file)
 
     def load(self, file: Path) -> None:
-        """Go on from `save`; ResumeError if that run had other options, texts or another head."""
+        """Resume from `save`. Raises ResumeError if that run had other options, texts or another
+        head."""
         state: dict[str, Any] = torch.load(file, weights_only=True)
         for name, value in self._identity().items():
             if state[name] != value:
@@ -130,7 +131,7 @@ class Trainer:
         self.smoothed, self._seen = state["smoothed"], state["seen"]
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for one run to continue another."""
+        """What must be equal for this run to continue another."""
         return {
             "options": asdict(self.options),
             "config": asdict(self.head.config),
@@ -154,7 +155,7 @@ class Trainer:
         context = bucket(longest - 1)
         tokens, prompts, ends = pad(texts, context + 1)
         options = self.options
-        # Rows share their anchors, so that all of them share one mask.
+        # All rows have the same anchors, so that one mask serves them all.
         chains = sample_chains(
             max(int(prompts.min()) - 1, 0),
             longest - 3,

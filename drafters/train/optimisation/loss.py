@@ -1,4 +1,4 @@
-"""Losses computed a slice of the tokens at a time, so that logits never exist in full."""
+"""Losses over chunks of tokens, so that the logits of all tokens never exist at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cross_entropy_backward(
     weight: nn.Parameter,  # [vocabulary, hidden]
     labels: torch.Tensor,  # [tokens]
 ) -> torch.Tensor:
-    """Mean cross-entropy; runs its backward pass and leaves gradients on everything behind it."""
+    """Mean cross-entropy; its backward pass has run, for `weight` and all that made `hidden`."""
     leaf = hidden.detach().requires_grad_()
     total = torch.zeros((), dtype=torch.float32)
     for start in range(0, len(labels), _CHUNK):
@@ -40,9 +40,9 @@ def cross_entropy_backward(
 class DraftLoss:
     """Cross-entropy of a head's drafts against the text, or against the target's distribution.
 
-    `labels` teaches the token that the text has; `distribution` the target's probabilities at
-    that place, softer and of more information per token (EAGLE-3 and the speculators library
-    use it). A draft vocabulary leaves out labels it lacks, and renormalises distributions.
+    `labels` compares with the token that the text has, `distribution` with the target's
+    probabilities there, which tell more per token (EAGLE-3 and the speculators library use them).
+    With a draft vocabulary, labels outside it are ignored and distributions renormalised.
     """
 
     head: DraftHead
@@ -50,7 +50,7 @@ class DraftLoss:
     kind: Kind
 
     def wanted(self, labels: torch.Tensor) -> torch.Tensor:
-        """Ids of the draft vocabulary for target ids; IGNORED stays and absentees become it."""
+        """Draft ids of target ids, any shape; IGNORED for those outside the draft vocabulary."""
         if not self.head.config.draft_vocab_size:
             return labels
         draft_ids = self.head.t2d.long().cumsum(0) - 1
@@ -59,9 +59,9 @@ class DraftLoss:
 
     def backward(
         self,
-        output: torch.Tensor,  # [elements, hidden]: of the head, a leaf
-        labels: torch.Tensor,  # [elements]: as `wanted` gives them, none ignored
-        final: torch.Tensor | None,  # [elements, hidden]: the target's states behind the labels
+        output: torch.Tensor,  # [elements, hidden]: the head's, a leaf of the graph
+        labels: torch.Tensor,  # [elements]: draft ids, none IGNORED
+        final: torch.Tensor | None,  # [elements, hidden]: the target's states before the labels
         scale: float,
     ) -> torch.Tensor:
         """Add `scale` times the summed loss's gradient to `output`; returns losses [elements]."""
@@ -84,7 +84,7 @@ class DraftLoss:
 
     @torch.no_grad()
     def _probabilities(self, final: torch.Tensor) -> torch.Tensor:
-        """The target's, over the draft vocabulary: [elements, draft vocabulary]."""
+        """The target's probabilities, over the draft vocabulary: [elements, draft vocabulary]."""
         matrix = self.lm_head[: self.head.config.vocab_size]
         if self.head.config.draft_vocab_size:
             matrix = matrix[self.head.t2d]

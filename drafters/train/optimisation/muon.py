@@ -1,7 +1,7 @@
-"""Muon, with the orthogonalisation in a type of one's choice.
+"""The Muon optimizer, with a choice of data type for its matrix products.
 
 K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024). torch.optim.Muon always
-orthogonalises in bfloat16, which a CPU without units for it emulates: with AVX2 only that was 86%
+orthogonalises in bfloat16, which a CPU without units for it emulates: with AVX2 alone that was 86%
 of a training step, and float32 made the step eleven times as fast (docs/train-options.md).
 """
 
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for matrix in group["params"]:

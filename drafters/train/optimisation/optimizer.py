@@ -1,6 +1,6 @@
-"""Muon for the matrices and AdamW for the rest, over fp32 masters of a bf16 model.
+"""Muon for the matrices and AdamW for all other weights, over fp32 masters of a bf16 model.
 
-Muon multiplies in the model's type: `aerie train` picks the one that the machine is faster in.
+Muon multiplies in the model's type: `aerie train` picks the one that is faster on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MixedOptimizer:
             master = nn.Parameter(parameter.detach().float().clone())
             self._working.append(parameter)
             self._master.append(master)
-            # Tables are looked up row by row: orthogonalising their updates makes no sense.
+            # Rows of a table are independent: orthogonalising their updates makes no sense.
             table = "embed" in name or "lm_head" in name or "mask_hidden" in name
             (others if parameter.ndim != 2 or table else matrices).append(master)
         self._optimizers: list[torch.optim.Optimizer] = [
@@ -47,7 +47,7 @@ class MixedOptimizer:
     def step(self, scale: float, clip: float = 1.0) -> float:
         """One update at `scale` times the base rates; returns the gradient's norm."""
         for working, master in zip(self._working, self._master, strict=True):
-            # A tensor that nothing of this batch reached: EAGLE-3 without a draft, for one.
+            # Some tensors get no gradient from a batch, such as EAGLE-3's without any draft.
             grad = torch.zeros_like(working) if working.grad is None else working.grad
             master.grad = grad.float()
             working.grad = None
@@ -63,7 +63,7 @@ class MixedOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The fp32 masters and the moments: all that a later run needs to go on."""
+        """The fp32 masters and the moments, for `load_state_dict` of a resumed run."""
         return {
             "masters": [master.detach() for master in self._master],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -71,7 +71,7 @@ class MixedOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of an equal model; sets the model's weights too."""
+        """Restore the `state_dict()` of an equal model; sets the model's weights too."""
         for working, master, saved in zip(
             self._working, self._master, state["masters"], strict=True
         ):
@@ -82,7 +82,8 @@ class MixedOptimizer:
 
 
 def trapezoid(progress: float, warmup: float = 0.02, decay: float = 0.5) -> float:
-    """Warm up, hold, then fall linearly to zero over the last `decay` of the run."""
+    """Factor of the learning rate at `progress`, 0 to 1: it rises, holds, and falls linearly to
+    zero over the last `decay` of the run."""
     if progress < warmup:
         return max(progress / warmup, 0.02)
     return min(1.0, max(0.0, (1.0 - progress) / decay))

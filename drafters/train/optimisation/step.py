@@ -1,4 +1,4 @@
-"""One training step of a head: gradients of a batch, whatever the method and the partition."""
+"""One training step of a head: the gradients of a batch, for both methods and any partition."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from drafters.train.optimisation.loss import IGNORED, DraftLoss
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts of a step, padded on the right, and what the target computed over them."""
+    """The texts of a step, padded on the right, and the target's hidden states over them."""
 
     tokens: torch.Tensor  # [rows, n + 1]
     prompts: torch.Tensor  # [rows]: tokens of the prompt
     ends: torch.Tensor  # [rows]: valid tokens, the prompt's included
     taps: torch.Tensor  # [rows, n, taps * hidden]
-    final: torch.Tensor | None  # [rows, n, hidden]; None: the loss does not ask for it
+    final: torch.Tensor | None  # [rows, n, hidden]; None if the loss does not need it
 
     @property
     def context(self) -> int:
-        """Number n of real entries: the last token is only ever predicted."""
+        """Number n of real entries: the last token is only predicted."""
         return self.tokens.shape[1] - 1
 
     def labels(self, predicted: torch.Tensor) -> torch.Tensor:
-        """Tokens at the indices `predicted` [elements], IGNORED where serving never drafts.
+        """Labels [rows, elements]: tokens at the indices `predicted` [elements], or IGNORED where
+        serving never drafts.
 
-        The prompt is context only, and so is the first token behind it, which the target
-        writes before anything is drafted.  [rows, elements]
+        That is in the prompt and at the first token behind it, which the target writes before
+        anything is drafted.
         """
         tokens = self.tokens[:, predicted.clamp(max=self.context)]
         inside = (predicted > self.prompts[:, None]) & (predicted < self.ends[:, None])
@@ -52,9 +53,10 @@ class DepthLosses:
 
 
 def segments(chains: Sequence[torch.Tensor], count: int, n: int) -> Iterator[list[torch.Tensor]]:
-    """The chains of each of `count` equal stretches of the anchors `0..n-1`, less empty ones.
+    """Split `chains` into those of `count` equal ranges of the anchors `0..n-1`, without empty
+    ones.
 
-    A chain belongs whole to the stretch of its anchor (P-EAGLE paper, section 3.3).
+    All slots of an anchor stay in the range of the anchor (P-EAGLE paper, section 3.3).
     """
     bounds = [n * index // count for index in range(count + 1)]
     for low, high in pairwise(bounds):
@@ -71,10 +73,9 @@ def accumulate_gradients(
 ) -> DepthLosses:
     """Add the gradient of the batch's mean loss to the head's parameters.
 
-    COD has thinned the deep slots, and that is their weight (paper, section 3.1): every draft
-    that is left counts the same. With more partitions the drafts of fewer anchors exist at a
-    time: attention and activations behind the real entries shrink by that factor, and the
-    gradients stay the same.
+    Every draft counts the same: COD already weighs deep slots less by dropping some (paper,
+    section 3.1). With more partitions the drafts of fewer anchors exist at a time, so that
+    attention and activations of drafts take less memory by that factor; gradients stay the same.
     """
     device = batch.tokens.device
     places = [torch.arange(batch.context, device=device), *chains]
@@ -115,7 +116,7 @@ def _backward(
         return
     final = None
     if batch.final is not None:
-        # Token t is distributed as the target says behind token t - 1.
+        # The target's distribution of token t comes from its state at token t - 1.
         behind = [where + first + index + 1 for index, where in enumerate(anchors)]
         states = [batch.final[:, where.clamp(max=batch.context - 1)] for where in behind]
         final = torch.cat([item[mask] for item, mask in zip(states, masks, strict=True)])
@@ -128,7 +129,7 @@ def _backward(
 
 
 def _through(entries: Entries, leaves: Entries) -> None:
-    """Backward pass of the real entries with what the drafts left on their leaves."""
+    """Backward pass of the real entries, with the gradients that drafts left on `leaves`."""
     pairs = zip(entries.tensors(), leaves.tensors(), strict=True)
     asked = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
     if asked:

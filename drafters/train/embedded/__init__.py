@@ -1,1 +1,1 @@
-"""The embedded models from nothing: corpus, tokenizer, target, and the prompts of their heads."""
+"""What builds the embedded models: corpus, tokenizer, target, and prompts for their heads."""

@@ -68,9 +68,9 @@ Any other target. A head predicts one model's text from that model's hidden stat
 _ABOUT = {
     "p-eagle": """\
 A parallel draft head (P-EAGLE, arXiv 2602.01469) for the model in `../target`: {layers} decoder
-layers of {hidden}, three taps of the target (the residual stream after layers {taps}), a learnt
-shared hidden state and a placeholder token for the parallel slots, trainable embeddings; the
-output matrix is the target's own and not in the file.""",
+layers of {hidden}, three taps of the target (the residual stream after layers {taps}), a learned
+shared hidden state and a mask token for the masked slots, trainable embeddings; the output matrix
+is the target's own and not in the file.""",
     "eagle3": """\
 A sequential draft head (EAGLE-3, arXiv 2503.01840) for the model in `../target`, here for
 comparison with the parallel one beside it: {layers} decoder layer of {hidden}, the same three
@@ -105,7 +105,7 @@ def write_cards(folder: Path, tables: Mapping[str, str]) -> None:
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    """What config, provenance and file size say, under the cards' names."""
+    """Figures from config, provenance and file size, by the names that the cards use."""
     config = json.loads((place / "config.json").read_text())
     facts = read_provenance(place) or {}
     size = (place / "model.safetensors").stat().st_size
@@ -124,7 +124,7 @@ def _facts(place: Path) -> dict[str, Any]:
 
 
 def _sum(facts: Mapping[str, Any] | None, name: str) -> str:
-    """`1,000 + 2,000`: a figure of all runs, oldest first."""
+    """A figure of this run and those that it continued, oldest first: `1,000 + 2,000`."""
     figures = []
     while facts is not None and name in facts:
         figures.append(f"{facts[name]:,}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from drafters.train.embedded.data import SourceFile
 from drafters.train.embedded.template import Message
 
-_MAX_CHARACTERS = 1800  # about 600 tokens: question and answer fit a 1,024-token row
+_MAX_CHARACTERS = 1800  # about 600 tokens: question and answer fit into a row of 1,024
 _SYSTEM = (
     "You are a helpful assistant.",
     "You are a helpful coding assistant.",
@@ -43,7 +43,7 @@ class ChatSample:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """A function or class as it stands in its file."""
+    """A function or class, with its code as in the file but dedented."""
 
     name: str
     noun: str  # "function", "class" or "test"
@@ -56,7 +56,7 @@ class _Definition:
 
 
 def chat_samples(files: Iterable[SourceFile], seed: int) -> list[ChatSample]:
-    """All conversations of `files`, in file order; the phrasing is drawn from `seed`."""
+    """All conversations of `files`, in file order; `seed` decides their wording."""
     samples: list[ChatSample] = []
     for file in files:
         rng = random.Random(f"{seed}:{file.path}")
@@ -101,7 +101,7 @@ def _definitions(tree: ast.Module, text: str) -> Iterator[_Definition]:
 
 
 def _parses(code: str) -> bool:
-    """False where a multi-line string kept the code from being dedented."""
+    """Whether dedented code parses: a multi-line string can prevent dedenting."""
     try:
         return len(ast.parse(code).body) == 1
     except (SyntaxError, ValueError):
@@ -141,7 +141,7 @@ def _complete(definition: _Definition, rng: random.Random) -> tuple[str, str, st
 
 
 def _topics(path: str, tree: ast.Module, rng: random.Random) -> Iterator[ChatSample]:
-    """pydoc's topics: a dictionary of prose about the language."""
+    """Conversations from pydoc's topics, a dictionary of prose about the language."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Dict):
             continue
@@ -171,7 +171,7 @@ def _sample(path: str, kind: str, question: str, answer: str, rng: random.Random
 
 
 def _without_docstring(code: str) -> str:
-    """The code less its docstring, so that the answer is not in the question."""
+    """The code without its docstring, so that the answer is not in the question."""
     node = ast.parse(code).body[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     if ast.get_docstring(node) is None or len(node.body) == 1:

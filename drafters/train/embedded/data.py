@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT_PERCENT = 3
-# `encodings` is generated tables of code points: 2 MB in which nothing can be learnt about Python.
+# `encodings` is 2 MB of generated tables of code points, which teach nothing about Python.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "encodings"})
 # Longer files are test vectors and opcode tables; pydoc's topics are prose and stay.
 _MAX_BYTES = 400_000
@@ -35,7 +35,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The deduplicated files, sorted by path, and the hash of their names and contents."""
+    """The deduplicated files, sorted by path, and a hash of their paths and contents."""
 
     files: tuple[SourceFile, ...]
     sha256: str
@@ -52,10 +52,10 @@ class Corpus:
 
 
 def is_held_out(path: str) -> bool:
-    """Whether a file is kept from training; a function of its relative path and nothing else.
+    """Whether a file is kept from training, by a hash of its relative path alone.
 
-    Contents differ between patch releases, paths hardly do, so the split is the same on
-    Python 3.11.2 and 3.12.9.
+    Contents differ between releases of Python and paths hardly do, so that 3.11.2 and 3.12.9 have
+    the same split.
     """
     bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 100
     return bucket < HELD_OUT_PERCENT

@@ -1,7 +1,7 @@
-"""Pretraining of small targets over the standard library; by default the embedded one.
+"""Pretrain a small target on Python's standard library; by default the embedded one.
 
-That is a deep, narrow Llama, twelve layers of 384: a target step has to cost clearly more than
-one pass of a two-layer head, or speculation could not pay whatever the acceptance.
+The embedded target is a deep, narrow Llama, twelve layers of 384: its step must cost clearly more
+than a pass of a two-layer head, or speculation would not pay at any acceptance.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
 
-# Row length of each part of the run, and where the parts end. Attention's backward pass is the
-# one part that AMX does not speed up, so most of the run sees short rows.
+# Row length in each part of the run, and where the parts end, as shares of the run. AMX does not
+# speed up attention's backward pass, so most of the run has short rows.
 LENGTHS, ENDS = (256, 512, 1024), (0.50, 0.85, 1.0)
-# Plain matrix products: compiled, they beat torch's fused CPU attention, whose backward pass
-# does without AMX (2,197 against 1,971 tokens/s at 256, one core).
+# Plain matrix products, compiled, beat torch's fused CPU attention, whose backward pass does not
+# use AMX (2,197 against 1,971 tokens/s at 256, one core).
 ATTENTION = "eager"
 # Compilation costs some 40 s for each row length and makes steps a third faster (six layers of
-# 256: 4,724 against 3,516 tokens/s, one core), so shorter runs do without.
+# 256: 4,724 against 3,516 tokens/s, one core), which short runs do not gain back.
 COMPILED_FROM = 5.0  # minutes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A target's architecture; the defaults are the embedded one's, 22.0 M parameters."""
+    """A target's architecture; the defaults are the embedded target's, 22.0 M parameters."""
 
     family: str = "llama"  # transformers' model_type
     layers: int = 12
@@ -51,7 +51,7 @@ class Shape:
 
 
 def target_config(shape: Shape, vocab_size: int, end_of_text: int, im_end: int) -> Any:
-    """Configuration of a target of this shape, for transformers."""
+    """The transformers configuration of a target of this shape."""
     heads = shape.hidden // 64
     return AutoConfig.for_model(
         shape.family,
@@ -87,7 +87,7 @@ def new_target(shape: Shape, folder: Path, seed: int) -> Any:
 
 
 def load_target(folder: Path) -> Any:
-    """A trained bf16 target, to go on with."""
+    """Load a trained target in bf16, to train it further."""
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation=ATTENTION
     )
@@ -103,14 +103,14 @@ def save_target(model: Any, folder: Path, tokenizer_folder: Path) -> None:
 
 
 def length_at(fraction: float, lengths: Sequence[int]) -> int:
-    """The row length at a point of the run; fewer lengths leave the late ones out."""
+    """The row length at a share of the run; with fewer lengths the last one is used to the end."""
     ends = (*ENDS[: len(lengths) - 1], 1.0)
     return next(length for end, length in zip(ends, lengths, strict=True) if fraction <= end)
 
 
 @torch.no_grad()
 def evaluate_loss(model: Any, batch: torch.Tensor) -> float:
-    """Mean cross-entropy in nats a token over rows `[rows, length + 1]`."""
+    """Mean cross-entropy in nats per token over rows `[rows, length + 1]`."""
     total = 0.0
     for row in batch.split(8):
         logits = model(row[:, :-1], use_cache=False).logits.float()
@@ -121,7 +121,7 @@ def evaluate_loss(model: Any, batch: torch.Tensor) -> float:
 
 
 def held_out_rows(corpus: Corpus, folder: Path, count: int, length: int) -> torch.Tensor:
-    """The same rows of held-out files and conversations every time: `[count, length + 1]`."""
+    """Rows of held-out files and conversations, the same in each call: `[count, length + 1]`."""
     documents = tokenise(corpus.held_out, load_tokenizer(folder), seed=0)
     return torch.stack(list(islice(rows(documents, length, 0.35, seed=1), count)))
 
@@ -136,9 +136,9 @@ def train_target(
     adam_lr: float,
     compiled: bool = True,
 ) -> float:
-    """Run the budget down; `streams` gives rows of each length, in the order of their use.
+    """Train until the budget is spent. Returns the smoothed loss, in nats per token.
 
-    Returns the smoothed loss.
+    `streams` has the rows of each length, in the order in which the lengths are used.
     """
     optimizer = MixedOptimizer(model, muon_lr=muon_lr, adam_lr=adam_lr, weight_decay=0.01)
     smoothed = 0.0
@@ -161,13 +161,13 @@ def train_target(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a target from nothing; returns the exit code."""
+    """Pretrain a target; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.embedded.pretrain", description=__doc__
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of its files")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the target to")
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float)
     budget.add_argument("--tokens", type=int)
@@ -176,9 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=shape.layers)
     parser.add_argument("--hidden", type=int, default=shape.hidden, help="a multiple of 64")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=list(LENGTHS), help="of rows, one to three"
+        "--lengths", type=int, nargs="+", default=list(LENGTHS), help="tokens of rows, one to three"
     )
-    parser.add_argument("--init", type=Path, help="folder of a trained target to go on with")
+    parser.add_argument("--init", type=Path, help="folder of a trained target to train further")
     parser.add_argument("--files", type=int, metavar="N", help="train on N of the files [all]")
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction,

@@ -1,7 +1,7 @@
-"""Prompts of the two workloads, as token ids: code to continue and questions to answer.
+"""Prompts of the embedded target's workloads: code to continue, and questions to answer.
 
-Training draws them from the training files, evaluation from the held-out ones; the functions
-are the same, so the two differ in nothing else.
+Training takes them from the training files, evaluation from the held-out files, both by the same
+functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CHAT_TOKENS = 256
 
 
 def some_files(files: Sequence[SourceFile], count: int | None, seed: int) -> Sequence[SourceFile]:
-    """`count` of the files in their order, all of them for None; the same for the same seed."""
+    """A sample of `count` files in their order, by `seed`; all of them if `count` is None."""
     if count is None or count >= len(files):
         return files
     chosen = random.Random(f"files:{seed}").sample(range(len(files)), count)
@@ -35,7 +35,7 @@ def some_files(files: Sequence[SourceFile], count: int | None, seed: int) -> Seq
 def code_prompts(
     files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int
 ) -> list[list[int]]:
-    """Pieces of files that end anywhere; a third of them begin where the file does."""
+    """Pieces of files, as token ids; a third of them begin where their file does."""
     rng = random.Random(f"code:{seed}")
     encoded = [item.ids for item in tokenizer.encode_batch([file.text for file in files])]
     encoded = [ids for ids in encoded if len(ids) >= 2 * max(CODE_TOKENS)]
@@ -50,7 +50,7 @@ def code_prompts(
 def chat_prompts(
     files: Sequence[SourceFile], tokenizer: Tokenizer, count: int, seed: int
 ) -> list[list[int]]:
-    """Questions, rendered up to the point where the assistant speaks."""
+    """Questions, as token ids, rendered up to where the assistant's answer begins."""
     prompts: list[list[int]] = []
     for sample in _shuffled_talks(files, seed):
         if len(prompts) == count:
@@ -77,7 +77,7 @@ def write_prompts(
     chat: int,
     seed: int,
 ) -> None:
-    """The same two kinds as JSON lines for `aerie train`: `code` prompts, `chat` conversations."""
+    """Write JSON lines for `aerie train`: `code` prompts of code and `chat` conversations."""
     pieces = code_prompts(files, tokenizer, code, seed)
     lines: list[dict[str, object]] = [{"prompt": tokenizer.decode(ids)} for ids in pieces]
     talks = _shuffled_talks(files, seed)[:chat]
@@ -93,10 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of its files")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
-    parser.add_argument("--code", type=int, default=0, help="prompts to continue")
-    parser.add_argument("--chat", type=int, default=0, help="questions")
-    parser.add_argument("--held-out", action="store_true", help="of files kept from training")
-    parser.add_argument("--files", type=int, metavar="N", help="from N of the files [all]")
+    parser.add_argument("--code", type=int, default=0, help="number of prompts of code")
+    parser.add_argument("--chat", type=int, default=0, help="number of questions")
+    parser.add_argument("--held-out", action="store_true", help="use files kept from training")
+    parser.add_argument("--files", type=int, metavar="N", help="use N of the files [all]")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     corpus = load_corpus()

@@ -39,9 +39,9 @@ def tokenise(files: Sequence[SourceFile], tokenizer: Tokenizer, seed: int) -> Do
 
 
 def rows(documents: Documents, length: int, chat_share: float, seed: int) -> Iterator[torch.Tensor]:
-    """Endless rows of `length + 1` tokens; `chat_share` of the rows are conversations.
+    """Endless rows of `length + 1` tokens, int64; a share `chat_share` of them are conversations.
 
-    Each kind runs through its own epochs, so no document repeats before all others were seen.
+    Each kind has its own epochs, so that no document repeats before all others of its kind.
     """
     rng = np.random.default_rng(seed)
     sources = [_pack(documents.files, length + 1, rng), _pack(documents.chats, length + 1, rng)]
@@ -55,7 +55,7 @@ def _pack(documents: list[Tokens], length: int, rng: np.random.Generator) -> Ite
     while True:
         for index in rng.permutation(len(documents)):
             rest = np.concatenate([rest, documents[index]])
-            # Successive rows share one token: the last target is the next row's first input.
+            # Successive rows share one token: a row's last label is the next row's first input.
             while len(rest) >= length:
                 yield rest[:length]
                 rest = rest[length - 1 :]

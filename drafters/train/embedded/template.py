@@ -1,7 +1,7 @@
-"""The chat format: ChatML turns, tools and tool calls the Hermes way.
+"""The embedded target's chat format: ChatML turns, with tools and tool calls in the Hermes form.
 
-`CHAT_TEMPLATE` is what servers render; `render` is the same format in Python for the plain
-turns that training uses (a test holds the two together).
+Servers render `CHAT_TEMPLATE`; `render` writes the same format for the plain turns that training
+uses (a test compares the two).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ CHAT_TEMPLATE = """\
 
 
 def render(messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-    """Plain text turns in the template's format."""
+    """Write turns of plain text in the template's format."""
     turns = "".join(
         f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages
     )

@@ -1,4 +1,4 @@
-"""Byte-level BPE over the corpus, in the layout `AutoTokenizer` and vLLM read."""
+"""Train the embedded target's tokenizer, a byte-level BPE that `AutoTokenizer` and vLLM read."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MAX_LENGTH = 2048
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MASK = "<|mask|>"  # the placeholder of the parallel slots; never occurs in text
+MASK = "<|mask|>"  # the mask token of P-EAGLE's masked slots; never occurs in text
 SPECIAL = (END_OF_TEXT, IM_START, IM_END, MASK)
-# Not special: decoding must show these to the tool parser whatever skip_special_tokens says.
+# Not special: decoding must show these to the tool parser, also with skip_special_tokens.
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Words may swallow one leading space or punctuation mark (`.append`, `_name`, `(self`);
-# indentation stays one token per line, which keeps Python's structure cheap to predict.
+# A word includes one leading space or punctuation mark (`.append`, `_name`, `(self`); indentation
+# is one token per line, which keeps Python's structure cheap to predict.
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learn the merges. The special tokens take ids 0.. in the order of SPECIAL + MARKERS."""
+    """Train a tokenizer; SPECIAL and MARKERS get the ids from 0 on, in their order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = load_corpus()
     samples: list[ChatSample] = chat_samples(corpus.train, seed=0)
     texts = [file.text for file in corpus.train]
-    # The chat text repeats the sources; a tenth of it is enough for its own phrases.
+    # Conversations repeat the sources: a tenth of them is enough for their own phrases.
     texts += [render(sample.messages) for sample in samples[::10]]
     tokenizer = train_tokenizer(texts, args.vocab_size)
     save_tokenizer(tokenizer, args.out)

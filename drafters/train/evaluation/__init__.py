@@ -1,1 +1,1 @@
-"""Acceptance length of a head on prompts: workloads, replay and confidence intervals."""
+"""Acceptance length of a head on prompts: workloads, greedy replay, confidence intervals."""

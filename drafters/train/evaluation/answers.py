@@ -1,4 +1,4 @@
-"""Greedy answers of a target, written once and walked by any number of draft heads."""
+"""Greedy answers of a target, generated once and replayed with any number of draft heads."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from drafters.train.target import FrozenTarget
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One greedy answer for each prompt, with the tokens that drafts at its end reach into."""
+    """One greedy answer for each prompt, with the tokens behind it that its last drafts predict."""
 
     prompt_lengths: list[int]
     written: list[int]  # tokens of each answer, its end token included
     texts: list[torch.Tensor]  # int64: prompt, answer, and `beyond` tokens more
-    beyond: int  # the deepest K that these answers can be walked with
+    beyond: int  # the largest K that these answers can be replayed with
 
 
 def write_answers(
     target: FrozenTarget, prompts: Sequence[Sequence[int]], *, steps: int, beyond: int
 ) -> Answers:
-    """Let the target write up to `steps` tokens after each prompt, to its end token.
+    """Generate up to `steps` tokens after each prompt, ended by an end token.
 
-    The last drafts of an answer reach up to `beyond` tokens behind it. So the target writes on as
-    if its end tokens were any others, and answers are cut where the first one is: a second call for
-    what lies behind them would read every prompt and answer again.
+    The last drafts of an answer reach up to `beyond` tokens behind it. So the target is made to
+    continue behind its end tokens, and answers are cut at the first one: generating the rest in a
+    second call would read every prompt and answer again.
     """
     endless = copy.copy(target)
     endless.end_tokens = []
@@ -50,6 +50,6 @@ def write_answers(
 
 
 def _answer_length(tokens: Sequence[int], end_tokens: Sequence[int]) -> int:
-    """Tokens up to and with the first end token, or all of them."""
+    """Number of tokens up to and including the first end token, or of all tokens."""
     ends = (place for place, token in enumerate(tokens, start=1) if token in end_tokens)
     return next(ends, len(tokens))

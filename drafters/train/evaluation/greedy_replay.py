@@ -1,8 +1,8 @@
-"""The walk of lossless greedy speculation over text that the target has written.
+"""Replay lossless greedy speculation over text that the target has written.
 
 Greedy verification accepts a draft exactly as far as it agrees with the target's own text, and
-what a head drafts at an anchor depends on the text before it alone. So the drafts of all anchors
-are made together, and the walk for each K only looks up how far they agree.
+what a head drafts at an anchor depends only on the text before it. So the drafts of all anchors
+are made together, and the replay for each K only looks up how far they agree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from drafters.model.head import DraftHead
 from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
 from drafters.train.target import FrozenTarget
 
-# Drafted at a time. Each slot attends to all others of its pass in vain, so that few are fast;
-# their mask and their logits are what memory is needed for.
+# Slots of a pass. Each computes its masked attention to all others too, so that passes of few are
+# faster; mask and logits take most of the memory.
 _SLOTS = 512
 
 
@@ -32,10 +32,10 @@ def draft_everywhere(
     last: int,
     count: int,
 ) -> torch.Tensor:
-    """Drafts of `count` tokens from each anchor `first..last`: target ids [anchors, count].
+    """Draft `count` tokens from each anchor `first..last`: target ids [anchors, count].
 
-    Row a - first follows the entry at a, which holds token a + 1, so it guesses the tokens from
-    a + 2 on; `tokens` reaches to a + 1 at least.
+    Row a - first follows the entry at a, which holds token a + 1, so it predicts the tokens from
+    a + 2 on. `tokens` must reach to last + 1 at least.
     """
     text = tokens[None, : last + 2].to(target.device)
     states = target.states(text[:, :-1], head.config.eagle_aux_hidden_state_layer_ids)
@@ -52,20 +52,20 @@ def draft_everywhere(
 
 def agreement(
     drafted: torch.Tensor,  # [anchors, count]
-    tokens: torch.Tensor,  # [n]: goes on for `count` tokens behind the last anchor's own
+    tokens: torch.Tensor,  # [n]: at least `count` tokens behind the last anchor's entry
     first: int,
 ) -> list[int]:
-    """How many of each anchor's drafts agree with the text before the first that does not."""
+    """How many draft tokens of each anchor agree with the text, before the first that does not."""
     anchors, count = drafted.shape
     text = tokens[first + 2 :].unfold(0, count, 1)[:anchors]
     return (drafted == text).int().cumprod(1).sum(1).tolist()
 
 
 def walk(agreeing: Sequence[int], count: int) -> list[int]:
-    """What each step accepts at K = `count`.
+    """How many draft tokens each step of a request accepts at K = `count`.
 
-    `agreeing[i]` belongs to the step whose newest token is the response's token i: the first
-    token comes from the prompt's own pass, and a step whose newest token is the last is none.
+    `agreeing[i]` belongs to the step whose newest token is the response's token i. The first token
+    comes from the prefill, and after the last one there is no step.
     """
     taken, newest = list[int](), 0
     while newest < len(agreeing):
@@ -76,14 +76,14 @@ def walk(agreeing: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceCounts:
-    """What the steps of some requests accepted at one K."""
+    """Steps of some requests at one K, and what they accepted."""
 
     steps: torch.Tensor  # int64 [requests]
     accepted: torch.Tensor  # int64 [requests, K]: steps that accepted each draft position
 
     @classmethod
     def of(cls, walks: Sequence[Sequence[int]], count: int) -> Self:
-        """Count walks, one for each request."""
+        """Count the steps of `walk`, given for each request."""
         steps = torch.tensor([len(taken) for taken in walks])
         accepted = torch.zeros(len(walks), count, dtype=torch.int64)
         for request, taken in enumerate(walks):
@@ -103,6 +103,7 @@ class AcceptanceCounts:
 
     @property
     def conditional(self) -> list[float | None]:
-        """Share of the steps that accepted the position before; None where none did."""
+        """Share of steps that accepted each position, of those that accepted the one before; None
+        where there are none."""
         hits = [int(self.steps.sum()), *self.accepted.sum(0).tolist()]
         return [here / before if before else None for before, here in pairwise(hits)]

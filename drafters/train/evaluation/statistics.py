@@ -24,9 +24,10 @@ def ratio_intervals(
 ) -> torch.Tensor:
     """Percentile intervals of `numerators.sum(0) / denominators.sum()`: float64 [ratios, 2].
 
-    The steps of a request resemble each other, so requests and not steps are drawn again
-    (cluster bootstrap). Of n requests the bootstrap shows the spread of a sample of n - 1; the
-    intervals are widened by the factor that this costs, which matters below twenty.
+    The steps of a request resemble each other, so that requests and not steps are resampled
+    (cluster bootstrap). With n requests the bootstrap's spread is too small by a factor of
+    sqrt((n - 1) / n); the intervals are widened by it, which matters below twenty requests. Raises
+    ValueError for fewer than two.
     """
     requests = len(denominators)
     if requests < 2:

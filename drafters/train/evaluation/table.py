@@ -1,4 +1,4 @@
-"""What an evaluation prints: figures with intervals, as a Markdown table and as JSON."""
+"""The output of an evaluation: figures with intervals, as a Markdown table and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One workload at one K. Without a second request there are no intervals."""
+    """The figures of one workload at one K. There are no intervals for a single request."""
 
     steps: int
     length: float
@@ -59,7 +59,7 @@ def figures(results: Mapping[int, AcceptanceCounts], seed: int) -> dict[int, Fig
 
 
 def format_table(table: Mapping[str, Mapping[int, Figures]]) -> str:
-    """Markdown that is aligned for a terminal too. Every line starts with "|"."""
+    """Format a Markdown table that is aligned for a terminal too. Every line starts with "|"."""
     positions = max(max(rows) for rows in table.values())
     lines = [["workload", "K", "acceptance length", *(str(i + 1) for i in range(positions))]]
     for name, rows in table.items():
@@ -75,7 +75,7 @@ def format_table(table: Mapping[str, Mapping[int, Figures]]) -> str:
 
 
 def as_json(table: Mapping[str, Mapping[int, Figures]], **facts: Any) -> str:
-    """One line for machines: `facts` and the figures of each workload and K."""
+    """One line of JSON: `facts`, and the figures of each workload and K."""
     workloads = {
         name: {str(count): _document(row) for count, row in rows.items()}
         for name, rows in table.items()
@@ -104,7 +104,7 @@ def _half(span: Interval) -> float:
 
 
 def _cell(share: float, span: Interval | None) -> str:
-    """`.736 ±.021`: the zeros in front would say nothing eleven times a line."""
+    """A share with half its interval, without leading zeros: `.736 ±.021`."""
     text = _bare(share)
     return text if span is None else f"{text} ±{_bare(_half(span))}"
 

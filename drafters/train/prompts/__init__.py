@@ -1,1 +1,1 @@
-"""User turns that the target writes itself, as prompts to train a head on: `aerie prompts`."""
+"""`aerie prompts`: the target writes user turns itself, as prompts to train a head on."""

@@ -1,4 +1,4 @@
-"""Decontamination: whether a text quotes a run of words from texts that a head is judged on."""
+"""Decontamination: find prompts that quote texts on which heads are evaluated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _WORD = re.compile(r"\w+")
 
 
 class Contamination:
-    """The word n-grams of some texts. Case, spacing and punctuation do not count."""
+    """The word n-grams of some texts, without case, spacing and punctuation; `text in ngrams` says
+    whether a text has one of them."""
 
     def __init__(self, texts: Iterable[str], words: int = NGRAM_WORDS) -> None:
         self._words = words
@@ -30,5 +31,5 @@ class Contamination:
 
 
 def humaneval() -> Contamination:
-    """The n-grams of HumanEval's prompts, each with its canonical solution behind it."""
+    """The n-grams of HumanEval's prompts, each followed by its canonical solution."""
     return Contamination(problem.prompt + problem.canonical_solution for problem in problems())

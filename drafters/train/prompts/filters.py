@@ -1,4 +1,4 @@
-"""What a sampled turn must be to become a prompt: complete, printable and not a loop."""
+"""Filters of sampled turns: a prompt must be complete, printable and not a loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from drafters.train.prompts.sample import Sample
 
-COMPLETION = "complete"  # the kind whose openings begin code
+COMPLETION = "complete"  # the kind of openings that begin code
 _FENCE = "```"
 _REPEAT_WORDS = 4
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -37,14 +37,14 @@ def complete_turn(sample: Sample) -> str | None:
 
 
 def is_printable(text: str, special_tokens: Collection[str]) -> bool:
-    """Whether the text has no control character, no broken one and no special token's name."""
+    """Whether the text has no control characters, broken characters or special tokens' names."""
     if _CONTROL.search(text) or _SPECIAL.search(text):
         return False
     return not any(token in text for token in special_tokens)
 
 
 def repeated_share(text: str) -> float:
-    """The share of words and signs that lie in a run of four which came before in the text."""
+    """The share of words and signs that lie in a sequence of four that the text had before."""
     words = _WORD.findall(text.casefold())
     seen: set[tuple[str, ...]] = set()
     repeated = [False] * len(words)

@@ -1,9 +1,9 @@
 """Let a target write user turns itself: prompts to train a draft head on, without any data set.
 
-The target continues its chat template's open user turn, some of them behind fixed first words.
-The turns are then filtered: incomplete, unprintable and looping ones are dropped, so are
-duplicates, and what shares ten words in a row with HumanEval, on which heads are judged. A run
-that was killed goes on where it stopped when the same command is given again.
+The target continues its chat template's open user turn, sometimes after given first words. The
+turns are then filtered: incomplete, unprintable and looping ones are dropped, and so are duplicates
+and turns that share ten words in a row with HumanEval, on which heads are evaluated. A run that was
+interrupted continues where it stopped when the same command is given again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from drafters.train.target import (
     end_tokens,
 )
 
-# Options that decide what a sample is: a run with others does not go on with its file.
+# Options that change samples: a run with other values does not continue their file.
 _SAMPLING = ("system", "max_tokens", "temperature", "min_p", "seed")
-MAX_TOKENS = 256  # sampled for a turn; most are far shorter
+MAX_TOKENS = 256  # longest sampled turn; most are far shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _sample(tokenizer: Any, args: argparse.Namespace) -> list[Sample]:
-    """All samples of the run, as far as an earlier run of the same options took them."""
+    """All samples of the run, reusing those of an earlier run with the same options."""
     with SampleLog(args.out.with_suffix(".samples.jsonl")) as log:
         return _sample_into(log, tokenizer, args)
 
@@ -119,7 +119,7 @@ def _sample_into(log: SampleLog, tokenizer: Any, args: argparse.Namespace) -> li
 
     for start in range(done, args.count, PART):
         stop = min(start + PART, args.count)
-        # A server's responses come one by one, those of a batch here all at once.
+        # A server's responses arrive one by one, those of a batch in this process all at once.
         log.append(sampler.sample(start, stop, count_response if args.server else None))
         if (uncounted := stop - done - progress.tokens) > 0:
             progress.advance(uncounted)
@@ -144,25 +144,25 @@ def _openings(tokenizer: Any, args: argparse.Namespace) -> list[tuple[Opening, O
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A way to sample turns, with what identifies it in the log of samples."""
+    """A way to sample turns, with the facts that identify it in the log of samples."""
 
     generate: Generate
     fingerprint: str  # of the target
-    dtype: str | None  # of the target's weights here; a server has its own
+    dtype: str | None  # of the target's weights in this process; None with a server
     end_tokens: list[int]
 
 
 def _source(tokenizer: Any, args: argparse.Namespace, recorded: str | None) -> _Source:
-    """What samples, in --dtype, else in the `recorded` type of the samples that are there.
+    """The source of samples, in --dtype, or else in the `recorded` type of existing samples.
 
-    Which type is the faster one is measured, and another start may measure another one.
+    Without either, the faster type is measured, which can differ from start to start.
     """
     options = {"steps": args.max_tokens, "temperature": args.temperature, "min_p": args.min_p}
     if args.server:
         folder = checkpoint_folder(args.target)
         try:
             generation = GenerationConfig.from_pretrained(folder)
-        except OSError:  # an older checkpoint: its config says it
+        except OSError:  # an older checkpoint, whose config.json has these entries
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
         key = os.environ.get(KEY_VARIABLE) or None
         generate = partial(respond_by_server, args.server, None, key=key, **options)
@@ -238,15 +238,15 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--held-out", type=_share, default=0.0, metavar="SHARE",
-        help="set about this share of the prompts aside, such as 0.02, in a file beside OUT that "
-        "ends in .held-out.jsonl; a prompt's text decides, so that more samples change nothing",
+        help="put about this share of the prompts, such as 0.02, into a file beside OUT that ends "
+        "in .held-out.jsonl; a hash of the prompt decides, also when more are sampled later",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"),
-        help="[that of the samples that are there; else the checkpoint's; on a CPU float32 where "
-        "that is faster]",
+        help="[that of existing samples, else the checkpoint's; on a CPU float32 where that is "
+        "faster]",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
     _add_sampling(parser.add_argument_group("sampling"))
@@ -257,21 +257,24 @@ def _parser() -> argparse.ArgumentParser:
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     openings = group.add_mutually_exclusive_group()
     openings.add_argument(
-        "--mix", choices=tuple(MIXES), default=DEFAULT_MIX, help=f"of openings [{DEFAULT_MIX}]"
-    )
+        "--mix", choices=tuple(MIXES), default=DEFAULT_MIX,
+        help=f"mix of openings, the first words of turns [{DEFAULT_MIX}]",
+    )  # fmt: skip
     openings.add_argument(
         "--openings", type=Path, metavar="FILE",
-        help="a mix of your own: JSON lines, or TOML, with text, system, share and kind",
+        help="your own mix of openings: JSON lines, or TOML, with text, system, share and kind",
     )  # fmt: skip
     group.add_argument(
         "--system", metavar="TEXT",
-        help="system prompt in front of turns whose opening has none [the chat template's]",
+        help="system prompt before turns whose opening has none [the chat template's]",
     )  # fmt: skip
-    group.add_argument("--max-tokens", type=_positive, default=MAX_TOKENS, help="for a turn")
+    group.add_argument(
+        "--max-tokens", type=_positive, default=MAX_TOKENS, help="longest turn, tokens"
+    )
     group.add_argument("--temperature", type=float, default=1.0)
     group.add_argument(
         "--min-p", type=float, default=0.05,
-        help="least probability of a token, as a share of the likeliest's [0.05]",
+        help="least probability of a token, as a share of the most probable one's [0.05]",
     )  # fmt: skip
     group.add_argument(
         "--server", metavar="URL", type=server_url,
@@ -282,11 +285,15 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 
 def _add_filters(group: argparse._ArgumentGroup) -> None:
     limits = FilterBounds()
-    group.add_argument("--min-length", type=int, default=limits.min_tokens, help="tokens")
-    group.add_argument("--max-length", type=int, default=limits.max_tokens, help="tokens")
+    group.add_argument(
+        "--min-length", type=int, default=limits.min_tokens, help="shortest turn, tokens"
+    )
+    group.add_argument(
+        "--max-length", type=int, default=limits.max_tokens, help="longest turn, tokens"
+    )
     group.add_argument(
         "--repeated", type=float, default=limits.repeated, metavar="SHARE",
-        help="most of a turn's words that may lie in runs of four that came before in it",
+        help="largest share of a turn's words in sequences of four that it had before",
     )  # fmt: skip
     group.add_argument(
         "--similarity", type=float, default=limits.similarity,

@@ -1,9 +1,9 @@
-"""Near duplicates: texts whose word shingles have a Jaccard similarity above a threshold.
+"""Find near duplicates: texts whose word shingles have a Jaccard similarity above a threshold.
 
 The search is exact, by prefix filtering (Chaudhuri et al. 2006, Bayardo et al. 2007). Sort the
 shingles of every text in one order, rarest first. Two sets of similarity t or more then share a
 shingle among the first n - ceil(t n) + 1 of each, n being the size of the set. Only these
-prefixes are indexed, and rare shingles have few candidates to compare.
+prefixes are indexed; as they have the rarest shingles, few candidates must be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def shingles(text: str) -> frozenset[int]:
-    """Checksums of all runs of three words or signs, case folded; of all words if fewer."""
+    """Checksums of all sequences of three words or signs, case folded; a shorter text has one."""
     words = _WORD.findall(text.casefold())
     last = max(len(words) - SHINGLE_WORDS, 0)
     return frozenset(
@@ -60,7 +60,7 @@ class NearDuplicateIndex:
         self._sets.append(added)
 
     def _prefix(self, members: frozenset[int]) -> list[int]:
-        # Rounded down by a hair: a float above an integer must not shorten the prefix.
+        # Less 1e-9: rounding to just above an integer must not shorten the prefix.
         required = math.ceil(self._threshold * len(members) - 1e-9)
         order = sorted(members, key=lambda shingle: (self._frequency.get(shingle, 0), shingle))
         return order[: len(members) - required + 1]

@@ -1,7 +1,7 @@
-"""The open user turn of a chat template: where a user begins to write, and what ends the turn.
+"""The open user turn of a chat template: the text before the user's first word, and the turn's end.
 
-A model that was tuned on conversations writes a user's turn when its prompt ends there (Magpie,
-Xu et al. 2024, arXiv 2406.08464).
+A model that was tuned on conversations writes a user's turn when its prompt ends where the turn
+begins (Magpie, Xu et al. 2024, arXiv 2406.08464).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class OpenTurn:
 def open_turn(tokenizer: Any, system: str | None = None) -> OpenTurn:
     """Find the open user turn by rendering a conversation whose user says a known word.
 
-    `system` None leaves the system prompt to the template. ValueError says what is missing: a
-    chat template, a system role in it, or a way to find the user's text in what it renders.
+    `system` None leaves the system prompt to the template. Raises ValueError if there is no chat
+    template, if it has no system role, or if the user's text cannot be found in what it renders.
     """
     if not tokenizer.chat_template:
         raise ValueError(
@@ -45,7 +45,7 @@ def open_turn(tokenizer: Any, system: str | None = None) -> OpenTurn:
         text: str = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
-    except Exception as error:  # a template raises whatever it likes
+    except Exception as error:  # a template may raise anything
         what = "a user's turn" if system is None else "a system prompt"
         raise ValueError(f"the chat template refuses {what}: {error}") from error
     prefix, *rest = text.split(_SENTINEL)

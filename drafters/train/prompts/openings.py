@@ -1,4 +1,4 @@
-"""Openings: the words that a user's turn begins with, to steer what the target asks about."""
+"""Openings: given first words of user turns, which steer what the target asks about."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PROGRAMMER = (
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a share of the turns begins."""
+    """How a share of the turns begins. Raises ValueError for values of wrong types."""
 
     text: str = ""  # the turn's first words, which the target continues
-    system: str | None = None  # the system prompt in front of them; None: the template's own
+    system: str | None = None  # the system prompt before them; None: the template's own
     share: float = 1.0  # relative to the other openings
     kind: str = "chat"  # written to each prompt; "complete": `text` begins code to be completed
 
@@ -76,9 +76,9 @@ def read_openings(file: Path) -> tuple[Opening, ...]:
 
 
 def draw_openings(openings: Sequence[Opening], count: int, seed: int) -> list[int]:
-    """The positions of `count` openings, drawn by their shares.
+    """Indices of `count` openings, drawn by their shares.
 
-    A larger count begins with the same ones, so a run can be extended.
+    A larger `count` begins with the same ones, so that a run can be extended.
     """
     weights = [opening.share for opening in openings]
     return random.Random(f"openings:{seed}").choices(range(len(openings)), weights, k=count)

@@ -1,4 +1,4 @@
-"""Prompts as JSON lines: written for `aerie train`, and read back as the text of their users."""
+"""Prompts as JSON lines for `aerie train`, and the user's text of such prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drafters.train.prompts.selection import SelectedPrompt
 
 
 def write_prompts(file: Path, prompts: Iterable[SelectedPrompt]) -> None:
-    """Write all at once: a reader sees the old file or the whole new one."""
+    """Write the file atomically: a reader sees the old one or the whole new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".tmp")
     with unfinished.open("w", encoding="utf-8") as stream:
@@ -24,7 +24,7 @@ def write_prompts(file: Path, prompts: Iterable[SelectedPrompt]) -> None:
 
 
 def user_text(example: Example) -> str:
-    """What the users of a prompt say, or the whole of a plain text."""
+    """The text of a prompt's user turns, or the whole of a plain prompt."""
     if example.messages is None:
         return example.prompt or ""
     return "\n".join(item["content"] for item in example.messages if item["role"] == "user")

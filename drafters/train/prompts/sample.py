@@ -15,10 +15,10 @@ Finish = Literal["stop", "length"]
 class Sample:
     """One sampled user turn, before any filter."""
 
-    kind: str  # of its opening: "chat", "code", ...
+    kind: str  # the kind of its opening: "chat", "code", ...
     opening: str  # the fixed text that the turn begins with
     text: str  # the turn so far, opening included, end token left out
-    finish: Finish  # "length": the limit of tokens cut it off
+    finish: Finish  # "length": the token limit cut it off
     tokens: int  # sampled tokens: the opening is not counted, the end token is
 
     def line(self) -> str:
@@ -27,10 +27,10 @@ class Sample:
 
 
 def read_samples(files: Sequence[Path]) -> list[Sample]:
-    """All samples of the files, in order; keys that are none of a sample's are ignored.
+    """All samples of the files, in order; unknown keys are ignored.
 
-    A last line without its newline is what a kill tore, and is left out. Any other line that is
-    no sample raises ValueError with its place.
+    A last line without a newline was cut off by a kill, and is left out. Any other line that is
+    not a sample raises ValueError, which names file and line.
     """
     samples: list[Sample] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""Raw samples on disk, appended part by part, so that a killed run goes on where it stopped."""
+"""Raw samples on disk, appended in parts, so that a killed run can continue where it stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from drafters.train.prompts.sample import Sample, read_samples
 
-PART = 256  # samples generated and written together: what a kill may cost
+PART = 256  # samples generated and written together, the most that a kill loses
 _ADVICE = "delete it, choose another --out, or only filter it with --samples"
 
 
@@ -23,7 +23,8 @@ class SampleLog:
     """
 
     def __init__(self, file: Path) -> None:
-        """Open or begin the file; ValueError if another process has it open."""
+        """Open or create the file. Raises ValueError if another process has locked it, or if its
+        options are missing."""
         self.file = file
         self._sidecar = file.with_suffix(".json")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class SampleLog:
         self._stream.close()
 
     def _read_options(self) -> dict[str, Any]:
-        """The options of the samples that are there; empty if there are none."""
+        """The options of existing samples; empty if there are none."""
         if not self.file.stat().st_size:
             return {}
         if not self._sidecar.exists():
@@ -67,7 +68,7 @@ class SampleLog:
         return options
 
     def begin(self, options: dict[str, Any]) -> None:
-        """Note the options of this run; ValueError if samples of other options are there."""
+        """Record the options of this run. Raises ValueError if existing samples have others."""
         options = json.loads(json.dumps(options))  # tuples become lists, as in the file
         if not self.options:
             self._sidecar.write_text(json.dumps(options, indent=1) + "\n", encoding="utf-8")
@@ -77,10 +78,10 @@ class SampleLog:
             raise ValueError(f"{self.file} was sampled with another {', '.join(other)}: {_ADVICE}")
 
     def resume(self, count: int) -> int:
-        """Cut off what is no whole part of a run of `count` samples; the number that is left.
+        """Cut the file to whole parts, for a run of `count` samples; returns the number left.
 
-        Samples of a part depend on each other's lengths in a batch, so a part is kept or
-        sampled again as a whole. The last part of a finished run may be a short one.
+        The samples of a part depend on each other by the batch that they were generated in, so a
+        part is kept or sampled again as a whole. The last part of a finished run may be shorter.
         """
         lines = self.file.read_bytes().splitlines(keepends=True)
         whole = sum(line.endswith(b"\n") for line in lines)
@@ -91,11 +92,11 @@ class SampleLog:
         return kept
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Write samples behind those that are there, and through to the disk."""
+        """Append samples, and flush them to the disk."""
         self._stream.write("".join(sample.line() for sample in samples))
         self._stream.flush()
         os.fsync(self._stream.fileno())
 
     def read(self, count: int) -> list[Sample]:
-        """The first `count` samples."""
+        """Read the first `count` samples of the file."""
         return read_samples([self.file])[:count]

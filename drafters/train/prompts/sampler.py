@@ -1,4 +1,4 @@
-"""Sampling user turns: prompts that end in an open turn, and the texts that come back."""
+"""Sample user turns: generate behind prompts that end in an open turn, and decode the texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drafters.train.prompts.sample import Sample
 
 
 class Generate(Protocol):
-    """Samples continuations: (index of the prompt, text), as `respond` yields them."""
+    """A function that samples continuations as `respond` does: (index of the prompt, text)."""
 
     def __call__(
         self,
@@ -26,7 +26,7 @@ class Generate(Protocol):
 
 
 class TurnSampler:
-    """The samples of a run. Which opening and which seed a sample has depends on its index."""
+    """Makes the samples of a run. A sample's opening and seed depend on its index alone."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class TurnSampler:
     def sample(
         self, start: int, stop: int, progress: Callable[[int], None] | None = None
     ) -> list[Sample]:
-        """The samples of indices `start` to `stop`, generated together.
+        """Generate the samples of indices `start` to `stop` together.
 
-        `progress` is told of new tokens, as `Generate` does it.
+        `progress` gets numbers of new tokens, from `Generate`.
         """
         drawn = self._drawn[start:stop]
         prompts = [self._prompts[position] for position in drawn]
@@ -82,7 +82,7 @@ class TurnSampler:
         )
 
     def _decode(self, prompt: list[int], tokens: list[int]) -> str:
-        """The text of `tokens` behind `prompt`: some tokenizers drop a text's leading space."""
+        """The text of `tokens`, decoded behind `prompt`: some tokenizers drop a leading space."""
         before, whole = (
             self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
             for ids in (prompt, prompt + tokens)

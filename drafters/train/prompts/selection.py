@@ -1,4 +1,4 @@
-"""Which samples become prompts: the filters in their order, and what each of them dropped."""
+"""Select the samples that become prompts, by all filters in order, and count what each drops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FilterBounds:
     min_tokens: int = 4  # of the whole turn
     max_tokens: int = 512
     repeated: float = 0.5  # the largest share of words in repeated runs
-    similarity: float = 0.6  # Jaccard, of word shingles: from here on a near duplicate
+    similarity: float = 0.6  # Jaccard similarity of word shingles that makes a near duplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ def select(
     contamination: Sequence[tuple[str, Contamination]] = (),
     avoid: Sequence[str] = (),
 ) -> Selection:
-    """Filter the samples. Each dropped one counts for the first filter that drops it.
+    """Filter the samples. A dropped one counts for the first filter that drops it.
 
-    Half of the code to complete loses its first function's body beforehand, so that the filters
-    judge what is kept.
+    Half of the code to complete loses its first function's body before it is filtered
+    (unfinished.py).
 
-    `contamination` is pairs of a name and the n-grams that no prompt may share. No prompt is a
-    duplicate, or a near one, of another or of a text in `avoid`.
+    `contamination` has pairs of a name and the n-grams that no prompt may share. No prompt is a
+    duplicate or near duplicate of another, or of a text in `avoid`.
     """
     turns = [_turn(sample) for sample in samples]
     lengths = iter(count_tokens([turn for turn in turns if turn is not None]))
@@ -113,15 +113,15 @@ def _turn(sample: Sample) -> str | None:
 
 
 def normalised(text: str) -> str:
-    """The text without differences of case and white space."""
+    """The text with case folded and white space collapsed."""
     return " ".join(text.casefold().split())
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Whether a prompt belongs to the held-out `share` (0 to 1) of all texts: a hash of it decides.
+    """Whether a prompt belongs to the held-out `share` (0 to 1) of all texts, by a hash of it.
 
-    A text is on the same side in every run with this share, whatever else was sampled. What a
-    smaller share holds out, a larger one does too. Case and white space make no difference.
+    A text is on the same side in every run with this share. What a smaller share holds out, a
+    larger one does too. Case and white space make no difference.
     """
     digest = hashlib.sha256(normalised(text).encode(errors="replace")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64

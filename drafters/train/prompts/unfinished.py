@@ -1,7 +1,7 @@
-"""Code to complete as it is asked for: a function that ends behind its docstring or its signature.
+"""Cut code to complete behind a function's signature or docstring, as users send it.
 
-A target that continues a function's head writes the whole function. What is served, as in
-HumanEval, has no body yet, and a head should see both.
+A target that continues a function's head writes the whole function. In served requests, as in
+HumanEval, the function has no body yet; a head should be trained on both.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _BLANK = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT)
 
 
 def unfinished_for_half(turn: str) -> str:
-    """The turn without its first function's body, for half of all texts, else the turn itself.
+    """The turn without its first function's body for half of all texts, else unchanged.
 
-    A checksum of the text decides, so the same text is always treated the same.
+    A checksum of the text decides, so that the same text is always treated alike.
     """
     chosen = zlib.crc32(turn.encode(errors="replace")) % 2 == 0
     return (unfinished(turn) if chosen else None) or turn
 
 
 def unfinished(turn: str) -> str | None:
-    """The turn up to the docstring of its first function, or its signature where it has none.
+    """The turn up to the docstring of its first function, or to its signature if it has none.
 
-    A fence that is open there is closed. None if there is no function, or only a head that does
-    not end or has its body in the same line.
+    A fence that is open there is closed. None if there is no function, or if its head does not end
+    or has the body in the same line.
     """
     start = _DEF.search(turn)
     if start is None:
@@ -66,5 +66,5 @@ def _head_end(tokens: Iterator[tokenize.TokenInfo]) -> tuple[int, int] | None:
         pass
     if token.type == tokenize.STRING and next(tokens).type == tokenize.NEWLINE:
         return token.end
-    # Python 3.11 has a token for what is none, where later ones raise.
+    # For invalid text Python 3.11 gives an error token, where later versions raise.
     return None if token.type == tokenize.ERRORTOKEN else end

@@ -1,1 +1,1 @@
-"""Measurements: load generator, sweeps, reports, and benches of single parts (LOG.md)."""
+"""Benchmarks: load generator, sweeps, reports, and benches of single parts; results in LOG.md."""

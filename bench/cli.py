@@ -1,4 +1,4 @@
-"""`aerie bench`: measure a server, compare methods, and write down how it was done."""
+"""`aerie bench`: measure servers, compare methods, and record how it was done."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 
 # name -> (module with main(argv) -> exit code, help)
 COMMANDS = {
-    "run": ("bench.served.run", "load on servers that are up"),
-    "sweep": ("bench.sweep.sweep_methods", "methods against concurrency, engines started here"),
-    "trace": ("bench.trace.trace_methods", "a moving load, adaptive K against every fixed K"),
+    "run": ("bench.served.run", "put load on running servers"),
+    "sweep": ("bench.sweep.sweep_methods", "compare methods by concurrency, on engines of its own"),
+    "trace": ("bench.trace.trace_methods", "adaptive K against every fixed K under a moving load"),
     "speedup": ("bench.served.speedup", "the gateway's speed-up gauge against measured speed-ups"),
     "overload": ("bench.served.overload", "a gateway at four times the load that it can take"),
     "disturbance": ("bench.served.disturbance", "drafting beside a busy process, and after it"),
     "quality": (
         "bench.quality.check_answers",
-        "HumanEval with drafts and without: the same, and right?",
+        "HumanEval answers with drafts and without: whether they are equal and right",
     ),
-    "interop": ("bench.served.interop", "the same server under `vllm bench serve` and under ours"),
-    "ceiling": ("bench.served.ceiling", "what the client itself can take"),
+    "interop": ("bench.served.interop", "one server measured by `vllm bench serve` and by us"),
+    "ceiling": ("bench.served.ceiling", "the most load that the client itself can make"),
     "prompts": ("bench.workloads.print_prompts", "a workload as JSON lines"),
     "step": ("bench.parts.step", "where the time of a step goes"),
-    "device": ("bench.parts.device", "what a step and the drafter's pass take, ours beside vLLM's"),
-    "proposer": ("bench.parts.proposer", "our drafter against vLLM's, with and without drafts"),
-    "context": ("bench.parts.context", "acceptance by length, at limits of the drafter's context"),
+    "device": ("bench.parts.device", "device time of a step and a drafter's pass, ours and vLLM's"),
+    "proposer": ("bench.parts.proposer", "our drafter against vLLM's, and its cost at K = 0"),
+    "context": ("bench.parts.context", "acceptance by text length, with limits of the context"),
     "kernels": ("bench.kernels.time_kernels", "kernels of the drafting path against vLLM's"),
-    "openmp": ("bench.parts.openmp", "OpenMP runtimes of a CPU engine, quiet and disturbed"),
+    "openmp": ("bench.parts.openmp", "OpenMP runtimes of a CPU engine, on quiet and busy machines"),
     "training-memory": ("bench.parts.training_memory", "peak memory and time of a training step"),
 }
 

@@ -11,13 +11,13 @@ from app.errors import AerieError
 
 Main = Callable[[Sequence[str]], int]
 EXIT_FAILED, EXIT_STOPPED = 1, 130
-# What is wrong outside of a command: a value, a file, a server, a process that it started.
+# Errors whose cause is outside the command: an option, a file, a server, a child process.
 FAILURES = (AerieError, OSError, RuntimeError, ValueError, subprocess.SubprocessError)
 
 
 def reports_errors(command: str) -> Callable[[Main], Main]:
-    """Decorates the `main(argv)` of a command: its failures are printed under the command's name,
-    and become exit code 1. A KeyboardInterrupt becomes 130, with what it says, if anything."""
+    """Decorator of a command's `main(argv)`: FAILURES are printed under the command's name, and
+    become exit code 1. A KeyboardInterrupt becomes 130, with its text if it has one."""
 
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
@@ -25,7 +25,7 @@ def reports_errors(command: str) -> Callable[[Main], Main]:
             try:
                 return main(argv)
             except FAILURES as error:
-                # An error without a text says no more than its kind.
+                # An error may have no text; then its kind is printed.
                 print(f"{command}: {str(error) or type(error).__name__}", file=sys.stderr)
                 return EXIT_FAILED
             except KeyboardInterrupt as stop:

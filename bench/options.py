@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several bench commands share."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
         "JSON lines with prompt or messages [mixed]",
     )
     parser.add_argument(
-        "--chat", action="store_true", help="ask a file's plain prompts as a user's message"
+        "--chat", action="store_true", help="send a file's plain prompts as a user's message"
     )
     parser.add_argument(
         "--max-tokens", type=positive, default=max_tokens, help=f"of an answer [{max_tokens}]"
     )
     parser.add_argument(
         "--spread", type=share, default=0.5, metavar="SHARE",
-        help="answers have --max-tokens more or less this share of it, the same for all that is "
-        "compared [0.5]",
+        help="answers are shorter or longer than --max-tokens by up to this share, equally for all "
+        "methods [0.5]",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of prompts and order [{SEED}]")
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help=f"seed of prompts and their order [{SEED}]"
+    )
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """How engines are started."""
+    """Add the option for settings of engines."""
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the engines, as of `aerie serve`; again for more",
+        help="a setting of the engines, as in `aerie serve`; may be repeated",
     )
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
-    """Add the options for engines that are started here."""
+    """Add the options for engines that the command starts."""
     add_settings(parser)
     parser.add_argument(
         "--eagle3", default=EAGLE3, metavar="HEAD", help="EAGLE-3 head [the default model's]"
@@ -56,34 +58,34 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def add_servers(parser: argparse.ArgumentParser) -> None:
-    """Add the options for servers that are started here or run already."""
+    """Add the options for servers that the command starts, or that run already."""
     add_engines(parser)
     parser.add_argument(
         "--attach",
         action="append",
         default=[],
         metavar="SERVER=URL",
-        help="use a server that runs already, like gateway=http://127.0.0.1:8000",
+        help="use a server that runs already, such as gateway=http://127.0.0.1:8000",
     )
 
 
 def settings(pairs: list[str]) -> dict[str, Any]:
-    """`--set` as setting -> value."""
+    """Parse `--set` to setting -> value. Raises ValueError for a pair without `=`."""
     return {name.replace("-", "_"): _value(text) for name, text in _split(pairs, "--set")}
 
 
 def attached(pairs: list[str]) -> dict[str, str]:
-    """`--attach` as server -> address."""
+    """Parse `--attach` to server -> address. Raises ValueError for a pair without `=`."""
     return dict(_split(pairs, "--attach"))
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """`1,2,4` of positive numbers."""
+    """Parse positive numbers such as `1,2,4`."""
     return tuple(positive(part) for part in text.split(","))
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """Parse a whole number from 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
@@ -91,7 +93,7 @@ def positive(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """From 0 to less than 1."""
+    """Parse a share from 0 to less than 1."""
     value = float(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, not {text}")

@@ -1,4 +1,4 @@
-"""The option parser that every bench command has."""
+"""The option parser of bench commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 
 def command_parser(name: str, description: str | None, epilog: str = "") -> argparse.ArgumentParser:
     """A parser for `aerie bench NAME`. Its help keeps the lines of `description`, the command's
-    docstring, and options are not abbreviated, so that a new one cannot change what an old command
+    docstring. Options cannot be abbreviated, so that a new one does not change what an old command
     line means."""
     return argparse.ArgumentParser(
         prog=f"aerie bench {name}",

@@ -1,4 +1,4 @@
-"""Where and how a figure was measured; goes with every file of results."""
+"""Where and how a figure was measured: the record in every file of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """Hardware, versions, commit, command and load of this machine, now."""
+    """Hardware, versions, commit, command, and the load of this machine now."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["aerie", "bench", *command]),
@@ -35,19 +35,19 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Commit of the source, with `-dirty` if it has changes; empty without a repository."""
+    """Commit of the source, with `-dirty` for uncommitted changes; empty without a repository."""
     command = ["git", "-C", str(_REPOSITORY), "describe", "--always", "--dirty"]
     return _output(command)
 
 
 def gpus() -> list[str]:
-    """Names of NVIDIA GPUs."""
+    """Names and memory of this machine's NVIDIA GPUs."""
     found = _output(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
     return [line for line in found.splitlines() if line]
 
 
 def versions() -> dict[str, str]:
-    """Installed packages that change a figure."""
+    """Versions of the installed packages that can change a figure."""
     found = {}
     for name in _PACKAGES:
         try:

@@ -1,1 +1,1 @@
-"""The drafting path's operations beside vLLM's own: arms to time, and the clock."""
+"""Time operations of the drafting path against vLLM's: implementations (arms) and clock."""

@@ -1,4 +1,4 @@
-"""What an operation takes, on a core or on a GPU."""
+"""Time an operation, on a CPU core or on a GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ GRAPHED = 20  # calls in a CUDA graph
 
 
 class Arm(NamedTuple):
-    """One implementation that is timed."""
+    """One of the implementations of an operation that are timed."""
 
     call: Callable[[], Any]
-    moved: int  # bytes
-    on_device: bool = False  # nothing in it is the host's: a CUDA graph can record it
+    moved: int  # bytes read and written
+    on_device: bool = False  # without work on the host, so that a CUDA graph can record it
 
 
 def best(arms: dict[str, Arm], rounds: int, device: str) -> dict[str, float]:
-    """Microseconds of each arm; they take turns."""
+    """Microseconds of each arm, the best of `rounds`, in which the arms take turns."""
     calls = {name: (arm.call, 1) for name, arm in arms.items()}
     for arm in arms.values():
         arm.call()
@@ -35,7 +35,7 @@ def best(arms: dict[str, Arm], rounds: int, device: str) -> dict[str, float]:
 
 
 def _graph(call: Callable[[], Any]) -> Callable[[], None]:
-    """A CUDA graph of GRAPHED calls; all have run once."""
+    """Record a CUDA graph of GRAPHED calls, and run it once; returns its replay."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -46,7 +46,7 @@ def _graph(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _seconds(call: Callable[[], Any], device: str) -> float:
-    """CPU seconds of this thread: others share the core. On a GPU, its own clock."""
+    """Seconds of a call: CPU time of this thread, as others share the core; a GPU's own clock."""
     if device == "cpu":
         begun = time.thread_time()
         call()
@@ -60,7 +60,7 @@ def _seconds(call: Callable[[], Any], device: str) -> float:
 
 
 def copied_per_us(rounds: int) -> float:
-    """Bytes that the GPU reads and writes in a microsecond while it copies 1 GiB."""
+    """Bytes that the GPU reads and writes per microsecond when it copies 1 GiB."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     seconds = min(_seconds(lambda: target.copy_(source), "cuda") for _ in range(rounds))

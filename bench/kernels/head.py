@@ -1,4 +1,4 @@
-"""From the head's hidden states to draft tokens."""
+"""Implementations of the way from the head's hidden states to draft tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.kernels.clock import Arm
 def head(
     batch: int, k: int, hidden: int, words: int, target: int, dtype: torch.dtype, device: str
 ) -> dict[str, Arm]:
-    """Arms for the draft head over `batch * k` rows."""
+    """Arms for `batch * k` rows, with `words` tokens in the draft vocabulary of `target`."""
     rows = batch * k
     states = torch.randn(rows, hidden).to(device, dtype)
     weight = torch.randn(words, hidden, device=device, dtype=dtype)
@@ -31,11 +31,11 @@ def head(
         ids = torch.nn.functional.linear(states, weight).argmax(-1)
         return ids if offsets is None else ids + offsets[ids]
 
-    def largest() -> torch.Tensor:  # the same by `max`, which is vectorised where `argmax` is not
+    def largest() -> torch.Tensor:  # `max`, which torch vectorises on a CPU, unlike `argmax`
         ids = torch.nn.functional.linear(states, weight).max(-1).indices
         return ids if offsets is None else ids + offsets[ids]
 
-    def blocked(step: int = 4096) -> torch.Tensor:  # no more logits than a cache holds
+    def blocked(step: int = 4096) -> torch.Tensor:  # only as many logits as a cache holds
         best = torch.full((rows,), float("-inf"), dtype=dtype, device=device)
         ids = torch.zeros(rows, dtype=torch.int64, device=device)
         for begin in range(0, words, step):

@@ -1,4 +1,4 @@
-"""From the target's hidden states to the head's input buffers, without `fc`."""
+"""Implementations of the way from the target's hidden states to the head's inputs, without `fc`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAPS, BLOCK, MASK, CONTEXT, WINDOW = 3, 16, 3, 200, 256
 
 
 def inputs(batch: int, k: int, hidden: int, dtype: torch.dtype, device: str) -> dict[str, Arm]:
-    """Arms for one step of `batch` requests."""
+    """Arms for one step of `batch` requests, which verified `k` drafts each."""
     every, read = np.arange(batch, dtype=np.int64), k + 1
     accepted = k // 2 + 1  # with the target's own token
     rows = Rows(every, every, every * 0, every * 0 + CONTEXT, every * 0 + CONTEXT,
@@ -59,7 +59,7 @@ def inputs(batch: int, k: int, hidden: int, dtype: torch.dtype, device: str) -> 
 
     nothing_kept = torch.empty((0, TAPS * hidden), dtype=dtype, device=device)
 
-    def once() -> None:  # the same with every hidden state copied once
+    def once() -> None:  # as `served`, with every hidden state copied once
         layout = lay_out(rows, **given)
         ids[:tokens].copy_(put(layout.ids))
         positions[:tokens].copy_(put(layout.positions))
@@ -70,7 +70,7 @@ def inputs(batch: int, k: int, hidden: int, dtype: torch.dtype, device: str) -> 
             buffer.index_copy_(0, put(layout.masked), shared.expand(len(layout.masked), -1))
         put(layout.slots)
 
-    def host() -> None:  # the integers alone
+    def host() -> None:  # only the integers of the layout
         lay_out(rows, **given)
 
     spread = (2 * entered + tokens - entered) * each
@@ -93,7 +93,7 @@ def fused(
     given: dict[str, Any], states: list[torch.Tensor], shared: torch.Tensor, accepted: int, k: int,
     ids: torch.Tensor, positions: torch.Tensor, buffer: torch.Tensor,
 ) -> Arm:  # fmt: skip
-    """What drafters/vllm/v2 does: the host does not know what was accepted."""
+    """The arm of drafters/vllm/v2, where the host does not know what was accepted."""
     from drafters.ops import inputs_triton
 
     device, hidden = buffer.device, buffer.shape[1]
@@ -134,7 +134,7 @@ def _stock(
     shared: torch.Tensor, k: int, batch: int, ids: torch.Tensor, positions: torch.Tensor,
     buffer: torch.Tensor,
 ) -> Callable[[], None]:  # fmt: skip
-    """Concatenation of the taps as in vLLM's runner, then its `set_inputs_first_pass`."""
+    """vLLM's way: concatenate the taps as its runner does, then `set_inputs_first_pass`."""
     _prepare_vllm()
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -174,7 +174,7 @@ def _stock(
 
 @cache
 def _prepare_vllm() -> None:
-    """As a worker does before it imports the proposer: C++ in Triton's place on a CPU."""
+    """Import kernels as a worker does before the proposer: C++ replaces Triton on a CPU."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()

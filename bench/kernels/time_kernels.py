@@ -2,12 +2,13 @@
 
 `inputs`: from the target's hidden states to the head's input buffers, without `fc`. Every request
 verified K drafts, half of them accepted. `head`: from the head's hidden states to draft tokens.
-Arms take turns, best of --rounds each, in the thread's CPU seconds or on the GPU's clock. There an
-arm that needs nothing of the host is timed once more in a CUDA graph, as `name (graph)`: what is
-left is the device's time. Bytes are those of the tensors that an arm reads and writes, counted, not
-measured; on a GPU `floor` is what copying as many takes. `vllm` is vLLM's own code, left out where
-it is not installed; it enters rejected tokens too. Prints a table, then all of it as one line of
-JSON.
+
+Implementations (arms) take turns; a figure is the best of --rounds, in the thread's CPU time or by
+the GPU's clock. On a GPU, an arm without work on the host is also timed in a CUDA graph, as
+`name (graph)`: the device's time alone. Bytes are counted over the tensors that an arm reads and
+writes, not measured; on a GPU, `floor` is the time to copy as many. `vllm` is vLLM's own code, left
+out where it is not installed; it enters rejected tokens too. Prints a table, then everything as one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from bench.provenance import provenance
 INPUTS = [(1, 5, 384), (1, 11, 8192), (16, 5, 384), (16, 7, 2880), (64, 7, 2880), (256, 3, 512),
           (256, 11, 4096)]  # fmt: skip
 MORE_INPUTS = [(1, 1, 512), (4, 7, 4096), (64, 3, 8192), (256, 1, 2880), (256, 7, 8192)]
-# batch, K, hidden, draft vocabulary, target vocabulary (the same: no mapping)
+# batch, K, hidden, draft vocabulary, target vocabulary (if both are equal, ids are not mapped)
 HEADS = [(1, 5, 384, 8192, 8192), (1, 1, 512, 4096, 32000), (1, 7, 2880, 32000, 200000),
          (16, 5, 2880, 32000, 200000), (64, 7, 512, 4096, 200000), (256, 11, 512, 4096, 200000),
          (1, 11, 8192, 32000, 128000)]  # fmt: skip
 MORE_HEADS = [(16, 5, 384, 8192, 8192), (4, 7, 4096, 200000, 200000), (64, 5, 2880, 32000, 200000),
               (256, 1, 4096, 32000, 128000)]  # fmt: skip
-# kind of operation -> its arms, of a case and a type on a device
+# operation -> function that makes its arms, for a case, a dtype and a device
 ARMS: dict[str, Callable[..., dict[str, Arm]]] = {"inputs": inputs, "head": head}
 
 
@@ -88,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cells(found: dict[str, float], result: dict[str, Any]) -> list[str]:
-    """Text for each arm: its time, the bytes it moves, and its speed-up over vLLM's (in a graph
-    too where vLLM's can be in one)."""
+    """A text for each arm: its time, the bytes that it moves, and its speed-up over vLLM's arm
+    (over that in a graph, for an arm in a graph, if there is one)."""
     told = []
     for name, us in found.items():
         arm = name.removesuffix(" (graph)")

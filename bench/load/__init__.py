@@ -1,1 +1,1 @@
-"""The load generator: requests over HTTP, when they are sent, and what their times say."""
+"""The load generator: HTTP client, arrivals of requests, and figures from their times."""

@@ -1,4 +1,4 @@
-"""When requests are sent: by users who wait for answers, or by a clock that does not."""
+"""When requests are sent: by users who wait for answers (closed loop), or at times (open loop)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ async def closed_loop(
     limits: Sequence[int],
     started: Callable[[int], None] | None = None,
 ) -> list[T]:
-    """Request i is sent as soon as fewer than `limits[i]` are running; results in order.
+    """Send request i as soon as fewer than `limits[i]` are running; returns results in order.
 
-    Equal limits are so many users who ask again at once. A list that changes is a moving load
-    of a fixed amount of work: requests, not seconds, move it from stage to stage.
+    Equal limits stand for as many users, who send the next request when one is answered. Limits
+    that change are a moving load with a fixed amount of work: it moves on by requests, not by time.
     """
     running: set[asyncio.Task[T]] = set()
     tasks: list[asyncio.Task[T]] = []
@@ -35,7 +35,7 @@ async def closed_loop(
 
 
 async def open_loop(send: Callable[[int], Awaitable[T]], times: Sequence[float]) -> list[T]:
-    """Request i is sent `times[i]` seconds from now, whatever became of the others."""
+    """Send request i `times[i]` seconds from now, independently of others; results in order."""
     begun, tasks = time.perf_counter(), []
     for index, due in enumerate(times):
         wait = begun + due - time.perf_counter()
@@ -46,7 +46,8 @@ async def open_loop(send: Callable[[int], Awaitable[T]], times: Sequence[float])
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Times of `count` arrivals at `rate` a second; the same for the same seed."""
+    """Times in seconds of `count` Poisson arrivals at `rate` per second, by `seed`. Raises
+    ValueError unless the rate is positive."""
     if rate <= 0:
         raise ValueError(f"the rate of arrivals must be positive, not {rate}")
     rng, now, times = random.Random(f"arrivals:{seed}"), 0.0, []

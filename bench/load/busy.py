@@ -1,4 +1,4 @@
-"""Another program on the machine that a server is measured on."""
+"""A disturbance: another busy program on the machine of the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def busy_process() -> Iterator[None]:
-    """One process that computes without end, in a session of its own as another terminal's is."""
+    """Run a process that computes without end, in a session of its own, like another terminal's."""
     command = [sys.executable, "-c", "while True: pass"]
     process = subprocess.Popen(command, start_new_session=True)
     try:

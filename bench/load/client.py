@@ -1,7 +1,7 @@
-"""One streamed request: bytes and the moments they came, nothing else while the clock runs.
+"""The HTTP client: it streams answers, and records bytes with the times at which they came.
 
-The client shares a machine's cores with the engine, so it must be cheap: while load runs it
-only appends what it reads to a list. Events are parsed when the load is over (events.py).
+The client shares the machine's cores with the engine, so it must be cheap: under load it only
+appends what it reads to a list. Events are parsed afterwards (events.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Self
 import aiohttp
 
 TIMEOUT_S = 900.0
-IDLE_S = 2.0  # a connection that idled for longer is opened anew: servers close theirs from 5 s on
-# What a closed connection raises where the head of an answer was awaited.
+IDLE_S = 2.0  # connections idle for longer are not reused: servers close idle ones, from 5 s on
+# What aiohttp raises if a connection is closed before the head of an answer.
 _CLOSED = (
     aiohttp.ServerDisconnectedError,
     aiohttp.ClientOSError,
@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(slots=True)
 class Record:
-    """What came of a job. Times are of time.perf_counter()."""
+    """What came back for a job. Times are those of time.perf_counter()."""
 
     sent: float
     status: int = 0
@@ -48,18 +48,18 @@ class Record:
 
 @dataclass(slots=True)
 class _Connection:
-    """What a request was sent over."""
+    """Facts about the connection of a request."""
 
     reused: bool = False
 
 
 class Client:
-    """Keeps connections to one server. Use as `async with`.
+    """A client with connections to one server. Use it in `async with`.
 
-    A server may close an idle connection in the moment in which the next request is sent over it
-    (llama.cpp's does between two runs). A request whose connection had been used before and was
-    closed before anything of an answer came is sent again, once, over a new connection. One that
-    was answered in part, or failed over a new connection, is a failure.
+    A server may close an idle connection just as the next request is sent over it (llama.cpp's does
+    so between two runs). If a reused connection is closed before any part of an answer came, the
+    request is sent again, once, over a new connection. A request that was answered in part, or that
+    failed over a new connection, is a failure.
     """
 
     def __init__(self, url: str, key: str = "") -> None:
@@ -69,7 +69,7 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def __aenter__(self) -> Self:
-        # Loopback and service addresses: as many connections as asked for.
+        # Without aiohttp's limit of connections, which would queue requests in the client.
         self._session = self._open(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
         self._unpooled = self._open(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
@@ -90,19 +90,19 @@ class Client:
         await self._unpooled.close()
 
     async def _send(self, method: str, path: str, **content: Any) -> aiohttp.ClientResponse:
-        """The head of the answer; its body is still to be read."""
+        """Send a request; returns when the head of the answer is read, its body is not."""
         url, connection = self._url + path, _Connection()
         try:
             return await self._session.request(method, url, trace_request_ctx=connection, **content)
         except _CLOSED as error:
-            # The text of a head that came in part takes the place of aiohttp's own message.
+            # If a part of the head came, it replaces aiohttp's own message, which is a text.
             came_in_part = not isinstance(getattr(error, "message", ""), str)
             if came_in_part or not connection.reused:
                 raise
         return await self._unpooled.request(method, url, trace_request_ctx=_Connection(), **content)
 
     async def stream(self, job: Job) -> Record:
-        """Send and read to the end; failures are in the record, never raised."""
+        """Send a job and read its answer to the end; failures are in the record, not raised."""
         record = Record(time.perf_counter())
         try:
             async with await self._send("POST", job.path, data=job.body) as response:
@@ -118,19 +118,21 @@ class Client:
         return record
 
     async def text(self, path: str) -> str | None:
-        """A GET's body; None if the server has no such page. Raises RuntimeError without answer."""
+        """The body of a GET; None if its status is not 200. Raises RuntimeError if there is no
+        answer."""
         status, text = await self._ask("GET", path)
         return text if status == 200 else None
 
     async def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A JSON answer. Raises RuntimeError with the server's words if it is no success."""
+        """The JSON of an answer. Raises RuntimeError, with the answer's text, for a status of 400
+        or more."""
         status, text = await self._ask(method, path, body)
         if status >= 400:
             raise RuntimeError(f"{method} {path}: HTTP {status}: {text[:300]}")
         return json.loads(text)
 
     async def first_model(self) -> str:
-        """Id of the first model that the server names. Raises RuntimeError where it names none."""
+        """Id of the first model that the server lists. Raises RuntimeError if it lists none."""
         answer = await self.json("GET", "/v1/models")
         try:
             return str(answer["data"][0]["id"])

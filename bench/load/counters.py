@@ -1,4 +1,4 @@
-"""What a server counted: its /metrics page before and after."""
+"""A server's counters, from its /metrics page before and after a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 PATH = "/metrics"
 _VLLM = "vllm:spec_decode_num_"
-# name -> the label that tells its samples apart; others are summed over (engines, models)
+# name -> the label by which its values are kept apart; other labels (engine, model) are summed over
 _WANTED = {
     f"{_VLLM}drafts_total": "",
     f"{_VLLM}draft_tokens_total": "",
@@ -36,7 +36,7 @@ class Counters:
 
     @classmethod
     def read(cls, page: str) -> Counters:
-        """Counters from a page of Prometheus text."""
+        """Parse the counters in a page of Prometheus text."""
         lines = [line for line in page.splitlines() if line.split(" ")[0].split("{")[0] in _WANTED]
         wanted = "".join(line + "\n" for line in lines)
         values: dict[tuple[str, str], float] = {}
@@ -47,30 +47,31 @@ class Counters:
         return cls(values)
 
     def since(self, before: Counters) -> Counters:
-        """How much each counter grew since `before`."""
+        """The increase of each counter since `before`."""
         return Counters({k: v - before.values.get(k, 0.0) for k, v in self.values.items()})
 
     def get(self, name: str) -> float:
-        """Value of a metric without a label of its own; 0 if the server lacks it."""
+        """Value of a metric that has no label here; 0 if the server lacks it."""
         return self.values.get((name, ""), 0.0)
 
     def labelled(self, name: str) -> dict[str, float]:
-        """Values of a metric by its label."""
+        """Values of a metric by its label's value."""
         return {label: v for (n, label), v in self.values.items() if n == name and label}
 
     def by(self, name: str) -> dict[int, float]:
-        """Values of a metric by number: position, or K."""
+        """Values of a metric whose label is a number, position or K, in ascending order."""
         return dict(sorted((int(label), v) for label, v in self.labelled(name).items()))
 
 
 def speculation(grown: Counters) -> dict[str, Any]:
-    """Acceptance, K and the server's own speed-up from what its counters grew by.
+    """Acceptance, K and the gateway's own speed-up estimate, from the increases of counters.
 
-    `acceptance_length` is tokens per drafted step, 1 + accepted / drafts, and `acceptance` by
-    position is over drafted steps too: its sum is the length less 1, and servers compare whether
-    they verify all drafts or not. Over the drafts verified there: the gateway's own metrics.
-    `k_mean` is over all steps, those without drafts included, where they are known. `control` is
-    what probes lost and the policy took, over the seconds of all steps that made tokens.
+    `acceptance_length` is tokens per drafted step, 1 + accepted / drafts. `acceptance` by position
+    is per drafted step too, so that its sum is the length less 1, and servers that verify all
+    drafts compare with those that do not. (The gateway's own metrics are per draft verified at the
+    position.) `k_mean` is over all steps if the server counts them, those without drafts included.
+    `control` is the seconds lost by probes and taken by the policy, over those of all steps that
+    made tokens.
     """
     found: dict[str, Any] = {}
     drafts, drafted = grown.get(f"{_VLLM}drafts_total"), grown.get(f"{_VLLM}draft_tokens_total")
@@ -83,7 +84,7 @@ def speculation(grown: Counters) -> dict[str, Any]:
     if total := sum(steps.values()):
         found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)
         found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
-        if drafts:  # the server may have drafted further positions before
+        if drafts:  # the page may have later positions, of a larger K before
             found["acceptance"] = found["acceptance"][: max(map(int, found["steps"]))]
     decode = grown.get("aerie_decode_seconds_total")
     if decode > 0:

@@ -1,6 +1,6 @@
-"""Records -> outcomes: server-sent events with their times, and the server's own token counts.
+"""Parse records to outcomes: times of server-sent events, and the server's own token counts.
 
-Tokens are what `usage` says, never chunks: with speculation a chunk holds several tokens.
+Tokens are those of `usage`, never chunks: with speculation a chunk holds several tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from bench.load.client import Record
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, in seconds of time.perf_counter()."""
+    """The times of one request, in seconds of time.perf_counter(), and its tokens."""
 
     sent: float
-    first: float  # first text (or tool call) came
-    last: float  # the last event about the answer
+    first: float  # when the first text (or tool call) came
+    last: float  # when the last event of the answer came
     chunks: tuple[float, ...]  # when each event with text came
-    events: tuple[float, ...]  # and each event of the answer, text or not
+    events: tuple[float, ...]  # when each event of the answer came, with text or without
     prompt_tokens: int
-    tokens: int  # of the answer, as the server counts
+    tokens: int  # tokens of the answer, by the server's count
     failure: str = ""
 
     @property
@@ -49,12 +49,12 @@ class Outcome:
 
     @property
     def event_gaps(self) -> list[float]:
-        """Seconds between events: what `vllm bench serve` calls ITL."""
+        """Seconds between successive events: what `vllm bench serve` calls ITL."""
         return _between(self.events)
 
 
 def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """(time, data) of each event; its time is that of the read that completed it."""
+    """(time, data) of each server-sent event, at the time of the read that completed it."""
     rest = b""
     for time, data in reads:
         *whole, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
@@ -65,7 +65,7 @@ def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]
 
 
 def outcome(record: Record) -> Outcome:
-    """Read one record. A stream without text, end or usage is a failure that says so."""
+    """Parse one record. A stream without text, end or usage has a `failure` that says so."""
     chunks: list[float] = []
     answering: list[float] = []
     last, usage, done, failure = record.sent, None, False, record.failure
@@ -112,7 +112,7 @@ def _missing(done: bool, usage: Any, text: bool) -> str:
         return "the stream ended without [DONE]"
     if not usage:
         return "the server sent no usage (stream_options.include_usage)"
-    # Tokens without text exist (special ones); an answer of only such is still an answer.
+    # Special tokens have no text: an answer of these alone is not empty.
     return "" if text or usage.get("completion_tokens") else "an empty answer"
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of one run -> its figures."""
+"""Compute the figures of a run from its outcomes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Tokens per second in all and per user, and quantiles in milliseconds.
+    """Tokens per second of all users and of one, and quantiles of times in milliseconds.
 
-    `seconds` are from the first request sent to the last token, so a run's tail counts.
-    `user_tokens_per_second` is the median over requests of 1 / TPOT: how fast an answer is seen
-    to grow. ITL is between chunks, which hold several tokens when drafts are accepted; the gap
-    between events is counted with those that have no text, such as the end.
+    `seconds` is from the first request sent to the last token, so that a run's tail counts.
+    `user_tokens_per_second` is the median of 1 / TPOT over requests: how fast a user sees an answer
+    grow. ITL is between chunks, which hold several tokens when drafts are accepted;
+    `event_gap_ms` is between all events, those without text, such as the last one, included.
     """
     good = [item for item in outcomes if not item.failure]
     failures = sorted({item.failure for item in outcomes if item.failure})
@@ -47,13 +47,13 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def steady(outcomes: Sequence[Outcome], users: int) -> dict[str, float]:
-    """Tokens per second of a closed loop without its start and its tail: from when all `users` had
-    their first token to when the first of them had nothing more to ask. Empty if that never was,
-    or a request failed.
+    """Tokens per second of a closed loop without its start and tail: from when all `users` had
+    their first token until the first of them had no more requests. Empty if there is no such time,
+    or if a request failed.
 
-    In a tail the batch is not full, and how long it is depends on the method: requests of one
+    In the tail the batch is not full, and its length depends on the method: requests of equal
     length end together if nothing is drafted, and one by one if drafts are accepted. Tokens are
-    counted when they come; those of a request are taken to be spread evenly over its chunks.
+    counted when they come; those of a request are assumed to be spread evenly over its chunks.
     """
     if len(outcomes) < users or any(item.failure or not item.chunks for item in outcomes):
         return {}
@@ -72,7 +72,7 @@ def steady(outcomes: Sequence[Outcome], users: int) -> dict[str, float]:
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean and quantiles in milliseconds; empty for nothing."""
+    """Mean and quantiles in milliseconds; empty if there are no values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)
@@ -82,7 +82,7 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the neighbours, of values in ascending order."""
+    """Quantile `share` of values in ascending order, interpolated linearly."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

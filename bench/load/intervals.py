@@ -1,7 +1,7 @@
 """Confidence intervals by bootstrap over rounds.
 
-Rounds are the unit: within one round every system ran once, minutes apart at most, so what the
-machine does falls on all of them. Ratios are taken between systems of the same rounds.
+Rounds are the unit that is resampled. In each round every system ran once, at most minutes apart,
+so that changes of the machine affect all of them. Ratios are taken within rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bench.load.figures import quantile
 
 RESAMPLES, CONFIDENCE = 2000, 0.95
-FEWEST_ROUNDS = 3  # with fewer a bootstrap says nothing
+FEWEST_ROUNDS = 3  # with fewer rounds a bootstrap means nothing
 
 Interval = tuple[float, float]
 Speeds = Mapping[int, float]  # round -> tokens per second
@@ -22,7 +22,8 @@ Mean = Callable[[Sequence[float]], float]
 def interval(
     rounds: Sequence[int], statistic: Callable[[Sequence[int]], float], seed: int = 0
 ) -> Interval | None:
-    """Percentile interval of `statistic(rounds drawn with replacement)`; None for too few."""
+    """95% percentile interval of `statistic` over rounds drawn with replacement; None for fewer
+    than FEWEST_ROUNDS."""
     if len(rounds) < FEWEST_ROUNDS:
         return None
     rng = random.Random(f"bootstrap:{seed}")
@@ -32,26 +33,26 @@ def interval(
 
 
 def of_equal_work(speeds: Sequence[float]) -> float:
-    """All tokens over all seconds, where every round made as many: the harmonic mean."""
+    """All tokens over all seconds if every round made equally many tokens: the harmonic mean."""
     return len(speeds) / sum(1.0 / speed for speed in speeds)
 
 
 def of_equal_time(speeds: Sequence[float]) -> float:
-    """All tokens over all seconds, where every round took as long. The harmonic mean would charge
-    a method for prompts that differ, which drafts make of equal ones: a turn of a second and a half
-    at one user lies in easy text or in hard."""
+    """All tokens over all seconds if every round took equally long: the arithmetic mean. The
+    harmonic mean would charge a method for text that differs between rounds: with one user, a turn
+    of 1.5 s lies in text that is easy to draft or in text that is hard."""
     return sum(speeds) / len(speeds)
 
 
 def speed(speeds: Speeds, rounds: Sequence[int], *, mean: Mean = of_equal_work) -> float:
-    """Tokens per second over these rounds."""
+    """Tokens per second over these rounds, joined by `mean`."""
     return mean([speeds[number] for number in rounds])
 
 
 def ratio(
     one: Speeds, other: Speeds, *, mean: Mean = of_equal_work
 ) -> tuple[float, Interval | None]:
-    """Speed of `one` over that of `other` in the rounds that both have."""
+    """Speed of `one` over that of `other` in the rounds that both have, with its interval."""
     return over_best(one, [other], mean=mean)
 
 
@@ -60,7 +61,8 @@ def over_best(
 ) -> tuple[float, Interval | None]:
     """Speed of `one` over the fastest of `others`, which is chosen anew in every resample.
 
-    The best of several is a little lucky, so this is on the careful side for `one`.
+    The fastest of several is fast by luck too, so that the ratio errs against `one`. Raises
+    ValueError if there is no round that all of them ran.
     """
     rounds = sorted(set(one).intersection(*others))
     if not rounds:

@@ -1,7 +1,7 @@
-"""A server that answers at once: what is measured against it is the client's own ceiling.
+"""A server that answers at once, against which the client's own limit is measured.
 
-Also the fake of the tests: an asyncio protocol that speaks just enough HTTP/1.1 to stream
-OpenAI's events, in a process or loop of its own.
+Tests use it too. It is an asyncio protocol with just enough HTTP/1.1 to stream OpenAI's events, in
+a process or event loop of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 @dataclass
 class Script:
-    """What every request is answered with."""
+    """How every request is answered, and what was received."""
 
     chunks: int = 64  # events with text
-    tokens: int = 128  # that usage speaks of
-    first_s: float = 0.0  # before the first event
-    gap_s: float = 0.0  # between events
+    tokens: int = 128  # completion tokens in the usage
+    first_s: float = 0.0  # seconds before the first event
+    gap_s: float = 0.0  # seconds between events
     seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # method, path, body
     pages: dict[str, str] = field(default_factory=dict)  # path -> body of a GET
-    refuses: tuple[str, ...] = ()  # fields of a body that are a 400
+    refuses: tuple[str, ...] = ()  # fields of a body that are answered with a 400
     usage: bool = True
     done: bool = True
     running: int = 0
@@ -45,7 +45,7 @@ class NullServer(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Requests with Content-Length, one after the other."""
+        """Parse requests with Content-Length, one after the other, and answer them."""
         self._buffer += data
         while b"\r\n\r\n" in self._buffer:
             head, rest = self._buffer.split(b"\r\n\r\n", 1)
@@ -88,7 +88,7 @@ class NullServer(asyncio.Protocol):
                 await asyncio.sleep(script.gap_s)
             self._transport.write(event)
             if not script.gap_s and index % 16 == 15:
-                await asyncio.sleep(0)  # others' turn
+                await asyncio.sleep(0)  # let other connections write
         usage = {"prompt_tokens": 7, "completion_tokens": script.tokens}
         if script.usage:
             self._transport.write(_chunk({"choices": [], "usage": usage}))

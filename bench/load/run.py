@@ -1,4 +1,4 @@
-"""One run against one server: load, wait, figures."""
+"""One run of load against one server, and its figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.load.counters import PATH, Counters, speculation
 from bench.load.events import outcome
 from bench.load.figures import figures, steady
 
-SPECULATION = "/v1/speculation"  # of the gateway
+SPECULATION = "/v1/speculation"  # the gateway's path for state and objective
 
 
 async def measure(
@@ -24,9 +24,10 @@ async def measure(
     times: Sequence[float] | None = None,
     started: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Send all jobs, closed loop with `limits` or open loop at `times`; figures of the run.
+    """Send all jobs, in a closed loop with `limits` or an open loop at `times`; returns figures.
 
-    The page of metrics is read before and after.
+    The server's counters are read before and after. `started` is called with the index of each
+    request of a closed loop as it is sent.
     """
     if (limits is None) == (times is None):
         raise ValueError("give limits or times")
@@ -45,7 +46,7 @@ async def measure(
     found = figures(outcomes)
     if limits is not None and len(set(limits)) == 1:
         found |= steady(outcomes, limits[0])
-    found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process took
+    found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process used
     if before is not None:
         after = await counters(client)
         if after is not None:
@@ -55,7 +56,7 @@ async def measure(
 
 async def counters(client: Client) -> Counters | None:
     """The server's counters now; None if it has none."""
-    # Those of the policy are up to a second old on the gateway's page, but not after this.
+    # The gateway's page has the policy's counters of up to a second ago; this refreshes them.
     await client.text(SPECULATION)
     page = await client.text(PATH)
     return None if page is None else Counters.read(page)

@@ -1,1 +1,1 @@
-"""Benches of single parts, each in processes of its own and without a server."""
+"""Benches of single parts of an engine or a training step, mostly without a server."""

@@ -1,11 +1,11 @@
-"""`aerie bench context`: acceptance by the length of the text, at limits of the drafter's context.
+"""`aerie bench context`: acceptance by the length of the text, for limits of the head's context.
 
-One engine of the embedded model for each limit, the same held-out prompts, long answers.
+Each limit has an engine of the embedded model, with the same held-out prompts and long answers.
 
     aerie bench context --limits 0 416 256 128
 
-Prints one JSON line per limit and workload: acceptance length (tokens per request and step) of all
-steps, and of those whose text had 0-199, 200-399, ... tokens.
+Prints one JSON line per limit and workload: the acceptance length of all steps, and of those whose
+text had 0-199, 200-399, ... tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bench.errors import reports_errors
 from bench.parser import command_parser
 from drafters.train.evaluation.evaluate_head import EMBEDDED
 
-REQUESTS = 16  # of each workload, in one batch
+REQUESTS = 16  # requests of each workload, all in one batch
 OUTPUT_TOKENS = 1400
 BIN = 200
 K = 7
 
 
 def measure(limit: int, temperature: float) -> None:
-    """The lines of one limit."""
+    """Print the lines of one limit."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from vllm import LLM, SamplingParams
@@ -43,7 +43,7 @@ def measure(limit: int, temperature: float) -> None:
     given["enable_prefix_caching"] = False
     options = engine_options(load(given, {}, preset="embedded"))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM prints
+    os.dup2(2, 1)  # vLLM prints to standard output
     engine = LLM(**{**options, "served_model_name": None}).llm_engine
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     scheduler.speculation("steer", {"objective": "fixed", "k": K})
@@ -61,7 +61,7 @@ def measure(limit: int, temperature: float) -> None:
             for output in engine.step():
                 count = len(output.outputs[0].token_ids)
                 before = made.get(output.request_id)
-                if before is not None:  # the first token is the prompt's
+                if before is not None:  # the first token comes from the prefill
                     bin_ = (len(output.prompt_token_ids) + before) // BIN * BIN
                     steps[bin_] += 1
                     tokens[bin_] += count - before
@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure each limit in a process of its own; returns the exit code."""
     parser = command_parser("context", __doc__)
     parser.add_argument("--limits", type=int, nargs="+", default=[0, 416, 256, 128],
-                        help="tokens, 0 for none [0 416 256 128]")  # fmt: skip
-    parser.add_argument("--temperature", type=float, default=0.0, help="[0]")
+                        help="limits in tokens, 0 for none [0 416 256 128]")  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the answers [0]")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one is not None:

@@ -1,11 +1,12 @@
-"""`aerie bench device`: what a step, and the drafter's pass in it, take on the device.
+"""`aerie bench device`: how long a step, and the drafter's pass in it, take on the device.
 
-Engines one after the other, in a process each and without a server: methods as of a sweep, K = 0
-(`off`), `k:K` and `plain` ours, `none`, `vllm:K` and `eagle3:K` vLLM's own. A batch of requests
-decodes while events on the device's stream mark where steps begin and where a drafter's pass begins
-and ends; on a CPU the clock does. Figures are medians over steps that read no prompt and in which
-every request verifies K drafts, from the beginning of one to that of the next, so that what the
-host adds shows as far as the device waits for it.
+Engines run one after the other, each in a process of its own and without a server. Methods are
+those of a sweep: `off` (K = 0), `k:K` and `plain` on our engine, `none`, `vllm:K` and `eagle3:K` on
+vLLM's. While a batch of requests decodes, events on the device's stream mark the beginning of each
+step, and the beginning and end of each pass of the drafter; on a CPU the clock does. Figures are
+medians over steps that read no prompt and in which every request verifies K drafts. A step lasts
+from its beginning to that of the next one, so that it includes the time for which the device waits
+for the host.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ METHODS = "none,plain,vllm:3,vllm:7,vllm:11,off,k:3,k:7,k:11"
 BATCHES = "1,8,32,128"
 OUTPUT_TOKENS = 128
 WARM_UP_TOKENS = 16
-FEWEST = 4  # steps that a figure is worth printing from
+FEWEST = 4  # steps that a figure needs
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, batch) -> figures
 
@@ -73,28 +74,28 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(slots=True)
 class TimedStep:
-    """A step that the runner was given; its marks are of `Clock`."""
+    """A step that the model runner was given, with marks of a `Clock`."""
 
     requests: int
     tokens: int
-    reads: bool  # a prompt, or part of one
+    reads: bool  # whether it reads a prompt, or part of one
     begun: Any
     draft_begun: Any = None
     draft_ended: Any = None
 
     def is_steady(self, batch: int, k: int) -> bool:
-        """Whether it is one of those that figures are about."""
+        """Whether it counts: no prompt is read, and all of `batch` requests verify K drafts."""
         return not self.reads and self.requests == batch and self.tokens == batch * (1 + k)
 
 
 class Clock:
-    """Marks on the device's stream, for which nothing waits; on a CPU the time."""
+    """Marks times on the device's stream, without waiting; on a CPU, by the clock."""
 
     def __init__(self, device: Any) -> None:
         self._on_gpu = device.type == "cuda"
 
     def mark(self) -> Any:
-        """Now, or when the device gets there."""
+        """A mark at this point of the device's stream, or at the present time on a CPU."""
         if not self._on_gpu:
             return perf_counter()
         import torch
@@ -104,11 +105,11 @@ class Clock:
         return event
 
     def milliseconds(self, since: Any, until: Any) -> float:
-        """Between two marks that the device has passed."""
+        """Milliseconds between two marks that the device has passed."""
         return float(since.elapsed_time(until) if self._on_gpu else 1e3 * (until - since))
 
     def wait(self) -> None:
-        """For the device to have passed every mark."""
+        """Wait until the device has passed every mark."""
         if self._on_gpu:
             import torch
 
@@ -116,7 +117,8 @@ class Clock:
 
 
 def watch(runner: Any, clock: Clock) -> list[TimedStep]:
-    """Every step that a vLLM model runner is given from now on, V1's or V2's."""
+    """Record every step that a vLLM model runner, V1's or V2's, is given from now on. Returns the
+    list that steps are added to."""
     steps: list[TimedStep] = []
     execute = runner.execute_model
 
@@ -156,7 +158,7 @@ def _marked(
 def measure(
     group: Sequence[Method], shared: Shared, batches: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Cells of the methods of one engine, which is started here."""
+    """Start the engine of `group`, methods that share it, and measure each at each batch."""
     from vllm import LLM, SamplingParams
 
     arguments, _ = in_process(group[0], shared)
@@ -182,7 +184,7 @@ def measure(
 
 
 def figures(steps: Sequence[TimedStep], clock: Clock, batch: int, k: int) -> dict[str, Any]:
-    """Count a cell's steady steps; their median times in milliseconds."""
+    """The number of a cell's steady steps, and their median times in milliseconds."""
     steady = [(a, b) for a, b in pairwise(steps) if a.is_steady(batch, k) and b.is_steady(batch, k)]
     found: dict[str, Any] = {"k": k, "steps": len(steady)}
     if len(steady) < FEWEST:
@@ -195,7 +197,7 @@ def figures(steps: Sequence[TimedStep], clock: Clock, batch: int, k: int) -> dic
 
 
 def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> list[str]:
-    """Markdown: times, and what they are over."""
+    """Markdown tables of the times, and of their ratios to vLLM's."""
 
     def grid(show: Callable[[Method, int], float | None]) -> list[str]:
         rows = [["batch", *(method.label for method in methods)]]
@@ -236,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"as in a sweep: {', '.join(ARCHITECTURES)}")  # fmt: skip
     options.add_engines(parser)
     add("--out", type=Path, default=Path("runs/device.jsonl"), metavar="FILE",
-        help="results; the same command goes on from there [runs/device.jsonl]")  # fmt: skip
+        help="results; the same command continues from there [runs/device.jsonl]")  # fmt: skip
     return parser
 
 

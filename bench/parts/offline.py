@@ -1,4 +1,4 @@
-"""Engines in a process of their own and without a server, so that one can look into them."""
+"""Engines without a server, each in a process of its own, so that a bench can look inside."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from app.engine.configuration import cpu
 
 
 def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What `python -m MODULE --offline ...` prints as lines of JSON, once it has ended.
+    """Run `python -m MODULE --offline ...` and return the lines of JSON that it printed.
 
-    Raises RuntimeError if it fails; what it said of that is on standard error.
+    Raises RuntimeError if it fails; its own error is on standard error.
     """
     environment = {**environ, **cpu.environment(environ)}
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -36,7 +36,7 @@ def model_runner(llm: Any) -> Any:
 
 
 def held_out(count: int) -> list[list[int]]:
-    """Token ids of prompts that no embedded model was trained on; every target has these ids."""
+    """Prompts that no embedded model was trained on, as token ids that every target has."""
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.evaluation.evaluate_head import EMBEDDED
     from drafters.train.evaluation.workloads import held_out_prompts

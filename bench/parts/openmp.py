@@ -3,12 +3,12 @@
     aerie bench openmp --rounds 3 --k 0
 
 The model's threads meet at barriers hundreds of times a step. How a thread waits there decides
-what happens when another process has taken the core of the one it waits for. Arms: `libgomp`,
-which torch brings and vLLM preloads, and `gateway`, what the gateway's engine is started with
-(app/engine/configuration/cpu.py). Each measurement is a fresh engine, since a runtime is preloaded
-at process start; the arms take turns. Within one, windows of a quiet machine take turns with
-windows beside one process that computes without end (in a session of its own, as another
-terminal's would be).
+what happens when another process has taken the core of a thread that it waits for. Two runtimes
+(arms) are compared: `libgomp`, which comes with torch and which vLLM preloads, and `gateway`, that
+of the gateway's engine (app/engine/configuration/cpu.py). A runtime is preloaded when a process
+starts, so that each measurement has a new engine; the arms take turns. With each engine, windows on
+the quiet machine alternate with windows beside one process that computes without end (in a session
+of its own, like another terminal's).
 
 Prints one JSON line per engine (tokens per second by users), then one line per arm: medians over
 all windows, and their ratio to the first arm's.
@@ -33,21 +33,22 @@ from bench.load.busy import busy_process
 from bench.options import positive
 from bench.parser import command_parser
 
-OUTPUT_TOKENS = 16  # so few that a window ends in time where steps take a second
+OUTPUT_TOKENS = 16  # so few that a window ends in time even if a step takes a second
 USERS = (1, 8)
-WINDOWS = 3  # of each kind in one engine
-SECONDS = 4.0  # a window lasts at least so long
+WINDOWS = 3  # windows of each kind with one engine
+SECONDS = 4.0  # least length of a window
 PRESET = "smollm2-135m"
 
 
 def arms() -> dict[str, dict[str, str]]:
-    """Arm -> variables of its process. Without LD_PRELOAD vLLM preloads torch's own libgomp."""
+    """Arm -> environment of its process. Without LD_PRELOAD vLLM preloads torch's own libgomp."""
     plain = {name: text for name, text in os.environ.items() if name not in libraries({})}
     return {"libgomp": plain, "gateway": {**plain, **environment(plain)}}
 
 
 def measure(k: int) -> None:
-    """One engine in this process: prints tokens/s as {"quiet_1": [...], "busy_1": [...], ...}."""
+    """Measure an engine in this process; prints tokens/s as {"quiet_1": [...], "busy_1": [...],
+    ...}, by users."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
@@ -83,7 +84,7 @@ def measure(k: int) -> None:
 
 
 def run(k: int, variables: Mapping[str, str]) -> dict[str, list[float]]:
-    """`measure` in a process of its own with these variables."""
+    """Run `measure` in a process of its own with this environment. Raises RuntimeError."""
     command = [sys.executable, "-m", "bench.parts.openmp", "--measure", "--k", str(k)]
     child = {**variables, "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(command, env=child, stdout=subprocess.PIPE, text=True, check=False)
@@ -107,10 +108,10 @@ def summary(results: Mapping[str, Mapping[str, list[float]]]) -> Iterator[dict[s
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Interleaved rounds over both arms; returns the exit code."""
+    """Measure both arms in interleaved rounds; returns the exit code."""
     parser = command_parser("openmp", __doc__)
     parser.add_argument("--k", type=int, default=0, help="draft tokens per step; 0: no drafter [0]")
-    parser.add_argument("--rounds", type=positive, default=3, help="[3]")
+    parser.add_argument("--rounds", type=positive, default=3, help="engines of each arm [3]")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure:
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     results: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     order = list(arms().items())
     for number in range(options.rounds):
-        # Every other round runs backwards: no arm always follows the same one.
+        # Every other round runs in reverse order, so that no arm always follows the same one.
         for arm, variables in order if number % 2 == 0 else reversed(order):
             rates = run(options.k, variables)
             print(json.dumps({"k": options.k, "round": number, "arm": arm, **rates}), flush=True)

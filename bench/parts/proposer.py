@@ -1,9 +1,9 @@
 """`aerie bench proposer`: our drafter against vLLM's at a fixed K, and its cost at K = 0.
 
-Engines of the embedded model, in a process each, all on the same core: vLLM's own P-EAGLE, ours,
-and two without speculation, which ought to be equal and tell what a ratio of this machine is
-worth. They take turns on the same held-out prompts, so that whatever
-else the machine does falls on all of them alike.
+The engines of the embedded model run in a process each, all on the same core: vLLM's own P-EAGLE,
+ours, and two without speculation, whose ratio should be 1 and shows how precise ratios on this
+machine are. They take turns on the same held-out prompts, so that whatever else the machine does
+affects all of them alike.
 
     aerie bench proposer --rounds 5 --k 7
 
@@ -35,14 +35,16 @@ from drafters.train.evaluation.evaluate_head import EMBEDDED
 
 OUTPUT_TOKENS = 96
 SEQUENCES = {1: 4, 8: 16, 16: 32, 32: 64}  # batch -> requests per measurement
-# `stock` has none of our code in it, `plain` and `control` no speculation.
+# system -> kind of engine. `stock` is upstream vLLM without our code; `plain` and `control` have no
+# speculation.
 ENGINES = {"stock": "stock", "ours": "ours", "ours at K=0": "ours", "plain": "plain",
            "control": "control"}  # fmt: skip
 PAIRS = [("ours", "stock"), ("ours at K=0", "plain"), ("control", "plain")]
 
 
 def serve(kind: str, k: int) -> None:
-    """One engine. Reads {"batch", "k", "round"} lines, answers each with a line of figures."""
+    """Run one engine, which reads jobs, lines of {"batch", "k", "round"}, from standard input and
+    answers each with a line of figures."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if kind == "stock":
@@ -54,7 +56,7 @@ def serve(kind: str, k: int) -> None:
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.evaluation.workloads import held_out_prompts
 
-    # Prompts come again: a prefix cache would measure how much of each an engine keeps.
+    # Prompts are repeated: with a prefix cache, figures would depend on what an engine keeps.
     given = {"max_num_seqs": 32, "enable_prefix_caching": False}
     given["k"] = k if kind in ("stock", "ours") else 0
     settings = load(given, {}, preset="embedded")
@@ -63,7 +65,7 @@ def serve(kind: str, k: int) -> None:
         for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):
             options.pop(ours)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM prints
+    os.dup2(2, 1)  # vLLM prints to standard output
     engine = LLM(**options)
     prompts = [
         {"prompt_token_ids": ids}
@@ -105,12 +107,12 @@ def _counters(engine: Any) -> tuple[float, float]:
 
 
 class EngineProcess:
-    """`serve` in a process of its own. Use as `with`: the process is ended."""
+    """`serve` in a process of its own, which ends with the `with` block."""
 
     def __init__(self, kind: str, k: int, core: int) -> None:
         command = [sys.executable, "-m", "bench.parts.proposer", "--serve", kind, "--k", str(k)]
         environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": str(core)}
-        if kind == "stock":  # the allocator is no merit of ours
+        if kind == "stock":  # it gets our engine's allocator too, so that only drafters differ
             environment["LD_PRELOAD"] = cpu.preload(os.environ)
         else:
             environment |= cpu.environment(os.environ)
@@ -147,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("proposer", __doc__)
     parser.add_argument("--rounds", type=positive, default=5, help="[5]")
     parser.add_argument("--k", type=int, default=7, help="draft tokens per step [7]")
-    parser.add_argument("--core", type=int, default=0, help="that all engines run on [0]")
+    parser.add_argument("--core", type=int, default=0, help="CPU core of all engines [0]")
     parser.add_argument(
         "--batches", type=int, nargs="+", choices=SEQUENCES, default=list(SEQUENCES)
     )
@@ -171,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 def measure(
     engines: Mapping[str, EngineProcess], options: argparse.Namespace
 ) -> dict[tuple[int, str], list[float]]:
-    """Tokens per second by batch and system, of every round; a line of JSON for each."""
+    """Tokens per second by batch and system, for every round; prints a line of JSON for each."""
     ks = {"ours at K=0": 0}
     results: dict[tuple[int, str], list[float]] = defaultdict(list)
     random = Random(0)

@@ -1,10 +1,10 @@
 """`aerie bench step`: where the time of a step goes, in one process and served.
 
-In one process every part is timed by itself, without what it calls of the others. Served, the
-engine tells its steps by phase, the system the CPU of each process, and the client how long a step
-takes where its tokens arrive: what is left of that is the way between them.
+In one process, every part is timed without the other parts that it calls. Served, the engine
+reports its steps by phase, the operating system the CPU time of each process, and the client how
+long a step takes where its tokens arrive; the rest is the way between engine and client.
 
-The model is the default one, or what AERIE_PRESET or AERIE_MODEL name.
+The model is the default one, or the one that AERIE_PRESET or AERIE_MODEL names.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ PROCESSES = {"EngineCore": "engine core", "Worker": "worker"}  # else the API's
 
 
 class Parts:
-    """Seconds by part; a part's own, without those of the parts that it calls."""
+    """Seconds of each part, without those of other parts that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._inner: list[float] = []
 
     def time(self, owner: Any, names: str, part: str) -> None:
-        """From now on the functions `names` of a class, an instance or a module are `part`."""
+        """Time the functions `names` of a class, an instance or a module as `part` from now on."""
         for name in names.split():
             setattr(owner, name, self._timed(getattr(owner, name), part))
 
@@ -69,12 +69,12 @@ class Parts:
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Both tables; returns the exit code."""
+    """Measure and print both tables; returns the exit code."""
     parser = command_parser("step", __doc__)
     parser.add_argument("--k", type=_ks, default=(0, 7), metavar="K,K", help="[0,7]")
     parser.add_argument("--concurrency", type=options.counts, default=(1, 8), metavar="C,C",
                         help="[1,8]")  # fmt: skip
-    parser.add_argument("--requests", type=positive, default=6, help="of a user, served [6]")
+    parser.add_argument("--requests", type=positive, default=6, help="per user, when served [6]")
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.offline:
@@ -114,7 +114,7 @@ def _most(cells: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
-    """One engine in this process; a JSON line for each K and batch."""
+    """Time an engine in this process; prints a line of JSON for each K and batch."""
     from vllm import LLM, SamplingParams
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -162,7 +162,7 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
 
 
 async def served(ks: Sequence[int], users: Sequence[int], requests: int) -> list[list[str]]:
-    """A gateway of its own under load; a row for each K and number of users."""
+    """Start a gateway and measure it under load; a row for each K and number of users."""
     rows = [["K", "c", "target", "draft", "control", "other of the engine", "between steps",
              "client's step", "CPU: worker", "engine core", "API"]]  # fmt: skip
     names = [f"k:{k}" if k else "off" for k in ks]
@@ -191,7 +191,7 @@ async def served(ks: Sequence[int], users: Sequence[int], requests: int) -> list
 
 
 def by_phase(grown: Counters) -> tuple[float, dict[str, float]]:
-    """Steps, and milliseconds of one by phase."""
+    """The number of steps, and the milliseconds of a step by phase."""
     number = sum(grown.by("aerie_steps_total").values())
     seconds = grown.labelled("aerie_step_seconds_total")
     return number, {phase: 1e3 * value / number for phase, value in seconds.items()}

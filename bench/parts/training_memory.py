@@ -2,9 +2,9 @@
 
     aerie bench training-memory [--lengths N ...] [--partitions S ...] [--method eagle3]
 
-Every figure comes from a process of its own: peak resident memory less what the process held
-before the step, and the step's CPU seconds. The head has the embedded one's shape. A step that
-would pass --limit-gib is ended and reported so.
+Every figure comes from a process of its own: the peak of resident memory, less that before the
+step, and the step's CPU seconds. The head has the shape of the embedded one. A step that would
+exceed --limit-gib is ended and reported as such.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GIB = 2**30
 
 
 def step(method: str, layers: int, length: int, partitions: int) -> dict[str, float]:
-    """One forward and backward pass over a sequence of `length` tokens, nothing in its prompt."""
+    """Run a forward and a backward pass over `length` tokens, of which the first is the prompt."""
     torch.manual_seed(0)
     config = HeadConfig(
         VOCABULARY, HIDDEN, HIDDEN, 1024, layers, 6, 2, 64, TAPS, length,
@@ -63,7 +63,8 @@ def _resident() -> int:
 
 
 def measured(args: argparse.Namespace, length: int, partitions: int) -> dict[str, float] | None:
-    """`step` in a fresh process; None if it needs more than the limit."""
+    """Run `step` in a new process; None if it needs more than the limit. Raises RuntimeError if it
+    fails otherwise."""
     command = [
         sys.executable, "-m", "bench.parts.training_memory", "--one", f"{length},{partitions}",
         "--method", args.method, "--layers", str(args.layers), "--limit-gib", str(args.limit_gib),

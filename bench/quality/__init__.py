@@ -1,1 +1,1 @@
-"""`aerie bench quality`: greedy HumanEval answers with drafts and without, compared and run."""
+"""`aerie bench quality`: compare greedy HumanEval answers with drafts and without, and run them."""

@@ -10,16 +10,16 @@ from bench.workloads.prompt import CHAT, COMPLETIONS
 from drafters.train.data.humaneval import Problem, chat_prompt
 
 NO_DRAFTS = {"speculation": {"enabled": False}}
-LIKELIEST = 5  # tokens asked for where two answers part; the candidates of a tie are the first two
+LIKELIEST = 5  # log-probabilities asked for where two answers differ; a tie needs the first two
 _TOKEN_ID = "token_id:"  # what vLLM puts before a token's number in `return_tokens_as_token_ids`
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model wrote for one problem."""
+    """The model's answer to one problem."""
 
     text: str
-    tokens: list[int]  # with the end token, if it came to one
+    tokens: list[int]  # the end token included, if it was reached
     prompt_tokens: list[int]
     finish_reason: str
 
@@ -27,7 +27,8 @@ class Answer:
 async def ask(
     client: Client, model: str, problem: Problem, *, max_tokens: int, drafts: bool
 ) -> Answer:
-    """Answer a problem greedily. Raises RuntimeError if the server cannot or sends no tokens."""
+    """Have a problem answered greedily. Raises RuntimeError if the server fails or sends no token
+    ids."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": chat_prompt(problem)}],
@@ -49,7 +50,10 @@ async def ask(
 
 
 async def likeliest(client: Client, model: str, tokens: list[int]) -> dict[int, float]:
-    """Log-probabilities of the likeliest next tokens after `tokens`, computed without drafts."""
+    """Log-probabilities of the most probable next tokens after `tokens`, computed without drafts.
+
+    Raises RuntimeError if the server sends none.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": tokens,
@@ -69,10 +73,10 @@ async def likeliest(client: Client, model: str, tokens: list[int]) -> dict[int, 
 def _greedy(drafts: bool) -> dict[str, Any]:
     return {
         "temperature": 0,
-        # One of the checkpoint's generation_config.json would make the text other than greedy.
+        # Overrides one in the checkpoint's generation_config.json, with which text is not greedy.
         "repetition_penalty": 1.0,
-        # The second answer would find the first one's prefix cached, and be prefilled in a pass of
-        # another shape.
+        # Else the second answer would find the first one's prefix cached, and its prefill would
+        # have another shape.
         "cache_salt": "drafts" if drafts else "no drafts",
         **({} if drafts else NO_DRAFTS),
     }

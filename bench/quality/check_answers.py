@@ -1,18 +1,18 @@
 """`aerie bench quality`: are answers the same with drafts and without, and are they right?
 
 Every HumanEval problem is answered twice by one gateway, greedily: with drafts, and with
-`"speculation": {"enabled": false}`. Answers with the same tokens are equal. Where two part, the
-engine is asked without drafts how likely both tokens are there: as likely as rounding can tell is
-a float tie, anything else a failure and exit code 1.
+`"speculation": {"enabled": false}`. Answers with the same tokens are equal. Where two answers
+differ first, the engine is asked without drafts how probable both tokens are. If rounding can
+explain the difference it is a float tie, else a failure, with exit code 1.
 
-Verifying drafts puts several tokens of a request into one pass, and so do other requests beside
-it; sums of floats come out differently in passes of different shapes. With --concurrency 1, the
-default, only drafts make such a difference, and every problem's two answers follow each other.
-With more, answers also depend on which others were in their passes, so that more of them part.
+A pass that verifies drafts has several tokens of a request, and a pass with several requests has
+more tokens too. Sums of floats differ between passes of different shapes. With --concurrency 1, the
+default, only drafts change shapes, and the two answers to a problem follow each other. With more,
+answers also depend on which others were in their passes, so that more of them differ.
 
 --run-code runs the answers against the problems' tests and adds pass@1 with 95% intervals
-(Wilson). That executes what a model wrote: in a process of its own with limits, which contains
-accidents and is no sandbox against malice. Without the option nothing is executed.
+(Wilson). That executes code that a model wrote, in a process of its own with limits, which contains
+accidents but is not a sandbox against malice. Without the option nothing is executed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _REPORT_EVERY = 15.0  # seconds
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Ask what is missing, print the summary; returns the exit code."""
+    """Answer the problems that have no results yet, print the summary; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
         method = _method(args.method)
@@ -65,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
         journal.begin(_plan(args), provenance(["quality", *argv]))
         drafted = asyncio.run(_measure(args, method, chosen, journal))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the same command goes on from {args.out}") from None
+        raise KeyboardInterrupt(f"the same command continues from {args.out}") from None
     found = summary(journal.cells, args.tolerance)
     tell(text(found))
     facts = {"plan": journal.plan, "speculation": drafted, "provenance": journal.provenance}
     print(json.dumps({**found, **facts}, allow_nan=False))
-    # Without a draft both answers are of the same passes, and equal for no reason.
+    # Without drafts both answers come from the same passes, and their equality proves nothing.
     if drafted is not None and "acceptance_length" not in drafted:
         print("aerie bench: the server drafted nothing: no comparison", file=sys.stderr)
         return 1
@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> int:
 async def _measure(
     args: argparse.Namespace, method: Method, chosen: Sequence[Problem], journal: Journal
 ) -> dict[str, Any] | None:
-    """Answer the problems that the journal lacks; acceptance by the server's counters, or None
-    if there was nothing to ask."""
+    """Answer the problems that the journal lacks. Returns the acceptance by the server's counters,
+    or None if no problem was missing."""
     missing = [problem for problem in chosen if (problem.task_id,) not in journal.cells]
     if not missing:
         return None
@@ -109,7 +109,8 @@ async def _measure(
 async def _server(
     args: argparse.Namespace, method: Method, stack: AsyncExitStack
 ) -> tuple[Client, str]:
-    """A client of the server at --url, left as it is, or of a gateway started here; its model."""
+    """A client of the server at --url, whose settings are not changed, or of a gateway that is
+    started; and the name of its model."""
     if args.url:
         client = Client(args.url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
         await stack.enter_async_context(client)
@@ -123,14 +124,14 @@ async def _server(
 async def _cell(
     client: Client, model: str, problem: Problem, max_tokens: int, run_code: bool
 ) -> dict[str, Any]:
-    """Both answers to one problem, where they part, and what became of their programs."""
+    """Both answers to one problem, where they differ first, and the outcomes of their programs."""
     answer = partial(ask, client, model, problem, max_tokens=max_tokens)
     on, off = await answer(drafts=True), await answer(drafts=False)
     parted = await difference(on, off, partial(likeliest, client, model))
     outcomes: dict[str, dict[str, str]] = {"on": {}, "off": {}}
     if run_code:
         programs = [program(problem, side.text) for side in (on, off)]
-        # Equal programs run once: sets have another order in every process.
+        # Equal programs run once: the order of sets differs between processes.
         results = {source: await asyncio.to_thread(run_program, source) for source in {*programs}}
         for side, source in zip(outcomes, programs, strict=True):
             outcomes[side]["outcome"] = results[source]
@@ -169,19 +170,19 @@ def _parser() -> argparse.ArgumentParser:
         f"An API key for --url is read from {KEY_VARIABLE}. The last line is JSON.",
     )
     add = parser.add_argument
-    add("--url", default="", help="of a gateway that runs; without it one is started here")
+    add("--url", default="", help="address of a running gateway; without it one is started")
     add("--model", default="", help="with --url [the server's first]")
     add(
-        "--method", default="adaptive", help="of a gateway started here: adaptive or k:K [adaptive]"
+        "--method", default="adaptive", help="adaptive or k:K, if a gateway is started [adaptive]"
     )
-    add("--count", type=positive, metavar="N", help="the first N problems only [all]")
+    add("--count", type=positive, metavar="N", help="only the first N problems [all]")
     add("--max-tokens", type=positive, default=MAX_TOKENS, help=f"of an answer [{MAX_TOKENS}]")
     add("--concurrency", type=positive, default=1, metavar="C", help="problems at a time [1]")
     add("--tolerance", type=float, default=TOLERANCE, metavar="NATS",
-        help=f"largest gap of a float tie [{TOLERANCE}: two steps of bfloat16 logits of 16 to 32; "
-        "0.001 is enough for float32]")  # fmt: skip
+        help=f"largest gap of a float tie [{TOLERANCE}: two units in the last place of bfloat16 "
+        "logits from 16 to 32; 0.001 is enough for float32]")  # fmt: skip
     add("--run-code", action="store_true", help="execute the answers, for pass@1")
     add_settings(parser)
     add("--out", type=Path, default=Path("runs/quality.jsonl"), metavar="FILE",
-        help="results; the same command goes on from there [runs/quality.jsonl]")  # fmt: skip
+        help="results; the same command continues from there [runs/quality.jsonl]")  # fmt: skip
     return parser

@@ -1,8 +1,8 @@
 """The process that runs one program: limits itself, reads the program from standard input, runs it.
 
-Started as `python -I child.py CPU_SECONDS ADDRESS_SPACE FILE_SIZE` by `bench.quality.runner`.
-Standard library only, since nothing of this repository is on its path. The exit code is the result:
-PASSED only if the last line of the program was reached.
+`bench.quality.runner` starts it as `python -I child.py CPU_SECONDS ADDRESS_SPACE FILE_SIZE`. It
+uses the standard library only, because the repository is not on its path. The exit code is the
+result: PASSED only if the program ran to its end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import resource
 import sys
 
-# No exit code that a program is likely to end with by itself.
+# Exit codes that a program is not likely to end with by itself.
 PASSED, WRONG, RAISED = 86, 87, 88
 OPEN_FILES = 32
-# RLIMIT_NPROC does not hold for root, so that starting a process is refused here too.
+# RLIMIT_NPROC does not bind root, so an audit hook refuses to start processes too.
 _STARTS_PROCESS = frozenset({
     "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.system",
     "pty.spawn", "subprocess.Popen",
@@ -23,7 +23,7 @@ _SIGNALS_PROCESS = frozenset({"os.kill", "os.killpg"})
 
 
 def limit(cpu_seconds: int, address_space: int, file_size: int) -> None:
-    """Limit this process for the rest of its life."""
+    """Limit this process from now on: CPU seconds, and sizes in bytes; no child processes."""
     limits = {
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: address_space,
@@ -40,17 +40,17 @@ def limit(cpu_seconds: int, address_space: int, file_size: int) -> None:
 
 
 def run(source: str) -> int:
-    """Run a program; returns the exit code that tells what came of it.
+    """Run a program; returns the exit code of its outcome: PASSED, WRONG or RAISED.
 
     As in HumanEval's own harness it is not the main module: what an answer does only as a script,
-    such as reading input, is no part of the function.
+    such as reading input, does not run.
     """
     try:
-        # This file's future statements would hold for the program, too.
+        # dont_inherit: this file's future statements must not apply to the program.
         exec(compile(source, "program.py", "exec", dont_inherit=True), {})
     except AssertionError:
         return WRONG
-    except BaseException:  # SystemExit and KeyboardInterrupt are no success either
+    except BaseException:  # SystemExit and KeyboardInterrupt are failures too
         return RAISED
     return PASSED
 
@@ -63,5 +63,5 @@ def _refuse(event: str, args: tuple[object, ...]) -> None:
 if __name__ == "__main__":
     text = sys.stdin.read()
     limit(*map(int, sys.argv[1:4]))
-    # Without the interpreter's shutdown: what the program left behind does not count.
+    # Skips the interpreter's shutdown: exit handlers and threads of the program do not count.
     os._exit(run(text))

@@ -1,4 +1,4 @@
-"""Where two greedy answers part, and how far apart the model holds the two tokens there."""
+"""Where two greedy answers differ first, and how far apart the two tokens' logits are there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bench.quality.answers import Answer
 
-# Logits of bfloat16 models are multiples of 1/8 between 16 and 32: two answers may part where the
-# candidates are one such step apart, and the pass that measures the gap may be off by another.
+# Between 16 and 32, bfloat16 logits are multiples of 1/8. Two answers may differ where candidates
+# are one such step apart, and the pass that measures the gap may be off by another.
 TOLERANCE = 0.25
 
 
@@ -16,9 +16,9 @@ TOLERANCE = 0.25
 class Difference:
     """The first position at which two answers have different tokens.
 
-    `gap` is how far the less likely of the two tokens is behind the likeliest of all, in nats.
-    Logits differ by as much as log-probabilities do. None where that cannot be said: a token
-    outside the likeliest ones, or an answer that is the other's beginning.
+    `gap` is the log-probability of the most probable token less that of the less probable of the
+    two, in nats; logits differ by as much. It is None if it is not known: one of the tokens is not
+    among the most probable, or one answer is the beginning of the other.
     """
 
     position: int
@@ -27,7 +27,7 @@ class Difference:
     gap: float | None
 
     def is_tie(self, tolerance: float) -> bool:
-        """Whether rounding explains the difference: both tokens are as likely as can be told."""
+        """Whether rounding explains the difference: the gap is at most `tolerance` nats."""
         return self.gap is not None and self.gap <= tolerance
 
 
@@ -38,7 +38,8 @@ async def difference(
 ) -> Difference | None:
     """Compare two answers to one prompt; None if they have the same tokens.
 
-    `score` returns log-probabilities of the likeliest tokens behind a prefix, without drafts.
+    `score` returns the log-probabilities of the most probable tokens behind a prefix, computed
+    without drafts. Raises RuntimeError if the prompts were tokenised differently.
     """
     if drafted.prompt_tokens != plain.prompt_tokens:
         raise RuntimeError("the server made different prompt tokens of the same messages")

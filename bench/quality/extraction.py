@@ -1,4 +1,4 @@
-"""The Python program that a model's answer to a HumanEval problem makes."""
+"""Extract the Python program from a model's answer to a HumanEval problem."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | r
 
 
 def program(problem: Problem, answer: str) -> str:
-    """Return the whole program: the problem's prompt, the answer's code, the tests and their call.
+    """The whole program: the problem's prompt, the answer's code, the tests and their call.
 
-    The prompt always comes first: its imports and helper functions are used by the tests, and the
-    answer's own definition of the function replaces the one without a body.
+    The prompt always comes first: the tests use its imports and helper functions, and the answer's
+    definition of the function replaces the one without a body.
     """
     return f"{completed(problem, answer)}\n{problem.test}\ncheck({problem.entry_point})\n"
 
 
 def completed(problem: Problem, answer: str) -> str:
-    """Return the prompt and the answer's code.
+    """The prompt and the answer's code.
 
     The code is the first fenced block that defines the function, else the whole text if that
-    defines it. Its future statements go in front of the prompt, since nothing but a docstring may
+    defines it. Its future statements are moved before the prompt, since only a docstring may
     precede them. An answer without a definition is taken for the function's body, from its first
     fenced block if there is one.
     """
@@ -40,7 +40,7 @@ def completed(problem: Problem, answer: str) -> str:
 
 
 def fenced_blocks(answer: str) -> list[str]:
-    """Return the code of an answer's fenced blocks, dedented; the last one may have no end."""
+    """The code of an answer's fenced blocks, dedented; the last one may have no end."""
     return [textwrap.dedent(block) for block in _FENCED.findall(answer)]
 
 
@@ -75,8 +75,8 @@ def _is_future_statement(statement: ast.stmt) -> bool:
 def _indented(body: str) -> str:
     """A function's body, indented by at least one column.
 
-    Where the first line alone has lost its indentation, as when an answer's leading space is
-    stripped, it gets that of the least indented line behind it.
+    If only the first line has lost its indentation, as when an answer's leading space is stripped,
+    it gets that of the least indented line after it.
     """
     lines = [line for line in body.splitlines() if line.strip()]
     if lines and lines[0][0] in " \t":
@@ -85,7 +85,7 @@ def _indented(body: str) -> str:
     margins = [line[: len(line) - len(line.lstrip())] for line in lines[1:]]
     margin = min(margins, key=len, default="")
     restored = textwrap.indent(textwrap.dedent(margin + body.lstrip()), "    ")
-    # Both parse if no statement but the first one follows, continued: they are the same program.
+    # Both parse only if all later lines continue the first statement: then they are equivalent.
     return indented if _is_body(indented) or not _is_body(restored) else restored
 
 
@@ -94,9 +94,9 @@ def _is_body(text: str) -> bool:
 
 
 def _parsed(code: str) -> ast.Module | None:
-    """The syntax tree; None where there is none, as of prose."""
+    """The syntax tree, or None if the text is not Python."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what a model wrote, such as an escape that is none
+        warnings.simplefilter("ignore")  # about the model's code, such as invalid escapes
         try:
             return ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):

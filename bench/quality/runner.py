@@ -1,8 +1,8 @@
-"""Runs a model's program against its tests, in a process with limits of its own.
+"""Run a model's program with its tests, in a process of its own with limits.
 
 This contains accidents: endless loops, memory that grows without bound, files, processes, output.
-It is no sandbox against malice. The program runs as the same user, reads what that user reads and
-has the network; code of a model that is not trusted belongs into a container or virtual machine.
+It is not a sandbox against malice. The program runs as the same user, can read what that user can,
+and has the network. Run code of a model that you do not trust in a container or virtual machine.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _CHILD = Path(__file__).with_name("child.py")
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What one program may use. Its processes are limited to itself."""
+    """What one program may use. It may start no further process."""
 
     cpu_seconds: int = 5
-    wall_seconds: float = 60.0  # far more than the CPU seconds: the machine may be busy
+    wall_seconds: float = 60.0  # far more than the CPU seconds, as the machine may be busy
     address_space: int = 1 << 30  # bytes
     file_size: int = 1 << 20  # bytes of any one file
 
 
 def run_program(source: str, limits: ProcessLimits = ProcessLimits()) -> Outcome:
-    """Run `source` and return what came of it; never raises for what the program does.
+    """Run `source` and return its outcome; nothing that the program does raises here.
 
-    `wrong` is a failed assertion and `raised` any other exception, an exit included. `killed` is
-    the kernel's signal at a limit, of CPU time for one, or an exit past Python.
+    `wrong` is a failed assertion and `raised` any other exception, SystemExit included. `killed` is
+    a signal of the kernel at a limit, such as that of CPU time, or an exit that bypasses Python.
     """
     with tempfile.TemporaryDirectory(prefix="aerie-quality-") as folder:
         line = [sys.executable, "-I", str(_CHILD), str(limits.cpu_seconds)]
@@ -56,11 +56,11 @@ def run_program(source: str, limits: ProcessLimits = ProcessLimits()) -> Outcome
         try:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                # Surrogates are a program too; the child fails on them, and not this process.
+                # A program with surrogates fails in the child, not here.
                 stdin.write(source.encode("utf-8", "surrogatepass"))
             ended = _ends_within(process.pid, limits.wall_seconds)
         finally:
-            # Before the leader is reaped, so that its group's number cannot be another's.
+            # Before the leader is reaped: until then its group's id cannot be reused.
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
     return _OUTCOMES.get(code, "killed") if ended else "timeout"

@@ -1,4 +1,4 @@
-"""What all problems of a quality run come to: equal answers, ties, failures, pass@1."""
+"""The summary of a quality run: equal answers, ties, failures, pass@1."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from bench.quality.difference import Difference
 
-SIDES = ("on", "off")  # drafts
+SIDES = ("on", "off")  # answers with drafts, and without
 _NORMAL_97_5 = 1.959964  # quantile of the normal distribution for an interval of 95%
 
-Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (task_id,) -> what one problem gave
+Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (task_id,) -> the results of one problem
 
 
 def summary(cells: Cells, tolerance: float) -> dict[str, Any]:
-    """Figures of all problems; `failures` counts the differences that are no float ties."""
+    """Figures of all problems; `failures` counts the differences that are not float ties."""
     differing = [
         {"task_id": key[0], **cell["difference"], "tie": tie}
         for key, cell in cells.items()
@@ -52,7 +52,8 @@ def _pass_at_1(cells: Cells, side: str) -> dict[str, Any]:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% interval of a share (Wilson 1927), which is within 0 and 1 and never empty."""
+    """The 95% interval of a share (Wilson 1927), which lies within 0 and 1 and is never empty.
+    Raises ValueError without trials."""
     if trials < 1:
         raise ValueError("a share needs a trial")
     share, square = successes / trials, _NORMAL_97_5**2 / trials
@@ -63,7 +64,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The summary for people."""
+    """The summary as text for people."""
     count = found["problems"]
     lines = [
         f"{found['equal']} of {count} answers have the same tokens with drafts and without; "

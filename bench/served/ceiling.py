@@ -1,10 +1,10 @@
-"""`aerie bench ceiling`: what the client itself can take, against a server that answers at once.
+"""`aerie bench ceiling`: the client's own limit, measured against a server that answers at once.
 
-Without a gap between events many come in one read, which is the most that the client can take;
-with one each is a read of its own, as of an engine, which is what a chunk costs.
+Without a gap between events, a read gets many of them: the most that the client can take. With a
+gap, each event is a read of its own, as from an engine, which shows what a chunk costs.
 
-The client's CPU time per chunk, times the chunks of a second of a real run, is the share of a core
-that it takes from the engine; every result has that share measured (`client_cpu`).
+The client's CPU time per chunk, times the chunks per second of a real run, is the share of a core
+that it takes from the engine. Every result has that share, measured, as `client_cpu`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNKS = 128  # an answer of 128 tokens, each in an event of its own
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Print a line of JSON for each concurrency."""
+    """Measure and print a line of JSON for each gap and concurrency; returns the exit code."""
     parser = command_parser("ceiling", __doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128], metavar="C")
     parser.add_argument("--gaps-ms", type=float, nargs="+", default=[0, 10], metavar="MS")
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 async def _measure(url: str, concurrency: int, requests: int) -> dict[str, Any]:
     job = Job.of("/v1/completions", {"prompt": "x" * 600, "max_tokens": CHUNKS, "stream": True})
     async with Client(url) as client:
-        await measure(client, [job], limits=[1])  # what a process does once
+        await measure(client, [job], limits=[1])  # warm-up: what a process does only once
         found = await measure(client, [job] * requests, limits=[concurrency] * requests)
     if found["failed"]:
         raise RuntimeError(found["failures"][0])

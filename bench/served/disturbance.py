@@ -1,15 +1,15 @@
 """`aerie bench disturbance`: does the gateway draft again once a busy machine is quiet?
 
-A CPU engine shares its cores with whatever else runs there. Two questions, each answered beside
-one process that computes without end:
+A CPU engine shares its cores with whatever else runs there. The disturbance is one process that
+computes without end. Two questions are answered:
 
-    start      a gateway started and calibrated beside that process: after the process has ended,
-               how many seconds of requests pass until it drafts as often as a gateway that was
-               started on the quiet machine does at this number of users
-    service    that quiet gateway, five minutes of requests with three disturbances of 20 s: tokens
-               per second between and after the disturbances, over those before the first
+    start      a gateway is started and calibrated beside that process, which then ends: after how
+               many seconds of requests does it draft half as often as a gateway that was started
+               on the quiet machine, with the same number of users?
+    service    the quiet gateway serves requests for five minutes, with three disturbances of 20 s:
+               what are the tokens per second between and after them, over those before the first?
 
-Each number of users of `start` has a fresh gateway. The last line is JSON.
+In `start`, each number of users has a new gateway. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
 from bench.workloads.load import load_prompts
 
-EVERY_S = 0.5  # between two looks at the counters
-WINDOW_S = 3.0  # steps over which the share that drafts is taken
-AS_OFTEN = 0.5  # of the quiet gateway's share of steps that draft
+EVERY_S = 0.5  # between two reads of the counters
+WINDOW_S = 3.0  # window over which the share of steps with drafts is taken
+AS_OFTEN = 0.5  # wanted share of steps with drafts, over that of the quiet gateway
 WITHIN_S = 30.0
 SERVICE_S = 300.0
 DISTURBANCES = ((60.0, 80.0), (140.0, 160.0), (220.0, 240.0))  # begin and end
@@ -49,16 +49,16 @@ KEPT = 0.95
 
 @dataclass(frozen=True)
 class Look:
-    """What had been counted at one moment."""
+    """The server's counters at one moment."""
 
     at_s: float  # since the requests began
     tokens: float
     steps: float
-    drafting: float  # steps of them that had drafts
+    drafting: float  # steps that had drafts
 
     @classmethod
     def of(cls, at_s: float, counted: Counters) -> Look:
-        """From a page of metrics."""
+        """Read the counters that are needed from `counted`."""
         steps = counted.by("aerie_steps_total")
         total = sum(steps.values())
         tokens = counted.get("vllm:generation_tokens_total")
@@ -75,7 +75,8 @@ def drafting_share(looks: Sequence[Look], begin_s: float, end_s: float) -> float
 
 
 def drafts_after(looks: Sequence[Look], share: float) -> float | None:
-    """Seconds of requests until the last `WINDOW_S` seconds' steps drafted so often."""
+    """Seconds of requests until at least `share` of the last `WINDOW_S` seconds' steps had drafts;
+    None if that never happened."""
     for look in looks:
         if look.at_s >= WINDOW_S and (
             drafting_share(looks, look.at_s - WINDOW_S, look.at_s) >= share
@@ -93,15 +94,15 @@ def rate(looks: Sequence[Look], begin_s: float, end_s: float) -> float:
 def quiet_stretches(
     disturbances: Sequence[tuple[float, float]], end_s: float
 ) -> list[tuple[float, float]]:
-    """The stretches before, between and after the disturbances."""
+    """(begin, end) in seconds of the times before, between and after the disturbances."""
     begins = [SETTLE_S, *(end for _, end in disturbances)]
     return list(zip(begins, [*(begin for begin, _ in disturbances), end_s], strict=True))
 
 
 @contextlib.asynccontextmanager
 async def requests(client: Client, jobs: Sequence[Job], users: int) -> AsyncIterator[None]:
-    """A closed loop of `users`, for as long as the block runs. Raises RuntimeError at the end if a
-    request failed."""
+    """Run a closed loop of `users` during the `async with` block. Raises RuntimeError at its end if
+    a request failed."""
     failures: list[str] = []
 
     async def one(user: int) -> None:
@@ -125,7 +126,7 @@ async def requests(client: Client, jobs: Sequence[Job], users: int) -> AsyncIter
 async def look_for(
     client: Client, seconds: float, disturbances: Sequence[tuple[float, float]] = ()
 ) -> list[Look]:
-    """Look at the counters for so long, and disturb the machine meanwhile."""
+    """Read the counters for `seconds`, and disturb the machine at the given times, (begin, end)."""
     looks: list[Look] = []
     with contextlib.ExitStack() as stack:
         waiting = list(disturbances)
@@ -146,7 +147,7 @@ async def look_for(
 
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
-    """Both questions, on gateways started here."""
+    """Answer both questions, on gateways that are started for it."""
     method = parse("adaptive")[0]
     given = options.settings(args.set) | {"k": args.k}
 
@@ -201,9 +202,10 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     parser = command_parser("disturbance", __doc__)
     add = parser.add_argument
-    add("--users", type=options.counts, default=(1, 4, 16), metavar="N,N", help="[1,4,16]")
-    add("--service-users", type=options.positive, default=4, help="of the five minutes [4]")
-    add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")
+    add("--users", type=options.counts, default=(1, 4, 16), metavar="N,N",
+        help="users of `start` [1,4,16]")  # fmt: skip
+    add("--service-users", type=options.positive, default=4, help="users of `service` [4]")
+    add("--k", type=options.positive, default=7, help="largest K of the gateway [7]")
     add_work(parser)
     add_settings(parser)
     add("--logs", type=Path, default=Path("runs/disturbance-logs"), help="[runs/disturbance-logs]")

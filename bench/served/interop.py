@@ -1,9 +1,9 @@
-"""`aerie bench interop`: the same server under `vllm bench serve` and under ours, in turns.
+"""`aerie bench interop`: one server measured by `vllm bench serve` and by our client, in turns.
 
     aerie bench interop --url http://127.0.0.1:8000 --tokenizer models/embedded/target
 
-Both send the same prompts, greedy, with as many tokens an answer, at the same concurrency. Printed
-is how far the figures of the two are apart, pair by pair. vLLM's client needs pandas and datasets.
+Both clients send the same prompts, greedy, with equally long answers, at the same concurrency. The
+table has the ratios of their figures, pair by pair. vLLM's client needs pandas and datasets.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bench.workloads.load import load_prompts
 from bench.workloads.prompt import Prompt
 from drafters.markdown import columns
 
-WORKLOAD = "completion"  # vLLM's `custom` data set is of prompts to continue
+WORKLOAD = "completion"  # vLLM's `custom` data set has prompts to continue
 TIMEOUT_S = 600
-# The `vllm` command of the CPU wheel finds no version of itself; what it would run does.
+# The `vllm` command of the CPU wheel fails as it finds no version of itself; its code works.
 _VLLM = (
     "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
     "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(ours: Run, theirs: Run, pairs: int) -> list[dict[str, dict[str, float]]]:
-    """Runs in turns; who is first changes from pair to pair."""
+    """Run both clients `pairs` times; which of them is first alternates."""
     found = []
     for number in range(pairs):
         order = [("ours", ours), ("vllm", theirs)]
@@ -74,7 +74,7 @@ def compare(ours: Run, theirs: Run, pairs: int) -> list[dict[str, dict[str, floa
 
 
 def table(pairs: Sequence[dict[str, dict[str, float]]]) -> list[list[str]]:
-    """A row for each figure: means of both, and ours over theirs."""
+    """A row for each figure: the means of both clients, and ours over theirs."""
     rows = [["", "ours", "vllm bench serve", "ours / theirs, in pairs"]]
     for name in pairs[0]["ours"]:
         ours, theirs = ({n: p[who][name] for n, p in enumerate(pairs)} for who in ("ours", "vllm"))
@@ -92,7 +92,7 @@ async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str
     async with Client(args.url) as client:
         work = Work(prompts, args.model, args.max_tokens, ignore_eos=True)
         users = args.concurrency
-        # vLLM's client warms up with the first prompt, as often as there are users.
+        # As vLLM's client warms up: the first prompt, once for each user.
         warm_up = work.jobs(0, 1) * users
         await measure(client, warm_up, limits=[users] * users)
         jobs = work.jobs(0, args.requests)
@@ -103,7 +103,7 @@ async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str
         "tokens/s": found["tokens_per_second"],
         "TTFT median, ms": found["ttft_ms"]["p50"],
         "TPOT median, ms": found["tpot_ms"]["p50"],
-        "ITL mean, ms": found["event_gap_ms"]["mean"],  # theirs counts events without text
+        "ITL mean, ms": found["event_gap_ms"]["mean"],  # theirs counts events without text too
     }
 
 
@@ -139,11 +139,11 @@ def _theirs(args: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("interop", __doc__)
     add = parser.add_argument
-    add("--url", required=True)
+    add("--url", required=True, help="address of the server")
     add("--model", help="[the server's first]")
-    add("--tokenizer", required=True, help="of the model: vLLM's client counts prompts with it")
+    add("--tokenizer", required=True, help="the model's, with which vLLM's client counts prompts")
     add("--concurrency", type=positive, default=8, help="[8]")
     add("--requests", type=positive, default=64, help="of each run [64]")
-    add("--max-tokens", type=positive, default=64, help="[64]")
-    add("--pairs", type=positive, default=5, help="[5]")
+    add("--max-tokens", type=positive, default=64, help="of an answer [64]")
+    add("--pairs", type=positive, default=5, help="runs of each client [5]")
     return parser

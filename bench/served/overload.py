@@ -1,12 +1,13 @@
-"""`aerie bench overload`: what is left of a gateway at four times the load that it can take?
+"""`aerie bench overload`: how does a gateway do at four times the load that it can take?
 
     aerie bench overload --seconds 300
 
-Starts a gateway (or takes the one at `--port`), then: a closed loop that keeps every place of the
-engine busy and the gate's queue half full, for its peak goodput and the rate that this means; an
-open loop (Poisson) at that rate; an open loop at `--times` that rate. Wanted: goodput >= 0.95 of
-the peak, p99 of the time to the first token of accepted requests <= 2 times that at capacity,
-refusals in less than 50 ms. The last line is JSON.
+Starts a gateway (or uses the one at `--port`) and measures three phases. `peak` is a closed loop
+that keeps every slot of the engine busy and the admission queue half full: it gives the peak
+goodput, and the rate of requests at it. `capacity` is an open loop (Poisson) at that rate,
+`overload` an open loop at `--times` that rate. Wanted are a goodput of 0.95 of the peak or more, a
+p99 TTFT of accepted requests of at most twice that at capacity, and rejections in less than 50 ms.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ MODEL = "aerie-embedded"
 
 @dataclass
 class OverloadOutcome:
-    """One request; times in seconds, `at` and `ended` on the loop's clock."""
+    """One request: its status, tokens, and times in seconds of time.monotonic(); `first_s` is the
+    time to the first token."""
 
     at: float
     status: int = 0
@@ -49,12 +51,12 @@ class OverloadOutcome:
 
     @property
     def whole(self) -> bool:
-        """Accepted and answered to the end."""
+        """Whether the request was accepted and answered to the end."""
         return self.status == 200 and self.tokens > 0
 
 
 class Lag:
-    """How late this process's own loop is: what it adds to every time that it measures."""
+    """How late this process's own event loop is, which is added to every time that it measures."""
 
     EVERY_S = 0.01
 
@@ -62,7 +64,7 @@ class Lag:
         self._late: list[tuple[float, float]] = []
 
     async def watch(self) -> None:
-        """Record how late the event loop is, until cancelled."""
+        """Record every EVERY_S how late the event loop is, until cancelled."""
         while True:
             due = time.monotonic() + self.EVERY_S
             await asyncio.sleep(self.EVERY_S)
@@ -74,7 +76,7 @@ class Lag:
 
 
 class OverloadClient:
-    """Streams completions over a connection each; reads no more of them than the figures need."""
+    """Streams completions, each over a connection of its own, and parses only what is needed."""
 
     def __init__(self, port: int, tokens: int, seed: int) -> None:
         self._port = port
@@ -84,7 +86,7 @@ class OverloadClient:
 
     async def ask(self) -> None:
         """Send one request and record its outcome."""
-        # Answers of one length would end together, and whoever waits would wait for all of them.
+        # Answers of equal length would end together, and waiting requests would wait for them all.
         tokens = self._random.randint(self._tokens // 2, self._tokens * 3 // 2)
         body = json.dumps(
             {
@@ -125,7 +127,7 @@ class OverloadClient:
             outcome.tokens = int(usage.split(b"}")[0].split(b",")[0])
 
     async def closed(self, clients: int, seconds: float) -> None:
-        """So many clients, each with its next request when the last has ended."""
+        """A closed loop: `clients` that each send the next request when the last has ended."""
         end = time.monotonic() + seconds
 
         async def one() -> None:
@@ -135,7 +137,7 @@ class OverloadClient:
         await asyncio.gather(*(one() for _ in range(clients)))
 
     async def open(self, rate: float, seconds: float) -> None:
-        """`rate` requests per second, whatever becomes of them."""
+        """An open loop: `rate` requests per second (Poisson), whether or not others have ended."""
         end = time.monotonic() + seconds
         due = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
@@ -146,7 +148,7 @@ class OverloadClient:
 
 
 def figures(outcomes: Sequence[OverloadOutcome], begin: float, end: float) -> dict[str, float]:
-    """Rates and times of what ended (first tokens: of what began) between two moments."""
+    """Rates of requests that ended, and times of those that began, between two moments."""
     ended = [o for o in outcomes if begin <= o.ended < end]
     begun = [o for o in outcomes if begin <= o.at < end]
     whole = [o for o in ended if o.whole]
@@ -173,8 +175,8 @@ def _p99(values: Sequence[float]) -> float:
 
 async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure the three phases, one after another."""
-    # With nobody waiting, answers of one length begin and end together, places stay empty for a
-    # moment each time, and an overload makes more than this "peak".
+    # Without waiting requests, slots stay empty for a moment whenever an answer ends, so that an
+    # overload would make more tokens than the "peak".
     clients = arguments.places * 3 // 2
     found: dict[str, dict[str, float]] = {}
 
@@ -205,7 +207,8 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
 
 @contextmanager
 def gateway(arguments: argparse.Namespace) -> Iterator[int]:
-    """The port of one that is ready, started for this and ended again."""
+    """Start a gateway, yield its port when it is ready, and end it. Raises RuntimeError if it does
+    not become ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -233,12 +236,12 @@ def _ready(port: int) -> bool:
     try:
         with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
             return bool(answer.status == 200)
-    except OSError:  # 503 is one, too
+    except OSError:  # urllib's error for a 503 is one too
         return False
 
 
 def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
-    """The three ratios and whether each is as wanted."""
+    """The three figures that are wanted, and whether each is as wanted."""
     overload = found["overload"]
     goodput = overload["goodput"] / max(phase["goodput"] for phase in found.values())
     ttft = overload["ttft_p99_s"] / found["capacity"]["ttft_p99_s"]
@@ -255,16 +258,16 @@ def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Print the three phases and the verdict; returns the exit code."""
+    """Measure the three phases and print the verdict; returns the exit code."""
     parser = command_parser("overload", __doc__)
-    parser.add_argument("--seconds", type=float, default=300.0, help="of overload")
-    parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of each other phase")
-    parser.add_argument("--times", type=float, default=4.0, help="the capacity's rate")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the overload [300]")
+    parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of other phases [40]")
+    parser.add_argument("--times", type=float, default=4.0, help="overload's rate / capacity [4]")
     parser.add_argument(
-        "--tokens", type=int, default=64, help="per answer, on average: half as many to half more"
+        "--tokens", type=int, default=64, help="of an answer on average, varied by a half [64]"
     )
-    parser.add_argument("--batch", type=int, default=32, help="the engine's max_num_seqs")
-    parser.add_argument("--port", type=int, default=0, help="of a gateway that runs already")
+    parser.add_argument("--batch", type=int, default=32, help="the engine's max_num_seqs [32]")
+    parser.add_argument("--port", type=int, default=0, help="port of a running gateway")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("serve", nargs="*", help="further options of `aerie serve`, after --")
     arguments = parser.parse_args(argv)

@@ -1,10 +1,10 @@
-"""`aerie bench run`: load on servers that are up, any that speak OpenAI's API.
+"""`aerie bench run`: put load on running servers, any that speak OpenAI's API.
 
     aerie bench run --url http://127.0.0.1:8000 --concurrency 1,8,32
     aerie bench run --url a=http://host-a:8000 --url b=http://host-b:8000 --rate 5 --repeats 5
 
-Several servers take turns, in random order in every repeat, on the same prompts. Results are one
-line of JSON each on stdout (or in --out), a table is on stderr.
+Several servers take turns, in random order in each repeat, on the same prompts. Each result is a
+line of JSON on standard output (or in --out); a table goes to standard error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Measure; returns the exit code."""
+    """Measure and print; returns the exit code, 1 if a request failed."""
     args = _parser().parse_args(argv)
     lines = asyncio.run(_measure(args, list(argv)))
     tell("\n".join(columns(_table(lines))))
@@ -53,7 +53,7 @@ async def _measure(args: argparse.Namespace, argv: list[str]) -> list[dict[str, 
         systems: dict[str, tuple[Client, Work]] = {}
         for number, pair in enumerate(args.url):
             name, _, url = pair.partition("=")
-            if "://" in name or not url:  # no name was given; an address may hold a `=` too
+            if "://" in name or not url:  # no name was given: the `=` is in the address
                 name, url = f"server {number + 1}", pair
             client = Client(url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
             await stack.enter_async_context(client)
@@ -110,7 +110,7 @@ async def _run(
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A row for each system and load; ratios over the first system."""
+    """A row for each system and load, with ratios over the first system."""
     kind = "rate" if "rate" in lines[0] else "concurrency"
     rows = [["system", kind, "tok/s", "over first", "per user", "TTFT ms", "TPOT ms", "p99 ITL ms",
              "acceptance", "K", "client CPU", "failed"]]  # fmt: skip
@@ -148,17 +148,18 @@ def _mean(lines: Sequence[dict[str, Any]], *path: str, form: str = ".1f") -> str
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("run", __doc__, f"An API key is read from {KEY_VARIABLE}.")
     add = parser.add_argument
-    add("--url", action="append", required=True, metavar="[NAME=]URL", help="again for more")
+    add("--url", action="append", required=True, metavar="[NAME=]URL",
+        help="address of a server; may be repeated")  # fmt: skip
     add("--model", help="[the server's first]")
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--concurrency", type=counts, default=(1, 8), metavar="C,C", help="[1,8]")
     loads.add_argument("--rate", type=_rates, metavar="R,R", help="requests per second, Poisson")
     add("--requests", type=positive, help="of a run [4 for each user, at least 8]")
     add("--repeats", type=positive, default=3, help="[3]")
-    add("--prompts", type=positive, default=1024, help="that requests are drawn from [1024]")
-    add("--stop-at-eos", action="store_true", help="answers end where the model ends them")
+    add("--prompts", type=positive, default=1024, help="number of different prompts [1024]")
+    add("--stop-at-eos", action="store_true", help="let the model end answers")
     add_work(parser)
-    add("--out", type=Path, metavar="FILE", help="append results here instead of stdout")
+    add("--out", type=Path, metavar="FILE", help="append results to this file instead of stdout")
     return parser
 
 

@@ -2,13 +2,14 @@
 
 The gauge, over the window of a run with adaptive K, is
 rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total): an estimate of
-what the same tokens would have cost without drafts, made while drafting. Here the same prompts are
-run with drafts on and off in turn, and the gauge is held against what came of it (with
---switchback in turns under one load, which a noisy machine disturbs less; turns shorter than a
-request compare different work, bench/LOG.md of 2026-11-25):
+the time that the same tokens would have taken without drafts, made while drafting. Here the same
+prompts are run with drafts on and off in turn, and the gauge is compared with the ratio of the two:
 
     measured   tokens per second on / off, as a client sees it
-    decode     seconds of steps per token off / on, as the engine counts them: what the gauge means
+    decode     seconds of steps per token off / on, by the engine's count: what the gauge estimates
+
+With --switchback, on and off alternate under one load, which a noisy machine disturbs less. Turns
+that are shorter than a request compare different work (bench/LOG.md, 2026-11-25).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Measure what is missing, print the comparison; returns the exit code."""
+    """Measure what has no results yet, print the comparison; returns the exit code."""
     args = _parser().parse_args(argv)
     plan = Plan(
         workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def rows(cells: Cells, mean: Mean = of_equal_work) -> list[list[str]]:
-    """The table: gauge, what was measured, and by how much the gauge is off."""
+    """A row for each concurrency: the gauge, the measured ratios, and the gauge's error."""
     found = [["c", "gauge", "measured on / off", "gauge is off by", "decode on / off", "off by"]]
     for c in sorted({key[1] for key in cells}):
         on, off = ({k[2]: cell for k, cell in cells.items() if k[:2] == (n, c)} for n in (ON, OFF))
@@ -94,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("speedup", __doc__)
     add = parser.add_argument
     add("--concurrency", type=options.counts, default=(1, 8, 32), metavar="C,C", help="[1,8,32]")
-    add("--k", type=options.positive, default=7, help="most draft tokens of the gateway [7]")
+    add("--k", type=options.positive, default=7, help="largest K of the gateway [7]")
     add("--rounds", type=options.positive, default=5, help="[5]")
     add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
     add_turns(parser)
     add_work(parser)
     add_servers(parser)
     add("--out", type=Path, default=Path("runs/speedup.jsonl"), metavar="FILE",
-        help="results; the same command goes on from there [runs/speedup.jsonl]")  # fmt: skip
+        help="results; the same command continues from there [runs/speedup.jsonl]")  # fmt: skip
     return parser

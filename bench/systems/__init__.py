@@ -1,1 +1,1 @@
-"""What is compared: methods, and the servers that they run on."""
+"""The systems that are compared: methods, and the servers that they run on."""

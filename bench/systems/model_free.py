@@ -1,13 +1,12 @@
-"""Real architectures without weights, drafts accepted at published rates.
+"""Real architectures without weights, with drafts accepted at published rates.
 
-Speed depends on shapes and on how many drafts are accepted, not on what is written. So vLLM makes
-the weights up (`load_format: dummy`) and accepts drafts by dice (`rejection_sample_method:
-synthetic`), position by position at the rates that were published for the head. What is measured is
-the engine: kernels, scheduler, drafter, gateway. The text means nothing, and the policy is told by
-the same dice, so acceptance does not depend on the load.
+Speed depends on shapes and on how many drafts are accepted, not on the text. So vLLM makes up the
+weights (`load_format: dummy`) and accepts drafts at random (`rejection_sample_method: synthetic`),
+at each position with the rate that was published for the head. This measures the engine: kernels,
+scheduler, drafter, gateway. The text means nothing, and acceptance does not depend on the load.
 
 On a CPU only this gateway can do that (drafters/vllm/verification/synthetic.py): vLLM's own CPU
-kernels refuse.
+kernels have no synthetic acceptance.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ HEAD_LAYERS = {"p-eagle": 4, "eagle3": 1}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A target's config.json, and what its heads were published to accept.
+    """A target's config.json, and the published acceptance of its heads.
 
-    `rates`: share of all drafts accepted at each position, and all before it. `eagle3`: K ->
-    acceptance length, bonus token included.
+    `rates`: share of all drafts that are accepted up to and including each position, for P-EAGLE.
+    `eagle3`: K -> acceptance length, bonus token included.
     """
 
     config: dict[str, Any]
@@ -73,7 +72,7 @@ _TOY = _config(
 
 
 def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
-    """Sliding and full attention by turns; experts in MXFP4, all else in bfloat16."""
+    """GPT-OSS: alternating sliding and full attention; experts in MXFP4, all else in bfloat16."""
     kept = ("self_attn", "mlp.router")
     whole = [*(f"model.layers.*.{part}" for part in kept), "model.embed_tokens", "lm_head"]
     return _config(
@@ -115,8 +114,8 @@ ARCHITECTURES = {
 
 
 def rates(architecture: Architecture, k: int) -> list[float]:
-    """Acceptance rates of K positions. Behind the last published one, each falls by the same
-    factor as the last one did."""
+    """Acceptance rates of K positions. After the last published one, they fall by the same factor
+    as the last one did."""
     found = list(architecture.rates[:k])
     while len(found) < k:
         found.append(round(found[-1] ** 2 / found[-2], 6))
@@ -124,8 +123,8 @@ def rates(architecture: Architecture, k: int) -> list[float]:
 
 
 def speculation(architecture: Architecture, k: int, method: str) -> dict[str, Any]:
-    """Keys of vLLM's `speculative_config` beside method, model and K. ValueError for an EAGLE-3
-    whose length at this K was not published."""
+    """Keys of vLLM's `speculative_config` beside method, model and K. Raises ValueError for EAGLE-3
+    at a K for which no acceptance length was published."""
     if method == "eagle3":
         if k not in architecture.eagle3:
             known = ", ".join(map(str, architecture.eagle3))
@@ -137,8 +136,8 @@ def speculation(architecture: Architecture, k: int, method: str) -> dict[str, An
 
 
 def write(name: str, folder: Path) -> dict[str, Path]:
-    """Folders `target`, `p-eagle` and `eagle3` below `folder`: configurations and a tokenizer, no
-    weights. ValueError for an unknown name."""
+    """Write folders `target`, `p-eagle` and `eagle3` below `folder`, with configurations and a
+    tokenizer but no weights; returns their paths. Raises ValueError for an unknown name."""
     if name not in ARCHITECTURES:
         raise ValueError(f"no architecture {name!r}: {', '.join(ARCHITECTURES)}")
     config = ARCHITECTURES[name].config
@@ -154,7 +153,8 @@ def write(name: str, folder: Path) -> dict[str, Path]:
 
 
 def _name_every_token(file: Path, count: int) -> None:
-    """A token without a name would be an event without text. No merge leads to these."""
+    """Add a name for every unused token id, else an answer would have events without text. No merge
+    leads to these tokens."""
     document = json.loads(file.read_text("utf-8"))
     vocabulary = document["model"]["vocab"]
     known = {*vocabulary.values(), *(token["id"] for token in document["added_tokens"])}
@@ -163,14 +163,14 @@ def _name_every_token(file: Path, count: int) -> None:
 
 
 def _head(target: dict[str, Any], method: str) -> dict[str, Any]:
-    """As wide as the target, a few layers deep, taps early, in the middle and late."""
+    """The config of a head: as wide as the target, with early, middle and late taps."""
     layers = target["num_hidden_layers"]
     kept = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
             "max_position_embeddings", "rms_norm_eps", "dtype")  # fmt: skip
     head = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
         **{name: target[name] for name in kept},
-        # Experts are the target's; a head of its width is dense.
+        # A head is dense, also for a target with experts.
         "intermediate_size": max(target["intermediate_size"], 3 * target["hidden_size"]),
         "target_hidden_size": target["hidden_size"], "draft_vocab_size": target["vocab_size"],
         "num_hidden_layers": HEAD_LAYERS[method], "hidden_act": "silu", "mlp_bias": False,

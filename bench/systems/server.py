@@ -1,4 +1,4 @@
-"""A server as a child process: started, awaited, ended with everything it started."""
+"""A server as a child process, which is ended together with all processes that it started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SET_DEATH_SIGNAL = 1  # prctl(2), PR_SET_PDEATHSIG
 
 
 class ServerError(RuntimeError):
-    """A server that did not start or has ended; the text ends with its log's last lines."""
+    """A server did not start or has ended; the text ends with the last lines of its log."""
 
 
 class Server:
@@ -38,14 +38,14 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                # A group, not a session: Linux shares a CPU out between sessions (autogroups), and
-                # 6.18 lets the client wait for seconds beside an engine's spinning in another.
+                # A process group, not a session: Linux divides a CPU between sessions (autogroups),
+                # and 6.18 lets this client wait for seconds while an engine spins in another one.
                 process_group=0,
                 preexec_fn=_end_with_parent,
             )
 
     def wait(self, path: str, timeout_s: float = START_S) -> Self:
-        """Until `path` answers 200. Raises ServerError."""
+        """Wait until `path` answers 200. Raises ServerError if the server ends or is too slow."""
         deadline = time.monotonic() + timeout_s
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while True:
@@ -63,7 +63,7 @@ class Server:
             raise ServerError(f"the server ended with code {code}{self._tail()}")
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to all that is left of its process group."""
+        """End the server with SIGTERM, then SIGKILL all that is left of its process group."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,9 +85,9 @@ def free_port() -> int:
 
 
 def _end_with_parent() -> None:
-    """A bench that is killed must not leave engines behind (Linux).
+    """End the server when the bench is killed (Linux), so that no engine is left behind.
 
-    The parent is the thread that started the process: one that lives as long as the bench, as the
-    threads of asyncio.to_thread do.
+    The signal comes when the *thread* that started the server ends; the threads of
+    asyncio.to_thread last as long as the bench.
     """
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

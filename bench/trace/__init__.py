@@ -1,1 +1,1 @@
-"""A moving load: the same requests for adaptive K and every fixed K, and how long each took."""
+"""A moving load: the time that adaptive K and every fixed K take for the same requests."""

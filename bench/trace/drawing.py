@@ -1,4 +1,4 @@
-"""K and load over time, and how long each method took."""
+"""Plots of K and load over time, and of each method's time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def draw(
     seconds: Mapping[str, Mapping[str, float]],
     stem: Path,
 ) -> list[Path]:
-    """`timelines` of adaptive K by trace; `seconds` by trace and label of the method.
+    """Draw a row of plots for each trace, and write it to files; returns their paths.
 
-    Raises NoPlots without matplotlib.
+    `timelines` has adaptive K's (see watch.py) by trace, `seconds` the times by trace and label of
+    the method. Raises NoPlots without matplotlib.
     """
     plt = pyplot()
     count = max(1, len(seconds))

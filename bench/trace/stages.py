@@ -1,5 +1,5 @@
-"""Traces: stages of so many users and so many requests. Work moves them on, not time, so that every
-method gets through the same requests, and only how long it takes differs."""
+"""Traces of a moving load: stages with a number of users and of requests. A stage ends when its
+requests are sent, not at a time, so that all methods answer the same requests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`requests` by `users` who ask again at once."""
+    """`requests` of `users`, who send the next one as soon as one is answered."""
 
     users: int
     requests: int
 
 
 def stages(name: str, requests: int) -> list[Stage]:
-    """A trace by name, with `requests` in each stage. ValueError for an unknown one."""
+    """The trace of this name, with `requests` in each stage; ValueError for an unknown name."""
     if name == "steps":
         return [Stage(users, max(requests, users)) for users in (1, 4, 16, 48, 16, 4, 1)]
     if name == "burst":
@@ -24,5 +24,5 @@ def stages(name: str, requests: int) -> list[Stage]:
 
 
 def limits(trace: list[Stage]) -> list[int]:
-    """For each request, how many may run at once when it is sent."""
+    """How many requests may run at once when each request is sent (see `closed_loop`)."""
     return [stage.users for stage in trace for _ in range(stage.requests)]

@@ -1,10 +1,10 @@
-"""`aerie bench trace`: a load that moves, adaptive K against every fixed K on one gateway.
+"""`aerie bench trace`: adaptive K against every fixed K on one gateway, under a moving load.
 
     steps   1, 4, 16, 48, 16, 4, 1 users
     burst   1 user, then 48 at once, then 1
 
-Every stage has equally many requests, so every method does the same work, and what is compared is
-the time for all of it. PATCH /v1/speculation goes from one method to the next.
+Every stage has a fixed number of requests, so that all methods do the same work, and the time for
+all of it is compared. PATCH /v1/speculation switches between methods.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROMPTS, WARM_UP = 1024, 8
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Measure what is missing, print the ratios; returns the exit code."""
+    """Measure what has no results yet, print the ratios; returns the exit code."""
     args = _parser().parse_args(argv)
     methods = parse(args.methods)
     if others := [m.name for m in methods if m.server != GATEWAY]:
@@ -105,7 +105,7 @@ async def _one(
 
 
 def report(names: Sequence[str], methods: Sequence[Method], journal: Journal) -> list[str]:
-    """Tokens per second of each method on each trace, and adaptive over the best single K."""
+    """Tokens per second of each method on each trace, and adaptive K over the best fixed K."""
     rows = [["trace", *(m.label for m in methods), "best fixed", "adaptive / best", "95% interval"]]
     for name in names:
         speeds = {m: _speeds(journal, m, name) for m in methods}
@@ -153,10 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--methods", default=METHODS, help=f"[{METHODS}]")
     add("--traces", default=TRACES, help=f"[{TRACES}]")
-    add("--requests", type=positive, default=24, help="of each stage, at least its users [24]")
+    add("--requests", type=positive, default=24, help="of a stage, at least its users [24]")
     add("--repeats", type=positive, default=3, help="[3]")
     add_work(parser, max_tokens=64)
     add_servers(parser)
     add("--out", type=Path, default=Path("runs/trace.jsonl"), metavar="FILE",
-        help="results; the same command goes on from there [runs/trace.jsonl]")  # fmt: skip
+        help="results; the same command continues from there [runs/trace.jsonl]")  # fmt: skip
     return parser

@@ -1,4 +1,4 @@
-"""K and load over time, as the gateway tells them."""
+"""Record K and load over time, from the gateway's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Timeline = list[tuple[float, int, int]]  # seconds, requests in the engine, K
 
 @asynccontextmanager
 async def watched(client: Client) -> AsyncIterator[Timeline]:
-    """Ask for the state every quarter of a second, for every method alike."""
+    """Record the gateway's state every EVERY_S during the `async with` block, with every method
+    alike."""
     timeline: Timeline = []
     begun = time.perf_counter()
 

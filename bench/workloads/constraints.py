@@ -1,4 +1,4 @@
-"""What answers may be held to: fields of a request beside its prompt."""
+"""Constraints of answers, such as a JSON schema: fields of a request beside its prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Any prompt can be answered in these, and no list in them is long: what ends an answer is its text.
+# Any prompt can be answered in this schema. Its list is short, so that the texts end an answer.
 _TEXT = {"type": "string"}
 _SCHEMA = {
     "type": "object",
@@ -33,8 +33,8 @@ NAMED: dict[str, dict[str, Any]] = {
 
 
 def load_constraint(name: str) -> dict[str, Any]:
-    """Fields of every request: a constraint's by its name, or an object in a file of JSON. Raises
-    ValueError if it is neither."""
+    """The request fields of the constraint `name`, or of the JSON object in a file of that name;
+    none for "". Raises ValueError if it is neither."""
     if not name or name in NAMED:
         return NAMED.get(name, {})
     try:

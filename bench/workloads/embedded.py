@@ -1,7 +1,7 @@
-"""The workloads that need no download: held-out functions of the Python standard library.
+"""Workloads that need no download: held-out functions of the Python standard library.
 
-The files are those that the embedded models were not trained on, so that acceptance is not that
-of text known by heart. The same Python has the same prompts for the same seed.
+The embedded models were not trained on these files, so that acceptance is not that of memorised
+text. The same version of Python gives the same prompts for the same seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drafters.train.embedded.chat import ChatSample, chat_samples
 from drafters.train.embedded.data import load_corpus
 
 SEED = 2602
-LONGEST = 900  # characters of a prompt: about 300 tokens, so that 1,024 positions hold the answer
+LONGEST = 900  # characters of a prompt, about 300 tokens, which leaves room for the answer in 1,024
 SHORTEST_CODE = 160  # characters of a function worth continuing or editing
 
 _CHAT = ("write", "complete", "topic", "module")
@@ -29,7 +29,7 @@ _EDITS = (
 
 def embedded(name: str, count: int, seed: int = SEED) -> list[Prompt]:
     """`count` prompts of `completion`, `stdlib-chat`, `edit` or `summarise`, or of all four in turn
-    (`mixed`); again from the first where there are fewer."""
+    (`mixed`); repeated from the first if there are fewer."""
     if name == "mixed":
         each = [embedded(part, -(-count // len(KINDS)), seed) for part in KINDS]
         return [prompt for four in zip(*each, strict=True) for prompt in four][:count]
@@ -39,7 +39,7 @@ def embedded(name: str, count: int, seed: int = SEED) -> list[Prompt]:
 
 
 def _completion() -> list[Prompt]:
-    """The first third of a function: signature, docstring, some lines."""
+    """Prompts with the first third of a function: signature, docstring, some lines."""
     prompts = []
     for code in _functions():
         lines = code.splitlines()
@@ -54,7 +54,7 @@ def _chat() -> list[Prompt]:
 
 
 def _edit() -> list[Prompt]:
-    """Most of the answer is in the question: drafts are accepted far."""
+    """Prompts that contain most of their answer, so that many drafts are accepted."""
     codes = [code for code in _functions() if len(code) <= LONGEST]
     asked = [f"{_EDITS[i % len(_EDITS)]}\n{_fence(code)}" for i, code in enumerate(codes)]
     return [Prompt(messages=({"role": "user", "content": text},)) for text in asked]
@@ -83,7 +83,7 @@ def _asked(kinds: Sequence[str]) -> list[Prompt]:
 
 
 def _functions() -> list[str]:
-    """Code of held-out functions: the answers of questions for one are such code."""
+    """Code of held-out functions, from the answers of samples that ask for a function."""
     found = []
     for sample in _samples():
         answer = sample.messages[-1]["content"]

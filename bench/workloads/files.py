@@ -1,10 +1,10 @@
-"""Published data sets, in the formats they are published in, from files that you have.
+"""Read published data sets, in the formats of their publication, from files that you have.
 
 HumanEval: `HumanEval.jsonl` or `.jsonl.gz`, a `prompt` of code in each line.
 MT-Bench: `question.jsonl`, `turns` in each line; the first turn is asked.
 SPEED-Bench: `<subset>.jsonl`, `messages` in each line; the first user turn is asked.
-Any other file of JSON lines with `prompt` or `messages` will do. None of them is in this
-repository, and SPEED-Bench's licence forbids handing its prompts on.
+Any other file of JSON lines with `prompt` or `messages` works too. None of these sets is in this
+repository, and SPEED-Bench's licence forbids redistributing its prompts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bench.workloads.prompt import Prompt
 
 
 class MalformedFile(ValueError):
-    """A file in none of the formats; the text says where and why."""
+    """A file is in none of the formats; the text says where and why."""
 
 
 def read_file(file: Path, *, chat: bool = False) -> list[Prompt]:
-    """All prompts of a file; `chat` asks plain prompts as a user's message.
+    """All prompts of a file; `chat` sends plain prompts as a user's message.
 
-    Whether head and target were trained for chat matters: GPT-OSS-20B accepts 3.65 tokens a step
-    with its chat template and 1.99 on the same text raw.
+    That changes acceptance: GPT-OSS-20B has a length of 3.65 with its chat template, and of 1.99 on
+    the same text without it. Raises MalformedFile.
     """
     prompts = []
     for number, line in enumerate(_lines(file), start=1):
@@ -65,7 +65,7 @@ def _prompt(row: Any, chat: bool) -> Prompt:
 
 
 def _until_answer(messages: list[Any]) -> Iterator[dict[str, str]]:
-    """System messages and the first user turn: later turns need answers that are not there."""
+    """System messages and the first user turn; later turns would need the answers before them."""
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise ValueError("a message needs a content of text")

@@ -1,4 +1,4 @@
-"""A workload by the name it has on the command line."""
+"""Load a workload by its name on the command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NAMES = (*PUBLISHED, *EMBEDDED)
 
 
 def load_prompts(name: str, count: int, *, chat: bool = False, seed: int = SEED) -> list[Prompt]:
-    """`count` prompts of a named workload or of a file, shuffled by `seed`; again from the first
-    where there are fewer.
+    """`count` prompts of a named workload or of a file, shuffled by `seed`; repeated from the first
+    if there are fewer.
 
-    Raises ValueError if it is neither, MalformedFile naming the line.
+    Raises ValueError if `name` is neither, and MalformedFile, which names the line.
     """
     if name in EMBEDDED:
         return embedded(name, count, seed)
@@ -38,5 +38,5 @@ def load_prompts(name: str, count: int, *, chat: bool = False, seed: int = SEED)
 
 
 def label(name: str) -> str:
-    """What tables call it: a file's name without its folder."""
+    """The workload's name in tables: a file's name without folder and ending."""
     return name if name in NAMES else Path(name).name.split(".")[0]

@@ -1,4 +1,4 @@
-"""`aerie bench prompts`: a workload as JSON lines, for other load generators."""
+"""`aerie bench prompts`: print a workload as JSON lines, for other load generators."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="aerie bench prompts", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--workload", default="completion", help="as of `aerie bench run`")
-    parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--workload", default="completion", help="as in `aerie bench run`")
+    parser.add_argument("--chat", action="store_true", help="as in `aerie bench run`")
+    parser.add_argument("--count", type=int, default=64, help="number of prompts [64]")
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args(argv)
     for prompt in load_prompts(args.workload, args.count, chat=args.chat, seed=args.seed):

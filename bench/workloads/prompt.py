@@ -1,4 +1,4 @@
-"""A prompt, and the request it makes."""
+"""A prompt, and the request for its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Text to continue, or a conversation up to where the assistant speaks."""
+    """Text to continue, or a conversation up to the assistant's turn."""
 
     text: str = ""
     messages: tuple[dict[str, str], ...] = ()
@@ -22,7 +22,8 @@ class Prompt:
             raise ValueError("a prompt is a text or messages")
 
     def job(self, model: str, max_tokens: int, extra: dict[str, Any]) -> Job:
-        """Streamed and greedy, with the server's token counts at its end."""
+        """A greedy request for an answer, streamed, with the server's token counts at its end;
+        `extra` are further fields."""
         body: dict[str, Any] = {
             "model": model,
             "max_tokens": max_tokens,

@@ -1,4 +1,4 @@
-"""The published sets that are installed, as conversations up to where the assistant speaks."""
+"""The published sets that are installed, as conversations up to the assistant's turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drafters.train.data.humaneval import chat_prompt, problems
 
 
 def humaneval() -> list[Prompt]:
-    """HumanEval's 164 problems in the user's turn of `aerie evaluate --workload humaneval`."""
+    """HumanEval's 164 problems, with the user's turn of `aerie evaluate --workload humaneval`."""
     return [Prompt(messages=({"role": "user", "content": chat_prompt(p)},)) for p in problems()]
 
 

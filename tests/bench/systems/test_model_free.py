@@ -66,7 +66,7 @@ def test_model_free_engines_have_shapes_and_rates_and_no_weights(
     settings = load(shared.settings(Method("adaptive")), {})
     assert all(finding.status != "FAIL" for finding in check_models(settings)[0])
     monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: True)
-    with pytest.raises(ValueError, match="dice"):
+    with pytest.raises(ValueError, match="synthetic acceptance"):
         command(Method("vllm", 7), shared, 1)
     monkeypatch.setattr("bench.systems.commands._on_cpu", lambda: False)
     line, _ = command(Method("eagle3", 3), shared, 1)

@@ -172,9 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", default="", help="address of a running gateway; without it one is started")
     add("--model", default="", help="with --url [the server's first]")
-    add(
-        "--method", default="adaptive", help="adaptive or k:K, if a gateway is started [adaptive]"
-    )
+    add("--method", default="adaptive", help="adaptive or k:K, if a gateway is started [adaptive]")
     add("--count", type=positive, metavar="N", help="only the first N problems [all]")
     add("--max-tokens", type=positive, default=MAX_TOKENS, help=f"of an answer [{MAX_TOKENS}]")
     add("--concurrency", type=positive, default=1, metavar="C", help="problems at a time [1]")

@@ -1,1 +1,1 @@
-"""Aerie's controller on simulated engines: published tables and moving loads."""
+"""The controller on simulated engines: published tables and moving loads."""

@@ -1,4 +1,4 @@
-"""Adaptive K against every fixed K: at the published places, and under loads that move."""
+"""Adaptive K against every fixed K, at the places of published tables and under moving loads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from drafters.control.cost_table import Cell
 from drafters.control.policy import Load, Policy
 
 STEPS = 3000  # at each published place, the controller's first ones included
-CALIBRATION_S, CALIBRATED_STEPS = 10.0, 16  # in all, a cell
+CALIBRATION_S, CALIBRATED_STEPS = 10.0, 16  # budget of a calibration, steps of one cell
 CPU_K_MAX = 7
 PROMPT = 24  # tokens
-# Tokens, drawn evenly. Were all as long, 48 users who start together would end together, and how
-# many such waves a burst of 4 s has would be luck worth a tenth of the trace's tokens.
+# Range of tokens, drawn uniformly. With equal lengths, 48 users who start together would end
+# together, and the number of such waves in a burst of 4 s would change a tenth of a trace's tokens.
 OUTPUT = (48, 144)
 STAGES = (1, 4, 16, 48, 16, 4, 1)  # requests at once
 
@@ -31,7 +31,7 @@ MakeTrace = Callable[[Callable[[], Request], random.Random], Trace]
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Adaptive K at one place, its start included, luck taken out of both rates."""
+    """Adaptive K at one place, its start included. Rates are expected values, without noise."""
 
     place: Place
     best_k: int
@@ -43,12 +43,12 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """One moving load: tokens per second of the whole trace, or of its requests' time."""
+    """Results of one moving load: tokens per second of the whole trace, or of requests' time."""
 
     name: str
     fixed: dict[int, float]
     adaptive: float
-    oracle: float  # the true best K at every step, for nothing: no policy of K can do better
+    oracle: float  # with the true best K at every step, at no cost: no policy of K can do better
     probe_share: float
     timeline: list[tuple[float, int, int]]
 
@@ -64,12 +64,12 @@ class Moving:
 
     @property
     def oracle_over_best(self) -> float:
-        """What there is to be had."""
+        """The oracle over the best single fixed K."""
         return self.oracle / self.fixed[self.best_k]
 
 
 class Oracle(Fixed):
-    """Knows the true rates: any K up to the largest may be next."""
+    """A policy that knows the true rates and chooses the best K in each step."""
 
     def __init__(self, hardware: Hardware, survival: tuple[float, ...], k_max: int) -> None:
         super().__init__(k_max, k_max)
@@ -86,7 +86,7 @@ class Oracle(Fixed):
 def calibrate(
     hardware: Hardware, k_max: int, max_requests: int, rng: random.Random
 ) -> tuple[Cell, ...]:
-    """As at start-up, on noisy steps."""
+    """Measure cells as start-up does, in noisy steps of the simulated hardware."""
     spent = 0.0
 
     def measure(requests: int, k: int) -> list[float]:
@@ -102,14 +102,14 @@ def calibrate(
 
 
 def adaptive(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Controller:
-    """A controller that is calibrated on `hardware`."""
+    """A controller that has been calibrated on `hardware`."""
     made = Controller(k_max)
     made.load_calibration(calibrate(hardware, k_max, max_requests, rng))
     return made
 
 
 def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
-    """A closed loop of as many endless requests as the place's concurrency."""
+    """Run adaptive K with as many endless requests as the place's concurrency."""
     rng = random.Random(seed)
     policy = adaptive(place.hardware, place.k_max, 128, rng)
     trace = Clients(
@@ -131,7 +131,7 @@ def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
 
 
 def traces() -> dict[str, tuple[MakeTrace, bool]]:
-    """Moving loads for the CPU engine, and whether requests come without regard to answers."""
+    """Moving loads by name: what makes the trace, and whether it is an open loop."""
     equal_time = [(10.0 * (i + 1), clients) for i, clients in enumerate(STAGES)]
     return {
         "1-48-1, 48 requests a stage": (
@@ -154,8 +154,8 @@ def traces() -> dict[str, tuple[MakeTrace, bool]]:
 
 
 def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) -> Moving:
-    """A moving load on independent replicas, each with its own controller: of the CPU engine, or of
-    the machine and the acceptance of a place."""
+    """Run every policy under the moving load `name`, on independent replicas of the CPU engine, or
+    of the hardware and acceptance of `place`; each replica has a controller of its own."""
     hardware, survival = cpu() if place is None else (place.hardware, place.survival)
     k_max = CPU_K_MAX if place is None else place.k_max
     make, is_open = traces()[name]
@@ -174,7 +174,7 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
             trace = make(new, arrivals)
             totals = SimulatedEngine(hardware, policy, trace, rng, asynchronous=True).run()
             tokens += totals.tokens
-            # The open loop makes the same tokens whatever K is; what differs is the wait.
+            # In an open loop the tokens are the same with every K; the times of requests differ.
             seconds += totals.waited_s if is_open else totals.elapsed_s
         return tokens / seconds, totals
 

@@ -1,4 +1,4 @@
-"""Acceptance by position, from the acceptance lengths that are published."""
+"""Acceptance by position, derived from published acceptance lengths."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ _FLATTEST = 0.99
 
 
 def length(survival: list[float], k: int) -> float:
-    """Tokens a step makes with K drafts, its own one included."""
+    """Acceptance length at K, bonus token included."""
     return 1.0 + sum(survival[:k])
 
 
 def geometric(first: float, later: float) -> list[float]:
-    """Share of drafts accepted up to each position, if every one behind the first is alike."""
+    """Share of drafts accepted up to each position: [POSITIONS]. Conditional acceptance is `first`
+    at the first position, `later` at all others."""
     rates = [first] + [later] * (POSITIONS - 1)
     return list(accumulate(rates, lambda reached, rate: reached * rate))
 
 
 def from_length(k: int, tokens: float) -> list[float]:
-    """The curve with the same acceptance at every position that has this length at K."""
+    """The curve with equal conditional acceptance at all positions that has this length at K."""
     return _bisect(lambda rate: geometric(rate, rate), k, tokens)
 
 
 def from_lengths(low_k: int, low: float, high_k: int, high: float) -> list[float]:
-    """The curve through two lengths: one acceptance at the first position, one at all others."""
+    """The curve through two lengths: one conditional acceptance at the first position, another at
+    all later ones."""
 
     def curve(later: float) -> list[float]:
         shape = geometric(1.0, later)

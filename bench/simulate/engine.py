@@ -1,4 +1,4 @@
-"""One simulated engine: requests, steps and drafts as a scheduler sees them; no tensors."""
+"""A simulated engine: requests, steps and drafts as a scheduler sees them, without tensors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bench.simulate.traces import Trace
 from drafters.config import DrafterConfig
 from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
 
-NOISE = 0.03  # standard deviation of a step's time, as a logarithm
-PAUSES, PAUSE = 0.0005, 20.0  # share of steps that take so many times as long
-PROMPT_BUDGET = 2048  # prompt tokens a step may read
+NOISE = 0.03  # standard deviation of the logarithm of a step's time
+PAUSES, PAUSE = 0.0005, 20.0  # share of steps that are pauses, and how many times as long they take
+PROMPT_BUDGET = 2048  # prompt tokens that a step may read
 CATCH_UP = DrafterConfig.catch_up_tokens  # skipped tokens per request that the drafter catches up
 
 
 @dataclass(slots=True)
 class Request:
-    """A request on its way through the engine."""
+    """The state of a request in the engine."""
 
-    survival: Sequence[float]  # its drafts' acceptance up to each position
-    prompt: int  # tokens still to be read
-    output: int  # tokens still to be made
+    survival: Sequence[float]  # share of its drafts that are accepted up to each position
+    prompt: int  # prompt tokens still to be read
+    output: int  # output tokens still to be made
     context: int = 0
-    drafted: int = 0  # waiting to be verified
-    limit: int | None = None  # most drafts in a step
-    unseen: int = 0  # tokens that the drafter has skipped
+    drafted: int = 0  # drafts that wait for verification
+    limit: int | None = None  # its largest K
+    unseen: int = 0  # tokens that the drafter has not read
     arrived: float = 0.0
 
 
@@ -43,15 +43,17 @@ class SimulationTotals:
     busy_s: float = 0.0
     elapsed_s: float = 0.0
     waited_s: float = 0.0  # from arrival to the last token, over all answered requests
-    # What the tokens and seconds are without the luck of draws and the noise of the clock.
+    # Expected values of tokens and seconds, without random draws and noise.
     expected_tokens: float = 0.0
     expected_s: float = 0.0
     timeline: list[tuple[float, int, int]] = field(default_factory=list)  # (time, requests, K)
 
 
 class SimulatedEngine:
-    """Runs a trace under a policy; `asynchronous` as in vLLM: `observe` comes a step late, and
-    `together` as in one process on a CPU: not before it may be told of several steps at once.
+    """Runs a trace under a policy.
+
+    With `asynchronous`, a step is observed one step late, as in vLLM. With `together`, steps are
+    observed `max_deferred_steps` at a time, as with one process on a CPU.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class SimulatedEngine:
         self.totals = SimulationTotals()
 
     def run(self, steps: int | None = None, until: float = math.inf) -> SimulationTotals:
-        """To the trace's end, at most `steps` steps and `until` seconds."""
+        """Run to the trace's end, or for `steps` steps or `until` seconds."""
         for step in self.steps():
             if self.totals.steps == steps or self.totals.elapsed_s >= until:
                 break
@@ -84,7 +86,7 @@ class SimulatedEngine:
         return self.totals
 
     def steps(self) -> Iterator[Step]:
-        """Every step, as it is run."""
+        """Run the trace to its end, and yield every step."""
         while True:
             now = self.totals.elapsed_s
             inflight = len(self._waiting) + len(self._running)
@@ -185,7 +187,7 @@ class SimulatedEngine:
             drafted = request.drafted
             hits = 0
             if drafted:
-                # Survival falls with the position: the draft is accepted while it is above u.
+                # Survival falls with the position: drafts are accepted while it is above the draw.
                 hits = bisect_left(request.survival, -draw(), hi=drafted, key=float.__neg__)
                 offers[drafted] += 1
                 ends[hits] += 1

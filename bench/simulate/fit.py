@@ -1,7 +1,7 @@
-"""Simulated hardware from published speeds: what is fitted, and what is then predicted.
+"""Fit simulated hardware to published speeds, and predict the rest of each published table.
 
-Acceptance is never fitted where it is published. Fitted are the costs, to the speeds of one
-workload at every second concurrency; the rest of the table is held out.
+Costs are fitted to the speeds of one workload at every second concurrency; the rest of the table
+is held out. Acceptance is fitted only where it is not published.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NONE, P_EAGLE, EAGLE_3 = "none", "p-eagle", "eagle-3"
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A published speedup of P-EAGLE and what the simulator makes of it."""
+    """A published speedup of P-EAGLE, and the simulated one."""
 
     table: str
     workload: str
@@ -42,7 +42,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where adaptive K is compared with fixed K: hardware, acceptance and a concurrency."""
+    """A place at which adaptive K is compared with fixed K: hardware, acceptance, concurrency."""
 
     table: str
     workload: str
@@ -103,7 +103,7 @@ def cpu() -> tuple[Hardware, tuple[float, ...]]:
 
 @cache
 def curves() -> dict[tuple[str, str], list[float]]:
-    """(workload, method) -> acceptance up to each position, of GPT-OSS-20B's heads in the blog."""
+    """(workload, method) -> share accepted up to each position, by heads in the blog (GPT-OSS-20B)."""
     return {
         (workload, method): from_lengths(3, lengths["3"], 7, lengths["7"])
         for workload, table in published()["blog"]["workloads"].items()
@@ -168,9 +168,9 @@ def _blog() -> Replay:
 
 
 def _launch() -> Replay:
-    """Another target on the same card, its acceptance unpublished.
+    """The launch article: another target on the same GPU, whose acceptance is not published.
 
-    Two scales of the B200's costs and one acceptance per workload and method are fitted, to
+    Two factors of the B200's costs, and one acceptance for each workload and method, are fitted to
     the figures at c = 1 and to one at c = 128; the others are held out.
     """
     table, base = published()["launch"], _b200()
@@ -228,7 +228,8 @@ def _launch() -> Replay:
 
 
 def _paper() -> Replay:
-    """The same target on an H200: two scales fitted at C = 2, C = 4 held out."""
+    """The paper: the blog's target on an H200. Two factors of costs are fitted at C = 2; C = 4 is
+    held out."""
     table, base = published()["paper"], _b200()
     workloads = table["workloads"]
 

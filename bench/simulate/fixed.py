@@ -1,4 +1,4 @@
-"""The policy that does not adapt: one K until it is told another."""
+"""A policy with a fixed K."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from drafters.control.policy import Load, Step
 
 
 class Fixed:
-    """`k` draft tokens in every step."""
+    """The policy of a fixed K, which may be set between steps."""
 
     max_deferred_steps = 1
 
@@ -16,7 +16,7 @@ class Fixed:
 
     @property
     def k_max(self) -> int:
-        """The most tokens that may be drafted."""
+        """The largest K that may be set."""
         return self._k_max
 
     @property
@@ -34,7 +34,7 @@ class Fixed:
         self._k = checked_k(value, self._k_max)
 
     def choose(self, load: Load) -> int:
-        """The same K whatever the load."""
+        """The fixed K, at every load."""
         return self._k
 
     def observe(self, step: Step) -> None:
@@ -42,7 +42,7 @@ class Fixed:
 
 
 def checked_k(k: object, k_max: int) -> int:
-    """`k` if it is a whole number in 0..k_max, else ValueError."""
+    """Return `k` if it is a whole number in 0..k_max, else raise ValueError."""
     if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= k_max:
         raise ValueError(f"k must be a whole number from 0 to {k_max}, not {k!r}")
     return k

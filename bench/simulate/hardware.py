@@ -1,4 +1,4 @@
-"""The true cost of a simulated engine's step: a roofline, unlike the controller's own terms."""
+"""The true cost of a simulated engine's step: a roofline, other than the controller's model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Seconds; a mixture of experts reads those that its tokens touch, a dense model all."""
+    """The costs of a machine and model, in seconds. A mixture of experts reads the experts that its
+    tokens need, a dense model all of its weights."""
 
     base: float  # of every step: launches, attention, dense weights
     request: float  # per request: scheduling, sampling, its KV cache
-    experts: float  # to read every expert's weights once; 0: no mixture
+    experts: float  # to read the weights of all experts once; 0 for a dense model
     touched: float  # share of the experts that one token needs
     token: float  # compute per token
     drafter: float  # of every drafter pass
@@ -20,7 +21,7 @@ class Hardware:
     context: float = 0.0  # per token in the KV cache
 
     def target(self, requests: int, tokens: int, context: int = 0) -> float:
-        """One forward pass over `tokens` of decoding requests and prompts."""
+        """Seconds of a forward pass over `tokens` of decoding requests and prompts."""
         if tokens == 0:
             return 0.0
         memory = self.experts * (1.0 - (1.0 - self.touched) ** tokens)
@@ -28,7 +29,7 @@ class Hardware:
         return self.base + self.request * requests + self.context * context + max(memory, compute)
 
     def draft(self, requests: int, k: int, unseen: int = 0) -> float:
-        """K drafts for each request, after reading `unseen` tokens that were skipped."""
+        """Seconds to draft K tokens for each request, and to read `unseen` tokens before that."""
         if k == 0 or requests + unseen == 0:
             return 0.0
         if self.parallel:
@@ -36,9 +37,9 @@ class Hardware:
         return k * (self.drafter + self.drafter_token * requests) + self.drafter_token * unseen
 
     def steady(self, requests: int, k: int) -> float:
-        """A step that verifies K drafts of every request and makes K more."""
+        """Seconds of a step that verifies K drafts of every request and makes K more."""
         return self.target(requests, requests * (1 + k)) + self.draft(requests, k)
 
     def rate(self, requests: int, k: int, survival: list[float]) -> float:
-        """Tokens per second at a fixed K, exactly: what a long run comes to."""
+        """Expected tokens per second at a fixed K, which a long run approaches."""
         return requests * (1.0 + sum(survival[:k])) / self.steady(requests, k)

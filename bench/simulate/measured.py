@@ -1,4 +1,4 @@
-"""Simulated hardware from steps that were measured, by `aerie bench device` or in a sweep."""
+"""Fit simulated hardware to steps that `aerie bench device` or a sweep measured."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from bench.simulate.minimise import minimise
 
 
 class SteadySteps(NamedTuple):
-    """Steady steps of one batch at one K."""
+    """The mean steady step of one batch at one K."""
 
     requests: int
     k: int
     seconds: float
-    draft_seconds: float  # of `seconds`, in the drafter's pass; 0 at K = 0, or where unknown
-    steps: tuple[tuple[int, float], ...] = ()  # (K, share) of a sweep's cell, whose K may vary
+    draft_seconds: float  # of `seconds`, in the drafter's pass; 0 at K = 0 or if unknown
+    steps: tuple[tuple[int, float], ...] = ()  # (K, share) if K varied, in a cell of a sweep
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """A machine, and by how much its fitted costs miss each measured step."""
+    """A measured machine: its steps, and the costs that were fitted to them."""
 
     cells: tuple[SteadySteps, ...]
     hardware: Hardware
-    survival: tuple[float, ...]  # of the drafts
+    survival: tuple[float, ...]  # share of drafts accepted up to each position
 
     @property
     def errors(self) -> list[float]:
-        """Relative and absolute, of each cell's step."""
+        """The relative error of the fit for each cell's step, without sign."""
         return [abs(_seconds(self.hardware, cell) / cell.seconds - 1.0) for cell in self.cells]
 
     @property
     def places(self) -> list[Place]:
-        """Every measured batch, as a place to compare at."""
+        """A place of comparison for every measured batch."""
         k_max = min(len(self.survival), max(cell.k for cell in self.cells))
         batches = sorted({cell.requests for cell in self.cells})
         return [
@@ -49,13 +49,12 @@ class MeasuredMachine:
 
 
 def measured(file: Path, survival: Sequence[float] = ()) -> MeasuredMachine:
-    """Costs fitted to the cells of K = 0 and of each K in a file of `aerie bench device`, or to
-    those of our gateway in one of `aerie bench sweep` (its steps read prompts too, so that costs
-    are a little too high).
+    """Fit costs to the cells at each K in a file of `aerie bench device`, or to those of this
+    gateway in one of `aerie bench sweep`, whose steps read prompts too, so that costs are a little
+    too high.
 
-    `survival` is the share of drafts accepted up to each position; without it the one published
-    for HumanEval. ValueError where there are no such cells, or too few to tell the costs of a step
-    from each other.
+    `survival` is the share of drafts accepted up to each position; by default that published for
+    HumanEval. Raises ValueError if there are too few cells to separate the costs of a step.
     """
     cells = []
     for line in file.read_text("utf-8").splitlines():

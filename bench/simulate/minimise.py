@@ -12,7 +12,7 @@ _STEP = 0.4  # of the first simplex, in logarithms
 def minimise(
     loss: Callable[[Sequence[float]], float], start: Sequence[float], evaluations: int = 4000
 ) -> list[float]:
-    """Positive numbers near which `loss` is smallest; it searches their logarithms."""
+    """Positive numbers at which `loss` has a minimum, near `start`; searches their logarithms."""
 
     def value(point: Sequence[float]) -> float:
         return loss([math.exp(x) for x in point])

@@ -1,4 +1,4 @@
-"""Drawings of a simulation: replayed speed-ups, and K over time under moving loads."""
+"""Plots of a simulation: replayed speed-ups, and K over time under moving loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def figure_of(ratios: Sequence[Ratio], loads: Sequence[Moving]) -> Any:
 
 
 def _speedups(panel: Any, ratios: Sequence[Ratio]) -> None:
-    """Simulated against published; on the diagonal they agree."""
+    """Plot simulated against published speed-ups; on the diagonal they agree."""
     panel.axline((1.0, 1.0), slope=1.0, color=GREY, linewidth=0.8)
     for label, colour, fitted in (("fitted", GREY, True), ("held out", STRONG, False)):
         chosen = [ratio for ratio in ratios if ratio.fitted is fitted]
@@ -35,7 +35,7 @@ def _speedups(panel: Any, ratios: Sequence[Ratio]) -> None:
 
 
 def _over_time(panel: Any, moving: Moving) -> None:
-    """Requests in each step as an area, the K of the controller as a line."""
+    """Plot the requests in each step as an area, and the controller's K as a line."""
     times, requests, ks = zip(*moving.timeline, strict=True)
     panel.fill_between(times, requests, step="post", color=GREY, alpha=0.4)
     panel.set(xlabel="seconds", ylabel="requests", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""`aerie simulate`: published tables replayed, then adaptive K on the same engines."""
+"""`aerie simulate`: replay published tables, then run adaptive K on the same simulated engines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEED = 1
 
 @reports_errors("aerie simulate")
 def main(argv: Sequence[str]) -> int:
-    """Print the tables; returns the exit code."""
+    """Run `aerie simulate`, print its tables; returns the exit code."""
     arguments = _parser().parse_args(argv)
     played, machine = replay(), None
     if arguments.costs is not None:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _draw(file: Path, ratios: Sequence[Ratio], loads: Sequence[Moving]) -> None:
-    """Write the drawing. Only this needs more than the standard library; raises NoPlots."""
+    """Write the plots. Raises NoPlots without matplotlib, which nothing else here needs."""
     from bench.simulate.plot import figure_of
     from bench.sweep.plots import svg
 
@@ -98,8 +98,8 @@ def _report(
         speeds = [*(f"{m.fixed[k]:.0f}" for k in counts), f"{m.adaptive:.0f}"]
         rows.append([m.name, *speeds, *shares])
     lines += columns(rows)
-    lines.append("oracle: over the best fixed K as well, with the true best K in every step.")
-    lines.append("Poisson: tokens per second that its request was in the engine or its queue.")
+    lines.append("oracle: over the best fixed K too, with the true best K in every step.")
+    lines.append("Poisson: tokens per second of requests' time in the engine or its queue.")
     return "\n".join(lines)
 
 
@@ -125,18 +125,18 @@ def _document(
 
 
 def _errors(ratios: Sequence[Ratio], fitted: bool = True) -> list[float]:
-    """Absolute errors, those of cells used in the fit included or not."""
+    """Absolute errors, with or without those of cells that were used in the fit."""
     return [abs(ratio.error) for ratio in ratios if fitted or not ratio.fitted]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie simulate", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="write a drawing (needs matplotlib)"
+        "--plot", type=Path, metavar="FILE.svg", help="write plots (needs matplotlib)"
     )
     parser.add_argument(
         "--costs", type=Path, metavar="FILE.jsonl",
-        help="hardware as measured by `aerie bench device` or `sweep`, beside the published, and "
+        help="results of `aerie bench device` or `sweep`: that machine is simulated too, and used "
         "under the moving loads",
     )  # fmt: skip
     parser.add_argument(

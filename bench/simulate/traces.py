@@ -1,4 +1,4 @@
-"""Arrivals: who asks when."""
+"""Traces of a simulation: when requests arrive."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from bench.simulate.engine import Request
 
 New = Callable[[], "Request"]
-Shape = Sequence[tuple[float, int]]  # (until this time, so many clients)
+Shape = Sequence[tuple[float, int]]  # (end in seconds, number of clients until then)
 
 
 class Trace(Protocol):
     """A source of requests."""
 
     def due(self, now: float, inflight: int) -> list[Request]:
-        """Requests that arrive by `now`, with so many in the engine."""
+        """Requests that arrive by `now`, when `inflight` are in the engine."""
         ...
 
     def next_after(self, now: float) -> float | None:
-        """When the next may arrive if none is left in the engine; None: never again."""
+        """When the next request may arrive if the engine is empty; None if there is none."""
         ...
 
 
 class Clients:
-    """A number of clients that changes with time, each asking again once it is answered."""
+    """A closed loop of a number of clients that changes with time."""
 
     def __init__(self, shape: Shape, new: New) -> None:
         self._shape, self._new = shape, new
@@ -38,7 +38,7 @@ class Clients:
         return [self._new() for _ in range(clients - inflight)]
 
     def next_after(self, now: float) -> float | None:
-        """The next time that there is a client."""
+        """The next time at which there is a client; None after the last."""
         began = 0.0
         for until, clients in self._shape:
             if clients and until > now:
@@ -48,14 +48,15 @@ class Clients:
 
 
 class Rounds:
-    """Stages of so many clients, each of which lasts until its requests have been answered."""
+    """A closed loop of stages with a number of clients, each until its requests are answered."""
 
     def __init__(self, stages: Sequence[tuple[int, int]], new: New) -> None:
         self._stages = list(reversed(stages))  # (clients, requests)
         self._new = new
 
     def due(self, now: float, inflight: int) -> list[Request]:
-        """What the stage's clients ask next; the next stage begins when the last is answered."""
+        """The next requests of the stage's clients. A stage begins when the one before has been
+        answered."""
         if inflight == 0 and self._stages and self._stages[-1][1] == 0:
             self._stages.pop()
         if not self._stages:
@@ -66,12 +67,12 @@ class Rounds:
         return [self._new() for _ in range(count)]
 
     def next_after(self, now: float) -> float | None:
-        """Never: there is always someone in the engine until the end."""
+        """None: until the end the engine is never empty."""
         return None
 
 
 class Poisson:
-    """Requests that come whether or not others were answered, at a rate that changes."""
+    """An open loop with Poisson arrivals, at a rate that changes with time."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Poisson:
         self._advance()
 
     def due(self, now: float, inflight: int) -> list[Request]:
-        """Those that have come since the last call."""
+        """The requests that have arrived since the last call."""
         arrived = []
         while self._next <= now:
             arrived.append(self._new())
@@ -98,7 +99,8 @@ class Poisson:
         return None if self._next == math.inf else self._next
 
     def _advance(self) -> None:
-        """Thinning: candidates at the highest rate, kept in proportion to the rate then."""
+        """Draw the next arrival by thinning: candidates come at the highest rate, and are kept in
+        proportion to the rate at their time."""
         while True:
             self._next += self._rng.expovariate(self._most)
             if self._next > self._end:
@@ -109,7 +111,7 @@ class Poisson:
 
 
 def ramp(start: int, end: int, seconds: float, stages: int = 24) -> Shape:
-    """From one number of clients to another, evenly."""
+    """A number of clients that changes evenly from `start` to `end`."""
     return [
         (seconds * (i + 1) / stages, round(start + (end - start) * i / (stages - 1)))
         for i in range(stages)
@@ -117,11 +119,11 @@ def ramp(start: int, end: int, seconds: float, stages: int = 24) -> Shape:
 
 
 def burst(low: int, high: int, before: float, during: float, after: float) -> Shape:
-    """Few clients, then suddenly many, then few again."""
+    """A burst: `low` clients, then `high`, then `low` again, for these seconds each."""
     return [(before, low), (before + during, high), (before + during + after, low)]
 
 
 def day(least: float, most: float, period: float) -> Callable[[float], float]:
-    """Arrivals per second that rise and fall like a day's."""
+    """Arrivals per second that rise and fall once in `period` seconds, as over a day."""
     middle, swing = (least + most) / 2.0, (most - least) / 2.0
     return lambda now: middle - swing * math.cos(2.0 * math.pi * now / period)

@@ -1,1 +1,1 @@
-"""Methods against concurrency: cells in interleaved rounds, a journal, tables, plots, a report."""
+"""Compare methods at several concurrencies: interleaved rounds, journal, tables, plots, report."""

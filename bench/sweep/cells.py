@@ -1,4 +1,4 @@
-"""One cell: a method at a concurrency in a round. And the order of all of them."""
+"""A cell of a sweep, one method at one concurrency in one round, and the order of cells."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from bench.load.run import measure
 from bench.systems.method import Method
 from bench.workloads.prompt import Prompt
 
-SETTLE_S = 0.5  # after a PATCH: it holds from the next step on, and a step is far shorter
+SETTLE_S = 0.5  # after a PATCH, which takes effect in the next step; steps are far shorter
 WARM_UP_TOKENS = 32
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 leave no place empty for long
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 are evenly spread at any count
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked in every cell, the same for all methods."""
+    """The requests of every cell, which are the same for all methods."""
 
     prompts: Sequence[Prompt]
     model: str
     max_tokens: int
-    ignore_eos: bool  # every answer has as many tokens as asked for: equal work
-    spread: float = 0.0  # answers have `max_tokens` more or less this share of it
+    ignore_eos: bool  # answers have exactly the length asked for, so that work is equal
+    spread: float = 0.0  # answers differ from `max_tokens` by up to this share of it
     fields: Mapping[str, Any] = field(default_factory=dict)  # of every request, beside the prompt
 
     def length(self, number: int) -> int:
-        """Tokens of an answer: spread evenly, in no order, the same for the same prompt's number.
+        """Tokens of the answer to prompt `number`: evenly spread, in no order.
 
-        Answers of one length end together where nothing is drafted, and the next prompts are read
-        together; real ones do not.
+        Without drafts, answers of equal length would end together and the next prompts be read
+        together, unlike real ones.
         """
         place = 2.0 * (number * GOLDEN % 1.0) - 1.0
         return max(1, round(self.max_tokens * (1.0 + self.spread * place)))
 
     def jobs(self, first: int, count: int, max_tokens: int | None = None) -> list[Job]:
-        """`count` requests from prompt `first` on, around the end of the list."""
+        """`count` requests from prompt `first` on; after the last prompt comes the first."""
         extra = {**self.fields, **({"ignore_eos": True} if self.ignore_eos else {})}
         return [
             self.prompts[number % len(self.prompts)].job(
@@ -53,7 +53,7 @@ class Work:
 def rounds(
     methods: Sequence[Method], count: int, seed: int, concurrency: int
 ) -> Iterator[tuple[int, Method]]:
-    """(round, method): every method once a round, in an order that changes with the round."""
+    """(round, method): every method once per round, in an order that changes with the round."""
     for number in range(count):
         order = list(methods)
         random.Random(f"{seed}:{concurrency}:{number}").shuffle(order)
@@ -62,8 +62,8 @@ def rounds(
 
 
 def hopeless(speeds: Mapping[Method, float], drop_below: float) -> set[Method]:
-    """Methods with a K of their own that made less than this share of the fastest's tokens per
-    second."""
+    """Methods of a fixed K whose tokens per second are below a share `drop_below` of the fastest
+    method's."""
     least = drop_below * max(speeds.values())
     return {method for method, found in speeds.items() if method.k and found < least}
 
@@ -71,9 +71,10 @@ def hopeless(speeds: Mapping[Method, float], drop_below: float) -> set[Method]:
 async def run_cell(
     client: Client, work: Work, concurrency: int, requests: int, number: int
 ) -> dict[str, Any]:
-    """Settle, warm up at this concurrency, measure. Prompts depend on the round alone.
+    """Settle, warm up at this concurrency, and measure. Prompts depend on the round `number` alone.
 
-    The warm-up is as wide as the cell: K adapts, caches and connections fill before the clock runs.
+    The warm-up has the cell's concurrency, so that K has adapted, caches are filled and connections
+    open before the clock runs.
     """
     await asyncio.sleep(SETTLE_S)
     first = number * requests
@@ -84,9 +85,9 @@ async def run_cell(
 
 
 async def takes_ignore_eos(client: Client, work: Work) -> bool:
-    """Whether the work wants `ignore_eos` and the server takes it: OpenAI's own API knows none.
+    """Whether `work` has `ignore_eos` and the server accepts it; OpenAI's own API does not.
 
-    Raises RuntimeError if it does not answer without it either.
+    Raises RuntimeError if the server does not answer without it either.
     """
     if not work.ignore_eos:
         return False
@@ -99,14 +100,17 @@ async def takes_ignore_eos(client: Client, work: Work) -> bool:
 
 
 async def requests_for(client: Client, work: Work, concurrency: int, seconds: float) -> int:
-    """Requests that take about `seconds` at this concurrency, whole waves of `concurrency`."""
+    """How many requests take about `seconds` at this concurrency, a multiple of `concurrency`.
+
+    Raises RuntimeError if a request fails.
+    """
     count = max(8, concurrency)
     jobs = work.jobs(0, count)
-    # Once for caches and compilation, once for the clock.
+    # First for caches and compilation, then to be timed.
     await measure(client, jobs[:concurrency], limits=[concurrency] * concurrency)
     found = await measure(client, jobs, limits=[concurrency] * count)
     if found["failed"]:
         raise RuntimeError(f"{found['failed']} of {count} requests failed: {found['failures'][0]}")
     waves = round(seconds * found["requests_per_second"] / concurrency)
-    # In the last wave users leave one by one; there must be one that they all stay for.
+    # In the last wave users leave one by one; there must be a wave in which all of them stay.
     return max(2 if work.spread else 1, waves) * concurrency

@@ -1,4 +1,4 @@
-"""The servers of a comparison: started when first needed, steered, ended at the end."""
+"""The servers of a comparison, which are started when first needed and ended at the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Report = Callable[[str], None]
 
 
 class Fleet:
-    """Server name -> running server. Use as `async with`: what was started is ended.
+    """The running servers by name. Use it in `async with`, at whose end started servers are ended.
 
-    `given` are gateway settings by name; `eagle3` the EAGLE-3 head; `attached` addresses of servers
-    that run already, by server name: those are used and never ended. `model_free` names an
-    architecture to run without weights (bench/systems/model_free.py).
+    `given` are gateway settings by name; `eagle3` is the EAGLE-3 head; `attached` has the addresses
+    of servers that run already, by server name, which are used and never ended. `model_free` names
+    an architecture to run without weights (bench/systems/model_free.py).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Fleet:
             await self.stop(name)
 
     async def client(self, method: Method) -> Client:
-        """Client of the server for `method`, which is started if need be. Raises ServerError."""
+        """A client of the server for `method`, which is started if needed. Raises ServerError."""
         name = method.server
         if name in self._servers:
             self._servers[name].check()
@@ -65,7 +65,7 @@ class Fleet:
         return self._clients[name]
 
     async def switch(self, method: Method) -> Client:
-        """`method` is what its server does from now on."""
+        """Make the server for `method` use it from now on; returns the server's client."""
         client = await self.client(method)
         if method.changes is not None:
             await client.json("PATCH", SPECULATION, method.changes)
@@ -86,5 +86,5 @@ class Fleet:
         self._report(f"starting {name}")
         log = self._logs / f"{name.replace(':', '-')}.log"
         server = Server(line, environment, port, log)
-        self._servers[name] = server  # so that it is ended if it does not come up
+        self._servers[name] = server  # so that it is ended also if it does not become ready
         return server.wait("/readyz" if method.ours else "/health").url

@@ -1,6 +1,6 @@
-"""Results as JSON lines, written as they come: a sweep that was killed goes on from its file.
+"""Results as JSON lines, written as they come, so that a killed sweep can continue from its file.
 
-Lines are of three kinds: `plan` (what is measured, and provenance, again for each start), `budget`
+Lines are of three kinds: `plan` (what is measured, and provenance; one for each start), `budget`
 (requests of a cell at a concurrency) and `cell` (one run of one method).
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 
 class JournalError(ValueError):
-    """A file of other results, or of none."""
+    """The file has results of another plan, or is not a file of results."""
 
 
 class Journal:
-    """A file of results, and what is in it."""
+    """A file of results, with its contents."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -31,13 +31,13 @@ class Journal:
             self._read()
 
     def begin(self, plan: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        """Refuse a file with results of another plan; else note this start in it."""
+        """Write this start to the file. Raises JournalError if it has results of another plan."""
         asked: dict[str, Any] = json.loads(json.dumps(plan))  # tuples are lists in the file
         if self.plan is not None and self.plan != asked:
             differ = sorted(k for k in {*asked, *self.plan} if asked.get(k) != self.plan.get(k))
             raise JournalError(
                 f"{self._file} has results of another plan ({', '.join(differ)} differ): "
-                "give the same options to go on, or another --out"
+                "give the same options to continue, or another --out"
             )
         if self._file.exists() and self._file.stat().st_size > self._keep:
             os.truncate(self._file, self._keep)  # the line that was being written at the kill
@@ -45,12 +45,12 @@ class Journal:
         self._write({"kind": "plan", "plan": asked, "provenance": dict(provenance)})
 
     def budget(self, concurrency: int, requests: int) -> None:
-        """Note how many requests each cell at a concurrency has."""
+        """Write how many requests each cell at a concurrency has."""
         self.budgets[concurrency] = requests
         self._write({"kind": "budget", "concurrency": concurrency, "requests": requests})
 
     def add(self, key: tuple[Any, ...], cell: Mapping[str, Any]) -> None:
-        """Note a cell. One with failed requests will run again."""
+        """Write a cell. One with failed requests is not counted as done, and will run again."""
         self._write({"kind": "cell", "key": list(key), **cell})
         if not cell.get("failed"):
             self.cells[key] = dict(cell)
@@ -74,9 +74,9 @@ class Journal:
                 if not entry.get("failed"):
                     self.cells[key] = entry
             else:
-                raise JournalError(f"{self._file} has lines that are no results of a sweep")
+                raise JournalError(f"{self._file} has lines that are not results")
         if self.plan is None and self._file.stat().st_size:
-            raise JournalError(f"{self._file} is no file of results")
+            raise JournalError(f"{self._file} is not a file of results")
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Drawings of a sweep: speed-up, the throughput-interactivity frontier, acceptance by position."""
+"""Plots of a sweep: speed-up, the throughput-interactivity frontier, acceptance by position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {
     "vllm": "#2563eb",
     "other": "#b45309",
 }
-_DASHES = ("--", ":", "-.")  # by K, where a kind has one colour
+_DASHES = ("--", ":", "-.")  # by K, for kinds of methods that have one colour
 _FIXED = ("#0e7490", "#0d9488", "#65a30d", "#ca8a04", "#db2777", "#9333ea")
 
 
@@ -27,13 +27,13 @@ class NoPlots(RuntimeError):
 
 
 def pyplot() -> Any:
-    """matplotlib without a display. Raises NoPlots."""
+    """matplotlib's pyplot, without a display. Raises NoPlots if it is not installed."""
     try:
         import matplotlib
     except ImportError:
         raise NoPlots("plots need matplotlib: pip install '.[bench]'") from None
     matplotlib.use("Agg")
-    # Text as text: smaller, and found by a search in the report.
+    # Text as text, not as paths: smaller, and a search in the report finds it.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "aerie", "font.size": 9})
     from matplotlib import pyplot as plt
 
@@ -41,7 +41,7 @@ def pyplot() -> Any:
 
 
 def figure_of(table: Table) -> Any:
-    """One figure of three panels."""
+    """The figure of a sweep, with three panels. Raises NoPlots."""
     plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
     used = [m for m in table.methods if any(key[0] == m for key in table.rows)]
@@ -53,7 +53,7 @@ def figure_of(table: Table) -> Any:
 
 
 def svg(figure: Any) -> str:
-    """As text, without the XML header, to stand inside HTML."""
+    """The figure as SVG text without the XML header, for use inside HTML."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
@@ -115,7 +115,7 @@ def _frontier(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> N
 
 
 def _acceptance(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> None:
-    """At the lowest concurrency, where all of them draft."""
+    """Plot acceptance by position at the lowest concurrency, where all methods draft."""
     panel.xaxis.get_major_locator().set_params(integer=True)
     first = table.concurrencies[0] if table.concurrencies else 0
     for method, style in look.items():

@@ -1,4 +1,4 @@
-"""A sweep as one HTML file that needs nothing else, to be read in a minute."""
+"""The report of a sweep: one HTML file that needs no other, to be read in a minute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ small,details{color:#52606d}pre{white-space:pre-wrap}
 
 
 def html(table: Table, plan: Mapping[str, Any], provenance: Mapping[str, Any], drawing: str) -> str:
-    """The page. `drawing` is SVG."""
+    """The report as an HTML page. `drawing` is the SVG text of the plots."""
     name = label(plan["workload"])
     title = f"Speculation on {name}: {', '.join(provenance.get('gpus') or [_machine(provenance)])}"
     parts = [f"<h1>{escape(title)}</h1>", _headline(table), drawing]
@@ -44,7 +44,7 @@ def _machine(provenance: Mapping[str, Any]) -> str:
 
 
 def _headline(table: Table) -> str:
-    """What there is to know, in three sentences."""
+    """The main results in three sentences."""
     said = []
     adaptive = [row for (m, _), row in table.rows.items() if m.name == "adaptive"]
     over = [(r.concurrency, *r.over["none"]) for r in adaptive if "none" in r.over]
@@ -133,7 +133,7 @@ def _origin(plan: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML of ours; no text of others is in them."""
+    """An HTML table. Cells are HTML that this module makes, so that they are not escaped."""
     lines = ["<table>"]
     for index, row in enumerate(rows):
         tag = "td" if index else "th"

@@ -1,4 +1,4 @@
-"""A sweep: every cell that its journal does not have yet, in interleaved rounds."""
+"""Run a sweep: every cell that its journal does not have yet, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.systems.method import Method, parse, servers
 from bench.workloads.constraints import load_constraint
 from bench.workloads.load import load_prompts
 
-PROMPTS = 1024  # that a sweep draws from
+PROMPTS = 1024  # number of different prompts of a sweep
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; two starts with equal plans go on in one file."""
+    """What is measured. A second start with an equal plan continues in the same file."""
 
     workload: str
     chat: bool
@@ -30,26 +30,26 @@ class Plan:
     concurrencies: tuple[int, ...]
     rounds: int
     max_tokens: int
-    seconds: float  # that a cell is to take, about; its requests are counted once, for all methods
-    requests: int | None  # of a cell at concurrency 1, times c elsewhere, instead of `seconds`
+    seconds: float  # about how long a cell takes; its requests are set once, for all methods
+    requests: int | None  # requests of a cell per user, instead of `seconds`
     seed: int
-    together: bool  # servers side by side, rounds over all of them; else one after the other
+    together: bool  # all servers run at once, with rounds over all; else one after the other
     settings: dict[str, Any]  # of the engines
     model_free: str = ""  # architecture without weights
     spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
-    switchback: bool = False  # turns of `seconds` under one load, all methods of one gateway
-    settle: float = SETTLE_S  # seconds of a turn that do not count
-    constraint: str = ""  # that answers are held to
-    drop_below: float = 0.0  # share of the fastest below which a K has no more than `first_rounds`
+    switchback: bool = False  # turns of `seconds` under one load, for methods of one gateway
+    settle: float = SETTLE_S  # seconds at the beginning of a turn that do not count
+    constraint: str = ""  # of the answers (bench/workloads/constraints.py)
+    drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
 
     @property
     def first_rounds(self) -> int:
-        """That every method has; where turns are short and rounds are many, one says little."""
+        """Rounds that every method runs in; a sixth, as one of many short turns says little."""
         return max(1, self.rounds // 6)
 
     @property
     def mean(self) -> Mean:
-        """The mean that a method's rounds are joined by."""
+        """The mean over a method's rounds that gives its tokens per second."""
         return of_equal_time if self.switchback else of_equal_work
 
     def entry(self) -> dict[str, Any]:
@@ -58,10 +58,10 @@ class Plan:
 
 
 async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> None:
-    """Run what is missing. Raises RuntimeError where a server fails."""
+    """Run the cells that are missing. Raises RuntimeError if a server or a request fails."""
     prompts = load_prompts(plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed)
     methods = parse(plan.methods)
-    # A constrained answer ends where its constraint does: past that there is nothing to generate.
+    # A constrained answer ends by itself; beyond that end nothing can be generated.
     work = Work(
         prompts,
         fleet.model,
@@ -76,7 +76,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
             order = list(rounds(group, plan.rounds, plan.seed, concurrency))
             if not any(_missing(plan, journal, group, concurrency, cell) for cell in order):
                 continue
-            for method in group:  # before the first cell: what starts takes time from what runs
+            for method in group:  # before the first cell, since starting slows down running servers
                 await fleet.client(method)
             client = await _pilot(fleet, group)
             work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
@@ -100,7 +100,7 @@ def _missing(
     concurrency: int,
     cell: tuple[int, Method],
 ) -> bool:
-    """Whether a cell is still to be run."""
+    """Whether a cell has no result yet, and its method has not been dropped."""
     if _key(cell, concurrency) in journal.cells:
         return False
     number, method = cell
@@ -166,7 +166,8 @@ def _key(cell: tuple[int, Method], concurrency: int) -> tuple[str, int, int]:
 
 
 async def _pilot(fleet: Fleet, group: Sequence[Method]) -> Client:
-    """The slowest that is to be expected at one user, and among the fastest at many."""
+    """The client by which requests are counted, switched to a method without drafts if there is
+    one: the slowest at one user, and among the fastest at many."""
     plain = [method for method in group if method.kind in ("none", "plain", "off")]
     return await fleet.switch((plain or list(group))[0])
 

@@ -1,4 +1,4 @@
-"""`aerie bench sweep`: methods against concurrency, on engines that it starts and stops itself."""
+"""`aerie bench sweep`: compare methods by concurrency, on engines that it starts and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONCURRENCIES = "1,2,4,8,16,32,64,128"
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Measure what is missing, print the table; returns the exit code."""
+    """Measure what has no results yet, print the table; returns the exit code."""
     args = parser().parse_args(argv)
     try:
         journal = Journal(args.out)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             journal.begin(plan.entry(), provenance(["sweep", *argv]))
             asyncio.run(_measure(plan, journal, args))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the same command goes on from {args.out}") from None
+        raise KeyboardInterrupt(f"the same command continues from {args.out}") from None
     table = Table(parse(plan.methods), journal.cells, plan.mean)
     print(table.text())
     _draw(table, plan, journal, args.out)
@@ -96,30 +96,31 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Parser of the command's options."""
+    """The parser of the command's options."""
     made = command_parser("sweep", f"{__doc__}\n\n{methods_module.__doc__}")
     add = made.add_argument
     add("--methods", default=DEFAULT, help=f"[{DEFAULT}]")
     add("--concurrency", default=CONCURRENCIES, metavar="C,C", help=f"[{CONCURRENCIES}]")
     add("--rounds", type=int, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
-        help="a K below this of the fastest in a sixth of the rounds has no more [0]")  # fmt: skip
+        help="after a sixth of the rounds, drop each fixed K that is slower than this share of the "
+        "fastest method [0]")  # fmt: skip
     add_turns(made)
     add("--seconds", type=float, default=10.0, metavar="S",
-        help="of a cell, about; its requests are counted once, for all methods [10]")  # fmt: skip
-    add("--requests", type=int, metavar="N", help="N requests per user instead")
+        help="length of a cell, about; its requests are as many for all methods [10]")  # fmt: skip
+    add("--requests", type=int, metavar="N", help="requests of a cell per user, not --seconds")
     add_work(made)
     add("--constraint", default="", metavar="NAME",
-        help=f"what answers are held to: {', '.join(NAMED)}, or a file of JSON with fields of the "
+        help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip
     add("--together", action=argparse.BooleanOptionalAction, default=None,
-        help="all servers at once, rounds over all of them (default where there is no GPU), or "
+        help="run all servers at once, with rounds over all of them (default without a GPU), or "
         "one after the other")  # fmt: skip
     add("--model-free", default="", metavar="ARCHITECTURE",
-        help="no weights, drafts accepted by dice at published rates: "
+        help="without weights, with drafts accepted at random at published rates: "
         f"{', '.join(ARCHITECTURES)}")  # fmt: skip
     add_servers(made)
     add("--out", type=Path, default=Path("runs/sweep.jsonl"), metavar="FILE",
-        help="results; the same command goes on from there [runs/sweep.jsonl]")  # fmt: skip
+        help="results; the same command continues from there [runs/sweep.jsonl]")  # fmt: skip
     add("--table", action="store_true", help="only print the table of --out")
     return made

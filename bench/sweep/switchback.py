@@ -1,9 +1,9 @@
-"""Methods of one gateway in turns of seconds, under a load that does not end meanwhile.
+"""Switchback: methods of one gateway alternate in turns of seconds, under one constant load.
 
-A machine that others use changes its pace within a minute. Cells that begin and end with their
-requests must be long, and what is compared lies far apart; here the same users go on asking, and
-what is compared is a few seconds apart. Tokens are those that the server counts (a chunk's number
-of tokens depends on the method), so this takes a server with vLLM's counters.
+A machine that others use changes its speed within a minute. Cells that begin and end with their
+requests must be long, so that cells that are compared are far apart. Here the same users continue
+through all turns, and turns that are compared are seconds apart. Tokens are counted by the server
+(how many a chunk has depends on the method), which must have vLLM's counters.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from bench.load.events import outcome
 from bench.load.run import counters
 from bench.sweep.cells import Work
 
-# After a switch the drafter catches up, and the drafts before it are verified. Requests are those
-# of the method before for as long as one lasts: where some draft and some do not, their prompts are
-# not as many for each token as in a stay, and their text not as easy.
+# After a switch the drafter catches up, and earlier drafts are verified. For as long as a request
+# lasts, running requests began under the method before: if one method drafts and the other does
+# not, prompts per token and the difficulty of the text are not those of a method's own requests.
 SETTLE_S = 0.5
 GENERATED = "vllm:generation_tokens_total"
 
 
 def add_turns(parser: argparse.ArgumentParser) -> None:
-    """Options of a Plan whose cells may be turns."""
+    """Add the options of a Plan whose cells may be turns."""
     parser.add_argument(
         "--switchback",
         action="store_true",
-        help="turns of --seconds under one load that does not end, for methods of one gateway",
+        help="alternate methods of one gateway in turns of --seconds under one constant load",
     )
     parser.add_argument(
         "--settle",
         type=float,
         default=SETTLE_S,
         metavar="S",
-        help="of a turn, before it counts; whether methods draft or not is compared fairly once "
-        f"a request does not last longer [{SETTLE_S}]",
+        help="seconds of a turn before it counts; longer than a request, for a fair comparison of "
+        f"a method that drafts with one that does not [{SETTLE_S}]",
     )
 
 
 class Users:
-    """So many who ask again as soon as they are answered, until the end of the `async with`."""
+    """Users who send the next request as soon as one is answered, during an `async with` block."""
 
     def __init__(self, client: Client, work: Work, users: int) -> None:
         self._client, self._work, self._users = client, work, users
@@ -62,7 +62,7 @@ class Users:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def begin(self, number: int) -> None:
-        """From now on ask prompts from this number on: every method of a round the same ones."""
+        """Continue with prompts from `number` on, which are the same for all methods of a round."""
         self._numbers = count(number)
 
     async def _ask(self) -> None:
@@ -72,13 +72,14 @@ class Users:
             self._failure = self._failure or failure
 
     def check(self) -> None:
-        """RuntimeError once a request has failed."""
+        """Raise RuntimeError if a request has failed."""
         if self._failure:
             raise RuntimeError(f"a request failed: {self._failure}")
 
 
 async def run_turn(client: Client, users: Users, seconds: float, settle: float) -> dict[str, Any]:
-    """Settle, then count, for so many seconds each; figures as of a cell."""
+    """Wait for `settle` seconds, then count for `seconds`; returns figures as for a cell. Raises
+    RuntimeError if a request failed or no token was made."""
     await asyncio.sleep(settle)
     before, began = await _page(client)
     await asyncio.sleep(seconds)

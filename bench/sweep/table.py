@@ -1,6 +1,7 @@
-"""Cells -> the table of the launch article: tokens per second and what they are over.
+"""The tables of a sweep, as in vLLM's launch article of P-EAGLE.
 
-over none, over EAGLE-3, and adaptive over the best fixed K with its interval
+They have tokens per second, their ratios over no speculation and over EAGLE-3, and those of
+adaptive K over the best fixed K, with intervals.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.load.intervals import (
 from bench.systems.method import Method
 from drafters.markdown import columns
 
-# Name of a base -> kinds of methods that can be it: vLLM's own server where it is in the plan.
+# Name of a baseline -> kinds of methods that can be it; vLLM's own server if the plan has it.
 BASES = {"none": ("none", "plain", "off"), "EAGLE-3": ("eagle3",)}
 _BASE = {
     "none": "vLLM's own server without speculation",
@@ -36,7 +37,7 @@ Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, rou
 
 @dataclass(frozen=True)
 class Row:
-    """A method at a concurrency, over its rounds."""
+    """The figures of a method at a concurrency, over all rounds."""
 
     method: Method
     concurrency: int
@@ -50,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """Adaptive against the fixed Ks of the same head at a concurrency."""
+    """Adaptive K against the best fixed K of the same head at a concurrency."""
 
     concurrency: int
     head: str  # Method.head
@@ -60,7 +61,8 @@ class Best:
 
 
 class Table:
-    """All rows, computed once; `cells` may be incomplete. `mean` is of one method's rounds."""
+    """All figures of a sweep, computed once; `cells` may be incomplete. `mean` joins a method's
+    rounds."""
 
     def __init__(self, methods: Sequence[Method], cells: Cells, mean: Mean = of_equal_work) -> None:
         self.methods = list(methods)
@@ -76,7 +78,7 @@ class Table:
     def speeds(
         self, method: Method, concurrency: int, figure: str = "tokens_per_second"
     ) -> dict[int, float]:
-        """Round -> tokens per second."""
+        """Round -> tokens per second, or another `figure`."""
         return {
             number: cell[figure]
             for (name, c, number), cell in self._cells.items()
@@ -84,13 +86,13 @@ class Table:
         }
 
     def baseline(self, kinds: Sequence[str], concurrency: int) -> Method | None:
-        """What ratios are over; of several K the fastest here."""
+        """The method that ratios are over: the fastest of the first kind that the plan has."""
         kind = self.kind(kinds)
         there = [m for m in self.methods if m.kind == kind and (m, concurrency) in self.rows]
         return max(there, key=lambda m: self.rows[m, concurrency].speed, default=None)
 
     def kind(self, kinds: Sequence[str]) -> str | None:
-        """The first of these kinds that the plan has, the same for every concurrency."""
+        """The first of these kinds that the plan has, which is the same for every concurrency."""
         planned = {method.kind for method in self.methods}
         return next((kind for kind in kinds if kind in planned), None)
 
@@ -142,7 +144,7 @@ class Table:
         adaptive = next((m for m in there if m.kind == "adaptive"), None)
         if adaptive is None:
             return None
-        # One with far fewer rounds fell too far behind in the first ones (--drop-below).
+        # A method with far fewer rounds was dropped as too slow (--drop-below).
         least = len(there[adaptive]) / 2
         fixed = [m for m in there if m.kind in ("off", "k") and len(there[m]) >= least]
         if not fixed or not set(there[adaptive]).intersection(*(there[m] for m in fixed)):
@@ -152,7 +154,7 @@ class Table:
         return Best(concurrency, head, best, share, spread)
 
     def text(self) -> str:
-        """Markdown that is aligned for a terminal too."""
+        """All tables as Markdown that is aligned for a terminal too."""
         lines = ["Output tokens per second (± half of the 95% interval, by bootstrap over rounds):"]
         lines += columns(self._grid(lambda row: pm(row.speed, row.interval, ".0f")))
         for name in ("none", "EAGLE-3"):
@@ -174,8 +176,8 @@ class Table:
                         lambda r, n=name, f=form: format(r.figures[n], f) if n in r.figures else ""  # type: ignore[misc]
                     )
                 )
-        title = "Adaptive over the best fixed K (none included, chosen after the fact)"
-        without = f"{title}, while every user is served (neither start nor tail)"
+        title = "Adaptive over the best fixed K (K = 0 included, chosen after the fact)"
+        without = f"{title}, while every user is served (without start and tail)"
         parts = [
             (heading, [item for item in best if item.head == head])
             for heading, best in ((title, self.best), (without, self.steady))
@@ -222,7 +224,7 @@ def _mean(cells: Iterable[Mapping[str, Any]], path: Sequence[str]) -> float | No
 
 
 def pm(value: float, spread: Interval | None, form: str) -> str:
-    """A value and half of its interval."""
+    """A value with half of its interval, as text; `form` is a format specification."""
     if spread is None:
         return format(value, form)
     return f"{value:{form}} ±{(spread[1] - spread[0]) / 2:{form}}"

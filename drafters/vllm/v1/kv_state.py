@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class DrafterKVState:
-    """Of each request, positions from `first` up to `done` are entered, and the target has computed
-    those up to `seen`; all count tokens from the start of the request."""
+    """The head's KV cache by request: positions from `first` up to `done` are entered, and the
+    target has computed those up to `seen`. All count tokens from the start of the request."""
 
     def __init__(
         self, requests: int, blocks: int, block_size: int, window: int, longest: int = 0

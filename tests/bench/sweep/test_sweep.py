@@ -140,7 +140,7 @@ def test_turns_are_taken_under_one_load(tmp_path: Path) -> None:
     assert min(map(len, same)) >= 4
     assert not same[0] & same[1]
     text = Table(parse(asked.methods), journal.cells).text()
-    assert "Adaptive over the best fixed K" in text and "neither start nor tail" not in text
+    assert "Adaptive over the best fixed K" in text and "without start and tail" not in text
 
 
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(

@@ -103,7 +103,7 @@ def cpu() -> tuple[Hardware, tuple[float, ...]]:
 
 @cache
 def curves() -> dict[tuple[str, str], list[float]]:
-    """(workload, method) -> share accepted up to each position, by heads in the blog (GPT-OSS-20B)."""
+    """(workload, method) -> share accepted up to each position, for the blog's GPT-OSS-20B."""
     return {
         (workload, method): from_lengths(3, lengths["3"], 7, lengths["7"])
         for workload, table in published()["blog"]["workloads"].items()

@@ -1,4 +1,4 @@
-"""A server that streams what a script says, and a client of it."""
+"""Fixtures: a server that streams scripted answers, and a client of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aerie bench`: every bench is one command of one list, and all fail in the same way."""
+"""`aerie bench`: every bench is a command of one list, and all fail in the same way."""
 
 from __future__ import annotations
 

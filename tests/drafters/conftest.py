@@ -1,4 +1,4 @@
-"""A head small enough to check by hand."""
+"""Fixture: a head small enough to check by hand."""
 
 from __future__ import annotations
 

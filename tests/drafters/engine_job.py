@@ -1,4 +1,4 @@
-"""Engines in a process of their own: a script, a job for it and what it found."""
+"""Run a script with engines in a process of its own: a job goes in, its results come back."""
 
 from __future__ import annotations
 

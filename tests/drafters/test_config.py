@@ -1,4 +1,4 @@
-"""What crosses into the engine's processes."""
+"""The drafting settings that are passed to the engine's processes."""
 
 from __future__ import annotations
 

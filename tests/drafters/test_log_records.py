@@ -1,4 +1,4 @@
-"""No text that a request brings can look like a line of the log, whoever logs it."""
+"""No text of a request can look like a line of the log, whichever logger writes it."""
 
 from __future__ import annotations
 

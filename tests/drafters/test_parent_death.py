@@ -1,4 +1,4 @@
-"""Children of a process that ends, in each way in which one can."""
+"""Child processes end with their parent, in whatever way the parent ends."""
 
 from __future__ import annotations
 

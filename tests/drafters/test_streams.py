@@ -1,4 +1,4 @@
-"""A full disk under the log, in processes of their own: pytest has its hands on these streams."""
+"""A full disk under the log does not raise; in child processes, as pytest replaces the streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aerie bench kernels`: every arm runs, and the table says what each is worth."""
+"""`aerie bench kernels`: every arm runs, and the table has its time and speed-up."""
 
 from __future__ import annotations
 

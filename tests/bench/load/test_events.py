@@ -1,4 +1,4 @@
-"""Records -> outcomes -> figures: token accounting and the arithmetic of times."""
+"""From records to outcomes and figures: counts of tokens, and arithmetic of times."""
 
 from __future__ import annotations
 

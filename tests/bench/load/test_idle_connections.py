@@ -1,4 +1,4 @@
-"""The client against servers that close connections they keep alive, over real sockets."""
+"""The client against servers that close idle keep-alive connections, over real sockets."""
 
 from __future__ import annotations
 

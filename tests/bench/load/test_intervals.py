@@ -1,4 +1,4 @@
-"""Bootstrap over rounds: paired, and honest about the best of several."""
+"""Bootstrap over rounds: ratios are paired, and the best of several is chosen in each resample."""
 
 from __future__ import annotations
 

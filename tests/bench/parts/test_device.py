@@ -1,4 +1,4 @@
-"""What steps take on the device."""
+"""`aerie bench device`: which steps are timed, and the tables of their times."""
 
 from __future__ import annotations
 

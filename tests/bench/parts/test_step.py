@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""`aerie bench step`: times of parts without those that they call, and of phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway that answers from a script: chat answers, log-probabilities, counters."""
+"""Fixture: a gateway with scripted chat answers, log-probabilities and counters."""
 
 from __future__ import annotations
 

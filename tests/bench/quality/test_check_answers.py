@@ -1,4 +1,4 @@
-"""The command against a gateway that answers from a script."""
+"""`aerie bench quality` against a gateway with scripted answers."""
 
 from __future__ import annotations
 

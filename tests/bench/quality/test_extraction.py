@@ -1,4 +1,4 @@
-"""Programs made of answers, in the forms that models write them."""
+"""Programs extracted from answers, in the forms in which models write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that misbehave, each in one way, and what the runner says of them."""
+"""Programs that misbehave, each in one way, and the outcomes that the runner reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting equal answers, ties and failures, and the interval of pass@1."""
+"""The summary: counts of equal answers, ties and failures, and the interval of pass@1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `aerie bench disturbance` makes of the counters it has seen."""
+"""The figures that `aerie bench disturbance` computes from counters."""
 
 from __future__ import annotations
 

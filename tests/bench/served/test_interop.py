@@ -1,4 +1,4 @@
-"""Two clients in turns."""
+"""`aerie bench interop`: two clients in turns, and the ratios of their figures."""
 
 from __future__ import annotations
 

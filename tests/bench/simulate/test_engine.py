@@ -1,4 +1,4 @@
-"""The simulated engine keeps its own accounts right: otherwise what it shows shows nothing."""
+"""The simulated engine counts its own tokens, seconds and drafts correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pinned K, and what it refuses."""
+"""The policy of a fixed K, and the values that it refuses."""
 
 from __future__ import annotations
 

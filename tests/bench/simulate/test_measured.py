@@ -1,4 +1,4 @@
-"""Measured steps as simulated hardware."""
+"""Simulated hardware that is fitted to measured steps."""
 
 from __future__ import annotations
 

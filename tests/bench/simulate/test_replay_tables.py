@@ -1,4 +1,4 @@
-"""`aerie simulate` end to end, and the promises that its figures make."""
+"""`aerie simulate` end to end, and the bounds that its figures must keep."""
 
 from __future__ import annotations
 

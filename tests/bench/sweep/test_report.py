@@ -1,4 +1,4 @@
-"""The drawing and the page of a sweep."""
+"""The plots and the HTML report of a sweep."""
 
 from __future__ import annotations
 

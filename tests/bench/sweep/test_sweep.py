@@ -1,4 +1,4 @@
-"""A sweep against fake servers: what is asked, in which order, and how it goes on after a kill."""
+"""A sweep against fake servers: its requests, their order, and how it continues after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures without weights: as large as the models, drafts accepted as was published."""
+"""Architectures without weights: shapes of the models, and published rates of acceptance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers as child processes: awaited, ended, and never left behind."""
+"""Servers as child processes: waited for, ended, and never left behind."""
 
 from __future__ import annotations
 

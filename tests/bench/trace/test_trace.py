@@ -1,4 +1,4 @@
-"""The moving load, the gauge's comparison and `aerie bench run`, against fake servers."""
+"""`aerie bench trace`, `speedup` and `run` against fake servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts: embedded ones, and files in the formats they are published in."""
+"""Workloads: embedded ones, and files in the formats of their publication."""
 
 from __future__ import annotations
 

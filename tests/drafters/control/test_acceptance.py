@@ -1,4 +1,4 @@
-"""Acceptance by position, and how evidence fades."""
+"""Acceptance by position, and how old trials fade."""
 
 from __future__ import annotations
 

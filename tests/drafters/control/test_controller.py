@@ -1,4 +1,4 @@
-"""The controller on simulated engines: what it picks, what that costs, what it tells."""
+"""The controller on simulated engines: the K that it chooses, its costs, its snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs by batch and K: interpolation, order, and what a disturbance may not change."""
+"""Costs by batch and K: interpolation, order, and no changes by a disturbance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A busy process beside the engine slows it down; it is not taken for the cost of K."""
+"""A busy process that slows the engine down is not mistaken for the cost of a K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives check themselves, and name the field that is wrong."""
+"""Objectives are checked when they are made, with errors that name the wrong field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head's checkpoint: what vLLM's loader expects, and nothing lost on the way."""
+"""A head's checkpoint: it is what vLLM's loader expects, and loads without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.json: what is written, which of other people's files are read, and what is refused."""
+"""config.json: what is written, which other projects' files are read, and what is refused."""
 
 from __future__ import annotations
 

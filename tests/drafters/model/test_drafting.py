@@ -1,4 +1,4 @@
-"""Drafting step by step with a cache against passes over everything."""
+"""Drafting step by step with a cache, compared with passes over the whole text."""
 
 from __future__ import annotations
 

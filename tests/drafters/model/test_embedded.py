@@ -1,4 +1,4 @@
-"""The models that are shipped: they fit each other, their cards and their size limit."""
+"""The models in the repository: they fit each other, their cards and their size limit."""
 
 from __future__ import annotations
 

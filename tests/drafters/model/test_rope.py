@@ -1,4 +1,4 @@
-"""Rotary embeddings against vLLM's, from the same config.json in both layouts."""
+"""Rotary embeddings equal vLLM's, from the same config.json in both layouts."""
 
 from __future__ import annotations
 

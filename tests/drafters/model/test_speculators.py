@@ -1,4 +1,4 @@
-"""The speculators library's layout: what vLLM's reader makes of it, and the way back."""
+"""The speculators library's layout: vLLM reads it, and it is read back without loss."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The Triton kernels against their references, on a GPU or in Triton's interpreter.
 
-Not collected by itself: Triton reads TRITON_INTERPRET when it is imported, so test_kernels.py
-runs these in a process of their own, and `make gpu-check` runs them on a GPU.
+pytest does not collect this file: Triton reads TRITON_INTERPRET when it is imported, so
+test_kernels.py runs these tests in a process of their own, and `make gpu-check` on a GPU.
 """
 
 from __future__ import annotations

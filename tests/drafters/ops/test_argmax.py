@@ -1,4 +1,4 @@
-"""NumPy finds what PyTorch finds, ties and what is not a number included."""
+"""The argmax by NumPy equals PyTorch's, also for ties and NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gathered hidden states against the definition: row by row, bit by bit."""
+"""Gathered hidden states equal their definition, row by row and bit by bit."""
 
 from __future__ import annotations
 

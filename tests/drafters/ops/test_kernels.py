@@ -1,4 +1,4 @@
-"""The kernels of drafters/ops: in Triton's interpreter, and compiled for a GPU of today."""
+"""The kernels of drafters/ops: run in Triton's interpreter, and compiled for current GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target and a head with random weights, small enough for brute force."""
+"""Fixtures: a target and a head with random weights, small enough for brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's own counters say about heads: run as a script, one engine after the other.
+"""Acceptance of heads by vLLM's own counters: a script that runs one engine after the other.
 
     python engine_acceptance.py JOB RESULT
 

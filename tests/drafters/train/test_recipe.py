@@ -1,6 +1,6 @@
-"""The recipe of docs/train.md in short: another target, its prompts, its head, what it gains.
+"""The recipe of docs/train.md in short: another target, its prompts, its head, its acceptance.
 
-Budgets are tokens, so a slow machine does the same work: 75 s on one quiet core.
+Budgets are in tokens, so that a slow machine does the same work: 75 s on one quiet core.
 """
 
 from __future__ import annotations

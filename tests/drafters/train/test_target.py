@@ -1,4 +1,4 @@
-"""The target's states against transformers' own, family by family."""
+"""The target's hidden states equal transformers' own, family by family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aerie train` from prompts to a folder."""
+"""`aerie train`, from prompts to the folder of a head."""
 
 from __future__ import annotations
 

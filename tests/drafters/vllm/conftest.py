@@ -1,4 +1,4 @@
-"""Replicas of architectures run when they are asked for."""
+"""Tests with replicas of architectures run only if `-m replicas` asks for them."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@
 
 JOB is {"target": folder, "head": folder, "prompts": [[id, ...], ...], "seconds": n, "k": n,
 "load": n, "catch_up_tokens": n, "parallel": whether it is a P-EAGLE head}. A few requests decode
-with K = k. Then, for so many seconds, K = 0 and `load` requests run. Then the load goes but for
-the requests that began in it and four new ones come, with K = k again. Greedy text does not depend
-on K, so afterwards the same texts are written with K = k all the time, and the acceptance over the
-very same tokens is the level to return to. RESULT gets {"tokens_without": n, "before" | "old" |
+with K = k. Then `load` requests run at K = 0 for these seconds. Then the load ends, except for
+requests that began in it, and four new ones come, with K = k again. Greedy text does not depend
+on K, so afterwards the same texts are generated with K = k throughout, whose acceptance over the
+same tokens is the level to return to. RESULT gets {"tokens_without": n, "before" | "old" |
 "met it" | "new": {"requests": n, "steps": n, "length": acceptance length, "undisturbed":
 acceptance length}}.
 """

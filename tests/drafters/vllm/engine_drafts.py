@@ -1,13 +1,12 @@
-"""What vLLM drafts, step by step: run as a script, one engine after the other.
+"""Record vLLM's drafts, step by step: a script that runs one engine after the other.
 
     python engine_drafts.py JOB RESULT
 
 JOB is a JSON file {"engines": {name: arguments of vllm.LLM}, "prompts": [[id, ...], ...],
 "max_tokens": n, "stock": bool}. RESULT gets {name: steps}; a step is {"text": [id, ...],
-"draft": [id, ...], "first": n}: the tokens of one request so far (the newest included), the
-drafts that shall follow them, and where the drafter's context of them begins. Steps that drafted
-nothing are left out. A stock engine has none of our code in it; any other has our scheduler, and
-another K at every step.
+"draft": [id, ...], "first": n}: the tokens of one request so far (the newest included), the drafts
+that follow them, and where the head's context begins. Steps without drafts are left out. A stock
+engine is upstream vLLM without our code; any other has our scheduler, and another K at every step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""What our speculator drafts on vLLM's V2 model runner: a script like engine_drafts.py.
+"""Record our speculator's drafts on vLLM's V2 model runner: a script like engine_drafts.py.
 
-V2 needs Triton, and on a CPU a build of it that nobody publishes: Triton's interpreter takes its
-place, so that every kernel of the runner is Python here. Where a job asks for graphs, what a CUDA
-graph would record is run instead of replayed, from the same buffers and for a full batch each time.
-On a GPU kernels and CUDA graphs are the real ones, but not the attention: FlashAttention has no
-float32.
+V2 needs Triton, and on a CPU a build of it that nobody publishes. Triton's interpreter replaces it,
+so that every kernel of the runner runs in Python. If a job asks for graphs, the calls that a CUDA
+graph would record are run each time, from the same buffers and for a full batch. On a GPU, kernels
+and CUDA graphs are the real ones, but not the attention: FlashAttention has no float32.
 
-A step has three fields more: "graph", K of the graph it drafted in or 0, "padded", how many
-requests that was padded with, and "waits", how often the host waited for a GPU meanwhile.
+A step has three more fields: "graph", K of the graph that it drafted in or 0; "padded", how many
+requests padded that graph; "waits", how often the host waited for a GPU meanwhile.
 """
 
 # ruff: noqa: E402

@@ -1,13 +1,13 @@
-"""Two engines on the same requests, one undisturbed, one at random: run as a script.
+"""Two engines on the same requests, one of them disturbed at random: run as a script.
 
     python engine_fuzz.py JOB RESULT
 
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
-is a P-EAGLE head}. The first engine decodes plainly. The second drafts a random K at every step
-while requests arrive, are aborted and are preempted for want of KV cache. RESULT gets
+is a P-EAGLE head}. The first engine decodes without drafts. The second drafts a random K at every
+step, while requests arrive, are aborted, and are preempted for lack of KV cache. RESULT gets
 {"finished", "aborted", "preempted", "accepted", "passes", "ks": {k: steps}, "different": [...]}; an
-entry of `different` is a request whose text is not the plain engine's, with the gap in
-log-probability between the two tokens where they part, as the plain engine saw it.
+entry of `different` is a request whose text differs from the first engine's, with the gap in
+log-probability, by the first engine, between the two tokens where they differ first.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python engine_replicas.py JOB RESULT
 
-JOB is {"target": folder, "head": folder to be made, "draft_vocabulary": how many tokens it drafts,
-"speculators": its layout, "k": n, "prompts": [[id, ...], ...], "max_tokens": n}.
+JOB is {"target": folder, "head": folder to be made, "draft_vocabulary": its size, "speculators":
+whether the head has that library's layout, "k": n, "prompts": [[id, ...], ...], "max_tokens": n}.
 RESULT gets {"plain": texts without a drafter, "drafted": texts with another K at every step,
-"accepted": draft tokens that the target took, "offered": how many it got, "report": the worker's
-account of its drafter, "groups": layers by KV cache group, "steps": what was drafted, see
-engine_drafts.py}. The engine's arguments are those that the gateway makes from its settings.
+"accepted": accepted draft tokens, "offered": verified draft tokens, "report": the worker's report
+on its drafter, "groups": layers by KV cache group, "steps": drafts as in engine_drafts.py}. The
+engine's arguments are those that the gateway makes from its settings.
 """
 
 from __future__ import annotations

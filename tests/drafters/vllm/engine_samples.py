@@ -1,4 +1,4 @@
-"""What an engine samples, many times over: run as a script.
+"""Count the texts that an engine samples, many times over: run as a script.
 
     python engine_samples.py JOB RESULT
 
@@ -6,7 +6,7 @@ JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_m
 whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All
 requests run mixed with each other, first with K = k_max, then with another K at every step. RESULT
 gets {"fixed" | "changing": {"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text
-came.
+was sampled.
 """
 
 from __future__ import annotations

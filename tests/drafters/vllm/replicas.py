@@ -1,4 +1,4 @@
-"""Tiny random models of the architectures that the presets serve, and what a test knows of them.
+"""Tiny random models of the architectures that the presets serve, with facts for tests.
 
 Each is made by transformers' own classes, so that its hidden states come from another
 implementation than vLLM's.

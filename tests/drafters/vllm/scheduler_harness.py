@@ -1,8 +1,8 @@
-"""Requests living through vLLM's scheduler with our drafter, without a model.
+"""Run requests through vLLM's scheduler and our drafter, without a model.
 
-The target's hidden state at a position stands for the tokens up to it, so that every key the
-drafter attends to tells what it was computed from. Scheduler, prefix cache, preemption and drafter
-are the real ones; the runner is what a drafter reads of it.
+The target's hidden state at a position encodes the tokens up to it, so that every key that the
+drafter attends to shows what it was computed from. Scheduler, prefix cache, preemption and drafter
+are the real ones; the runner has only what a drafter reads of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The corrections of vLLM: each test shows the fault it mends."""
+"""The patches of vLLM: each test shows the fault that a patch corrects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts from JSON lines: what is read, what is refused and how it is named."""
+"""Prompts from JSON lines: what is read, what is refused, and the errors."""
 
 from __future__ import annotations
 

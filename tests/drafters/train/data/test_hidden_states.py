@@ -1,4 +1,4 @@
-"""The store of states: right with any part on disk, within its limit, and safe against kills."""
+"""The store of hidden states: right with any part on disk, within its limit, safe against kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problems of HumanEval, read from the installed package."""
+"""HumanEval's problems, as read from the installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses against one argmax at a time, and the server's client against a small server."""
+"""Responses equal one argmax at a time, and those of a server come through its client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split, the derived chats, the rows and the tokenizer."""
+"""The embedded corpus: its split, derived conversations, training rows and tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that several heads are walked over: where they end, and what lies behind."""
+"""Answers for the replay of several heads: where they end, and the tokens behind their end."""
 
 from __future__ import annotations
 

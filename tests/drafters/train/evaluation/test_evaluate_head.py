@@ -1,4 +1,4 @@
-"""The command: what it prints, what it refuses, and the JSON that others read."""
+"""`aerie evaluate`: its output, what it refuses, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafts of all anchors and the walk over them against naive speculation with caches."""
+"""The drafts of all anchors, and their replay, equal naive speculation with caches."""
 
 from __future__ import annotations
 

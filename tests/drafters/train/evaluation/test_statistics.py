@@ -1,4 +1,4 @@
-"""Intervals that are as wide as they claim, on data whose truth is known."""
+"""Confidence intervals have their stated coverage, on data whose true values are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COD sampling against its definition."""
+"""COD samples the anchors that its definition demands."""
 
 from __future__ import annotations
 

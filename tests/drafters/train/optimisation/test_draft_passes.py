@@ -1,4 +1,4 @@
-"""One pass over everything against serving, anchor by anchor; and the gradients of a partition."""
+"""A pass over all anchors equals serving, anchor by anchor; partitions have the same gradients."""
 
 from __future__ import annotations
 

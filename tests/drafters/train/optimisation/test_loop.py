@@ -1,4 +1,4 @@
-"""Training: the loss falls at every depth, and a run that was killed goes on as if it were not."""
+"""Training: the loss falls at every depth, and a killed run continues as if it had not been."""
 
 from __future__ import annotations
 

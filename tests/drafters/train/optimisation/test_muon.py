@@ -1,4 +1,4 @@
-"""Muon: torch's own in bfloat16, and the same update in float32."""
+"""Muon equals torch's own in bfloat16, and makes the same update in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that lose their body, and turns that stay as they are."""
+"""Code to complete: functions that lose their body, and turns that stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a long time at K = 0 acceptance is what it would have been without."""
+"""After a long time at K = 0, acceptance is the same as if drafting had never stopped."""
 
 from __future__ import annotations
 

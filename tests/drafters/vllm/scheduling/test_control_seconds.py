@@ -1,4 +1,4 @@
-"""What the policy takes is told with the step that it took it from (Step.control_seconds)."""
+"""The time that the policy takes counts in the step that it delays (Step.control_seconds)."""
 
 from __future__ import annotations
 

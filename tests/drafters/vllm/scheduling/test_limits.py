@@ -1,4 +1,4 @@
-"""Who is drafted for, and how far."""
+"""Which requests get drafts, and how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as the policy is told of them: what they took, and what became of their drafts."""
+"""Steps as the policy observes them: their times, and how many drafts were accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bfloat16 twin of a float32 layer."""
+"""A bfloat16 copy of a float32 layer."""
 
 from __future__ import annotations
 

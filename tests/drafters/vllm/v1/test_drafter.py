@@ -1,6 +1,6 @@
-"""What a drafter pass attends to, over whole lives of requests (scheduler_harness.py).
+"""What a drafter pass attends to, from the arrival of requests to their end (scheduler_harness.py).
 
-Every key was computed for that very position, from the token behind it and the target's hidden
+Every key was computed for its own position, from the token behind it and the target's hidden
 state at it.
 """
 

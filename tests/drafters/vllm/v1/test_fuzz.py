@@ -1,4 +1,4 @@
-"""Nothing that happens to a request shows in its text: random K, arrivals, aborts, preemptions."""
+"""A request's text does not depend on random K, arrivals, aborts and preemptions."""
 
 from __future__ import annotations
 

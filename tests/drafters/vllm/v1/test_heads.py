@@ -1,9 +1,9 @@
 """The torch module drafts what vLLM drafts, for every variant of a head and both layouts; and our
 drafter inside vLLM drafts what the module drafts, whatever K was in the steps before.
 
-A random target, random heads, float32, real engines. Stock vLLM reads the checkpoints, so where
-the module differs from it the module is wrong; and where our drafter differs from the module, it
-drafted from a state that is not the text's.
+A random target, random heads, float32, real engines. Upstream vLLM reads the checkpoints: where
+the module differs from it, the module is wrong. Where our drafter differs from the module, it
+drafted from hidden states that are not the text's.
 """
 
 from __future__ import annotations

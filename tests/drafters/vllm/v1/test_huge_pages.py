@@ -1,4 +1,4 @@
-"""Memory on huge pages."""
+"""Memory of this process is moved onto huge pages."""
 
 from __future__ import annotations
 

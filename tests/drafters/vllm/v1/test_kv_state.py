@@ -1,4 +1,4 @@
-"""The drafter's account of what it has read."""
+"""The record of which positions are in the draft head's KV cache."""
 
 from __future__ import annotations
 

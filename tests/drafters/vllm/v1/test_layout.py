@@ -1,4 +1,4 @@
-"""How a pass is laid out, against the definition said token by token."""
+"""The layout of a pass equals its definition, token by token."""
 
 from __future__ import annotations
 

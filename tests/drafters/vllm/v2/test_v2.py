@@ -1,9 +1,9 @@
 """Our speculator on vLLM's V2 model runner drafts what the torch module drafts, whatever K was in
-the steps before, whether or not a step is laid out before the one before it has run, and in CUDA
-graphs of another K and of more requests.
+the steps before, whether or not a step is scheduled before the last one has run, and in CUDA graphs
+of another K and of more requests.
 
-Random weights as in test_heads.py, and chance in place of the target's verdict. On a CPU all of the
-runner's kernels run in Triton's interpreter, and what a graph would record runs in its place.
+Weights are random as in test_heads.py, and drafts are accepted at random. On a CPU all of the
+runner's kernels run in Triton's interpreter, and the calls that a graph would record are run.
 """
 
 from __future__ import annotations

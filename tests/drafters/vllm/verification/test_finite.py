@@ -1,5 +1,5 @@
-"""Rows with NaN or infinity are found, whatever masks a row has, and told of the request they are
-of; a sum of finite numbers that leaves the data type's range is no such row."""
+"""Rows with NaN or +infinity are found, whatever masks a row has, and counted for their request;
+rows of finite numbers are not, even if their sum leaves the data type's range."""
 
 from __future__ import annotations
 

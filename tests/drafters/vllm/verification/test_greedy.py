@@ -1,4 +1,4 @@
-"""The short way for greedy batches gives what vLLM's rejection sampler gives."""
+"""The fast path for greedy batches returns the same as vLLM's rejection sampler."""
 
 from __future__ import annotations
 

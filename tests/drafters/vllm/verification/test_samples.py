@@ -1,4 +1,4 @@
-"""Sampled text has the target's distribution, whatever is drafted and for whom."""
+"""Sampled text has the target's distribution, whatever is drafted and for which requests."""
 
 from __future__ import annotations
 

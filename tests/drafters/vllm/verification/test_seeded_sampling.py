@@ -1,4 +1,4 @@
-"""Accepting drafts by the noise of their position."""
+"""Drafts are accepted by noise that depends on seed and position alone."""
 
 from __future__ import annotations
 

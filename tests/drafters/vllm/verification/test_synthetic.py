@@ -1,4 +1,4 @@
-"""Drafts accepted by dice: at the rates given, and never by chance of the target's own."""
+"""Synthetic acceptance: drafts are accepted at the given rates, whatever the target's tokens are."""
 
 from __future__ import annotations
 

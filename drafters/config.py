@@ -59,5 +59,7 @@ class DrafterConfig:
         values = dict((additional or {}).get(KEY, {}))
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise ValueError(f"unknown in additional_config.{KEY}: {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"unknown keys in additional_config.{KEY}: {', '.join(sorted(unknown))}"
+            )
         return cls(**values)

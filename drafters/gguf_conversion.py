@@ -65,7 +65,7 @@ def _tokenizer_fields(source: Path) -> tuple[dict[str, Any], str | None]:
     name = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else "none"
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(f"its pre-tokenizer is {name}, and only {known} is known")
+        raise ValueError(f"its pre-tokenizer is {name}, and only {known} is supported")
     template = fields.get("tokenizer.chat_template")
     return PRE_TOKENIZERS[name], None if template is None else template.contents()
 

@@ -46,7 +46,7 @@ async def ask(
             finish_reason=choice["finish_reason"],
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise RuntimeError(f"{problem.task_id}: an answer without {error}") from None
+        raise RuntimeError(f"{problem.task_id}: the server's answer lacks {error}") from None
 
 
 async def likeliest(client: Client, model: str, tokens: list[int]) -> dict[int, float]:

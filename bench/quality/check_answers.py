@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     print(json.dumps({**found, **facts}, allow_nan=False))
     # Without drafts both answers come from the same passes, and their equality proves nothing.
     if drafted is not None and "acceptance_length" not in drafted:
-        print("aerie bench: the server drafted nothing: no comparison", file=sys.stderr)
+        print("aerie bench: no comparison, because the server drafted nothing", file=sys.stderr)
         return 1
     return 1 if found["failures"] else 0
 

@@ -42,7 +42,7 @@ async def difference(
     without drafts. Raises RuntimeError if the prompts were tokenised differently.
     """
     if drafted.prompt_tokens != plain.prompt_tokens:
-        raise RuntimeError("the server made different prompt tokens of the same messages")
+        raise RuntimeError("the server tokenised the same messages differently")
     if drafted.tokens == plain.tokens:
         return None
     position = common(drafted.tokens, plain.tokens)

@@ -98,7 +98,7 @@ async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str
         jobs = work.jobs(0, args.requests)
         found = await measure(client, jobs, limits=[users] * len(jobs))
     if found["failed"]:
-        raise RuntimeError(f"{found['failed']} requests of ours failed: {found['failures'][0]}")
+        raise RuntimeError(f"{found['failed']} of our requests failed: {found['failures'][0]}")
     return {
         "tokens/s": found["tokens_per_second"],
         "TTFT median, ms": found["ttft_ms"]["p50"],

@@ -199,7 +199,7 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
     await phase("peak", arguments.capacity_seconds, None)
     rate = found["peak"]["answered_per_s"]
     if not rate:
-        raise RuntimeError("no request of the peak's phase was answered")
+        raise RuntimeError("no request of the phase `peak` was answered")
     await phase("capacity", arguments.capacity_seconds, rate)
     await phase("overload", arguments.seconds, arguments.times * rate)
     return found

@@ -70,7 +70,7 @@ def measured(file: Path, survival: Sequence[float] = ()) -> MeasuredMachine:
     batches = {cell.requests for cell in cells}
     ks = {k for cell in cells for k, _ in cell.steps or ((cell.k, 1.0),)}
     if len(batches) < 2 or len(ks) < 3 or 0 not in ks:
-        raise ValueError(f"{file}: wanted are steps of two batches at K = 0 and two other K")
+        raise ValueError(f"{file}: needs steps of two batches, at K = 0 and at two other K")
     curve = tuple(survival) or tuple(curves()[FITTED_WORKLOAD, P_EAGLE])
     return MeasuredMachine(tuple(cells), _fitted(cells), curve)
 

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     if machine is not None:
         errors = machine.errors
         print(
-            f"measured: {arguments.costs}, {len(errors)} steps, the fit to them is off by "
-            f"{100 * median(errors):.1f}% in the median, {100 * max(errors):.1f}% at worst"
+            f"measured: {arguments.costs}, {len(errors)} steps, error of the fit: "
+            f"median {100 * median(errors):.1f}%, worst {100 * max(errors):.1f}%"
         )
     if arguments.plot is not None:
         _draw(arguments.plot, played.ratios, loads)
@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
 def _shares(text: str) -> tuple[float, ...]:
     shares = tuple(map(float, text.split(",")))
     if any(not 0.0 <= b <= a for a, b in pairwise((1.0, *shares))):
-        raise argparse.ArgumentTypeError(f"{text} does not fall from 1 to 0")
+        raise argparse.ArgumentTypeError(f"shares must be from 0 to 1 and must not rise: {text}")
     return shares
 
 

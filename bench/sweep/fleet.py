@@ -80,7 +80,7 @@ class Fleet:
     def _start(self, method: Method) -> str:
         if method.kind == "other":
             name = method.server
-            raise ServerError(f"{method.name} is not started here: --attach {name}=URL")
+            raise ServerError(f"{method.name} must run already: give --attach {name}=URL")
         name, port = method.server, free_port()
         line, environment = command(method, self._shared, port)
         self._report(f"starting {name}")

@@ -82,7 +82,7 @@ async def _measure(
                     if work is None:
                         work = Work(prompts, fleet.model, args.max_tokens, True, args.spread)
                         if not await takes_ignore_eos(client, work):
-                            raise RuntimeError("the server refuses ignore_eos: work would differ")
+                            raise RuntimeError("the server refuses ignore_eos: work is not equal")
                     await _one(journal, client, work, method, name, number, args.requests)
 
 
@@ -143,9 +143,9 @@ def _draw(names: Sequence[str], methods: Sequence[Method], journal: Journal, out
                 if method.kind == "adaptive":
                     timelines[name] = runs[-1]["timeline"]
     try:
-        tell("drawn: " + ", ".join(map(str, draw(timelines, seconds, out))))
+        tell("plots: " + ", ".join(map(str, draw(timelines, seconds, out))))
     except NoPlots as error:
-        tell(f"not drawn: {error}")
+        tell(f"no plots: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -41,7 +41,7 @@ def load_constraint(name: str) -> dict[str, Any]:
         fields = json.loads(Path(name).read_text("utf-8"))
     except (OSError, ValueError) as error:
         names = ", ".join(NAMED)
-        raise ValueError(f"--constraint {name}: neither of {names} nor JSON: {error}") from None
+        raise ValueError(f"--constraint {name}: not {names} or a JSON file: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"--constraint {name}: must hold an object, fields of a request")
     return fields

@@ -88,7 +88,7 @@ class HeadConfig:
             raise ValueError(f"ptd_token_id {self.ptd_token_id} is outside the vocabulary")
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size < self.vocab_size:
             raise ValueError(
-                f"draft_vocab_size {self.draft_vocab_size} is no part of {self.vocab_size}"
+                f"draft_vocab_size {self.draft_vocab_size} is not from 1 to {self.vocab_size}"
             )
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc exclude each other")
@@ -235,7 +235,7 @@ def _taps(
             raise ValueError(f"config.json lacks {_TAPS}, and the target's depth is not known")
         found = default_taps(target_layers)
     if not isinstance(found, list | tuple) or not all(isinstance(tap, int) for tap in found):
-        raise ValueError(f"{_TAPS} is no list of layers: {found!r}")
+        raise ValueError(f"{_TAPS} is not a list of layers: {found!r}")
     count = document.get(_TAPS_COUNT)
     if count is not None and count != len(found):
         raise ValueError(f"{_TAPS_COUNT} is {count}, but {_TAPS} names {len(found)} layers")

@@ -157,7 +157,7 @@ def _responses(
     files = [folder / f"{number}.safetensors" for number in range(len(parts))]
     missing = [number for number, file in enumerate(files) if not file.exists()]
     print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each; "
-          f"{len(parts) - len(missing)} of {len(parts)} parts are there")  # fmt: skip
+          f"{len(parts) - len(missing)} of {len(parts)} parts exist already")  # fmt: skip
     total = sum(len(parts[number][0]) for number in missing) * args.response_tokens
     progress = Progress(tokens=max(total, 1))
     for number in missing:

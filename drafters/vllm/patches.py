@@ -36,7 +36,7 @@ _CUSTOM = "vllm.logits_processors"  # vLLM's group of installed logits processor
 def apply() -> None:
     """Apply every correction once. Raises RuntimeError on any other vLLM."""
     if not vllm.__version__.startswith(VLLM_VERSION):
-        raise RuntimeError(f"vllm {vllm.__version__} found, made for {VLLM_VERSION}")
+        raise RuntimeError(f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed")
     load = torch.compiler.load_compiled_function
     if not hasattr(load, "__wrapped__"):
         torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]

@@ -36,7 +36,7 @@ def server_url(text: str) -> str:
     """The argument of `--server`, checked. Raises argparse.ArgumentTypeError."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://127.0.0.1:8000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://127.0.0.1:8000")
     return text
 
 

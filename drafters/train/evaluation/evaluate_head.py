@@ -116,7 +116,7 @@ def measure(
     is above `answers.beyond`."""
     deepest = max(counts)
     if deepest > answers.beyond:
-        raise ValueError(f"K {deepest} reaches beyond answers made for K {answers.beyond}")
+        raise ValueError(f"K is {deepest}, but the answers were made for K up to {answers.beyond}")
     agreeing: list[list[int]] = []
     told = time.monotonic()
     lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))

@@ -72,7 +72,9 @@ def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: 
     the rest in the order of their ids.
     """
     if not len(always) <= size < vocab_size:
-        raise ValueError(f"a draft vocabulary of {size} is no part of {vocab_size}")
+        raise ValueError(
+            f"a draft vocabulary has {len(always)} to {vocab_size - 1} tokens, not {size}"
+        )
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts += torch.bincount(text.tokens[text.prompt :], minlength=vocab_size)

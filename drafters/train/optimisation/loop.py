@@ -122,7 +122,7 @@ class Trainer:
         state: dict[str, Any] = torch.load(file, weights_only=True)
         for name, value in self._identity().items():
             if state[name] != value:
-                raise ResumeError(f"{file} is of a run with other {name}: {state[name]}")
+                raise ResumeError(f"{file} is a saved run with other {name}: {state[name]}")
         self._optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])
         self._order.set_state(state["epoch_state"])

@@ -111,7 +111,7 @@ def _sample_into(log: SampleLog, tokenizer: Any, args: argparse.Namespace) -> li
         end_tokens=source.end_tokens, seed=args.seed,
     )  # fmt: skip
     done = log.resume(args.count)
-    print(f"samples: {done} of {args.count} are there", flush=True)
+    print(f"samples: {done} of {args.count} exist already", flush=True)
     progress = Progress(tokens=max(args.count - done, 1), unit="samples")
 
     def count_response(tokens: int) -> None:

@@ -62,7 +62,7 @@ class SampleLog:
             return {}
         if not self._sidecar.exists():
             raise ValueError(
-                f"{self.file} is there without {self._sidecar.name}, its options: {_ADVICE}"
+                f"{self.file} exists without its options, {self._sidecar.name}: {_ADVICE}"
             )
         options: dict[str, Any] = json.loads(self._sidecar.read_text("utf-8"))
         return options

@@ -52,7 +52,7 @@ class Drafter(EagleProposer, ABC):
         if self.uses_mrope or vllm_config.model_config.uses_mrope:
             raise NotImplementedError("draft heads cannot draft for a target with M-RoPE")
         if vllm_config.kv_transfer_config is not None:
-            raise NotImplementedError("blocks that come from elsewhere hold nothing of the head's")
+            raise NotImplementedError("KV cache transfer: its blocks lack the draft head's keys")
         self.runner = runner
         self.k_max: int = self.num_speculative_tokens
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
@@ -98,8 +98,8 @@ class Drafter(EagleProposer, ABC):
             table = self.runner.input_batch.block_table[self.kv_cache_gid]
             if table.block_size != self.block_size:
                 raise NotImplementedError(
-                    f"KV cache blocks of {self.block_size} tokens that the attention kernel "
-                    f"splits into {table.block_size}"
+                    f"KV cache blocks of {self.block_size} tokens, which the attention kernel "
+                    f"splits into {table.block_size}, are not supported"
                 )
             self._contexts = DrafterKVState(
                 self.max_batch_size,

@@ -34,7 +34,9 @@ class DrafterKVState:
         """All sizes are in tokens; `longest` 0 is no limit. Raises ValueError if it is shorter than
         a block."""
         if 0 < longest < block_size:
-            raise ValueError(f"a context of {longest} tokens, in blocks of {block_size}")
+            raise ValueError(
+                f"a context of {longest} tokens is shorter than blocks of {block_size}"
+            )
         self.block_size = block_size
         self.window = window
         self.longest = longest

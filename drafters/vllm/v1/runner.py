@@ -54,7 +54,7 @@ class V1DraftingRunner(Base):
         if self.use_async_scheduling:
             raise RuntimeError(
                 "P-EAGLE and EAGLE-3 need async_scheduling=False: each pass is laid out on the "
-                "host, from what was accepted"
+                "host, which must know the accepted tokens"
             )
         config = DrafterConfig.read(vllm_config.additional_config)
         kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter

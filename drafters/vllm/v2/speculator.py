@@ -102,8 +102,8 @@ class ParallelSpeculator(DraftModelSpeculator):
             threshold = group.get_metadata_builder().reorder_batch_threshold
             if threshold is not None and threshold < 2 * self.k_max:
                 raise NotImplementedError(
-                    f"{group.backend.get_name()} takes queries of at most {threshold} tokens for a "
-                    f"decode, P-EAGLE asks {2 * self.k_max}: set attention_backend"
+                    f"{group.backend.get_name()} decodes at most {threshold} tokens of a request "
+                    f"at once, P-EAGLE needs {2 * self.k_max}: set attention_backend"
                 )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:

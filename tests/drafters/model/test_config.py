@@ -106,7 +106,7 @@ def test_other_mathematics_is_refused_by_its_key(keys: dict[str, Any]) -> None:
         ({"layer_types": ["sliding_attention"]}, "no sliding_window"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries"),
         ({"num_aux_hidden_states": 3}, "num_aux_hidden_states is 3"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "no list of layers"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "not a list of layers"),
         ({"architectures": None}, "lacks architectures"),
         ({"hidden_size": None}, "lacks hidden_size"),
     ],

@@ -123,7 +123,7 @@ def test_a_second_run_reuses_responses_and_goes_on(
     capsys.readouterr()
     assert train(target_folder, prompts, out, "--method", "eagle3") == 0
     printed = capsys.readouterr().out
-    assert "2 of 2 parts are there" in printed
+    assert "2 of 2 parts exist already" in printed
     assert "resumed at step" in printed
     assert load_head(out).config.method == "eagle3"
 
@@ -215,7 +215,7 @@ def test_a_server_that_is_no_url_is_refused_before_anything_is_loaded(
     with pytest.raises(SystemExit) as refused:
         aerie(["train", *asked, "--server", server])
     assert refused.value.code == 2
-    assert "is no URL such as http://127.0.0.1:8000" in capsys.readouterr().err
+    assert "is not a URL such as http://127.0.0.1:8000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["secret", "", None])

@@ -211,7 +211,7 @@ def test_samples_of_other_options_are_refused(
     assert "a.samples.jsonl was sampled with another min_p, seed" in capsys.readouterr().err
     (tmp_path / "a.samples.json").unlink()
     assert main(_arguments(folder, out, "--count", "8")) == 1
-    assert "is there without a.samples.json" in capsys.readouterr().err
+    assert "exists without its options, a.samples.json" in capsys.readouterr().err
     assert out.read_bytes() == before
 
 

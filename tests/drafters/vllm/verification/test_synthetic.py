@@ -1,4 +1,4 @@
-"""Synthetic acceptance: drafts are accepted at the given rates, whatever the target's tokens are."""
+"""Synthetic acceptance: drafts are accepted at the given rates, whatever the target's tokens."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class HeadConfig:
             raise ValueError(f"ptd_token_id {self.ptd_token_id} is outside the vocabulary")
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size < self.vocab_size:
             raise ValueError(
-                f"draft_vocab_size {self.draft_vocab_size} is not from 1 to {self.vocab_size}"
+                f"draft_vocab_size {self.draft_vocab_size} is not from 1 to {self.vocab_size - 1}"
             )
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc exclude each other")

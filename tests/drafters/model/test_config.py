@@ -190,7 +190,7 @@ def test_taps_out_of_order_are_refused(config: HeadConfig, taps: tuple[int, ...]
     [
         ({"num_key_value_heads": 3}, "multiple"),
         ({"ptd_token_id": 40}, "outside the vocabulary"),
-        ({"draft_vocab_size": 41}, "no part"),
+        ({"draft_vocab_size": 41}, "not from 1 to 39"),
         ({"norm_before_fc": True}, "exclude"),
     ],
 )

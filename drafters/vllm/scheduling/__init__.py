@@ -1,1 +1,1 @@
-"""The scheduler that asks a policy for K, and what a step tells it."""
+"""The scheduler that asks a policy for K, and the record of its steps."""

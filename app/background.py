@@ -1,7 +1,7 @@
-"""Background tasks that do not end without a word.
+"""Background tasks whose unexpected ends are logged, counted and followed by a restart.
 
-A task that nobody awaits takes its exception with it: what it watched is no longer watched, and
-nothing shows. Whatever the gateway does periodically runs in a BackgroundTask.
+The exception of an asyncio task that nobody awaits is lost, and its work stops unnoticed. So
+whatever the gateway does periodically runs in a BackgroundTask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.observability import metrics
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
-# A task that has run for so long has recovered: its next end is a first one.
+# A task that has run for so long has recovered: its next restart waits `first_retry_s` again.
 RECOVERED_S = 60.0
 
 State = Literal["stopped", "running", "waiting"]
@@ -26,10 +26,10 @@ State = Literal["stopped", "running", "waiting"]
 
 class BackgroundTask:
     """Keeps `work` running: if it raises or returns, that is logged and counted, and it is started
-    again, at first after `first_retry_s`, after twice as long at each further end.
+    again, after `first_retry_s` seconds and then after twice as long each time.
 
-    Used as an async context manager, it runs as a task of its own while the block does; `run` is
-    for callers that await it. What is in `final` is meant to end the work, and is raised.
+    As an async context manager it runs in a task of its own; `run` is for callers that await it.
+    Exceptions of the types in `final` are meant to end the work, and are raised.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class BackgroundTask:
 
     @property
     def detail(self) -> dict[str, Any]:
-        """For the readiness report, which is public: no word of the errors."""
+        """State and failures for the readiness report, which is public: errors are left out."""
         return {"state": self.state, "failures": self.failures}
 
     async def run(self) -> None:
-        """Keep the work running until cancelled, or until it raises what is `final`."""
+        """Keep the work running until cancelled, or until it raises one of `final`."""
         clock = asyncio.get_running_loop().time
         retry_s = self._first_retry_s
         try:
@@ -69,7 +69,7 @@ class BackgroundTask:
                 except asyncio.CancelledError as error:
                     if is_being_cancelled():
                         raise
-                    problem = error  # of something that the work awaited
+                    problem = error  # raised by something that the work awaited
                 except Exception as error:
                     problem = error
                 self.failures += 1
@@ -90,7 +90,7 @@ class BackgroundTask:
             self.state = "stopped"
 
     async def __aenter__(self) -> Self:
-        """Start it."""
+        """Start the task."""
         self._task = asyncio.create_task(self.run(), name=self.name)
         return self
 
@@ -100,7 +100,7 @@ class BackgroundTask:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it, and wait until it has ended."""
+        """Cancel the task, and wait until it has ended."""
         assert self._task is not None
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

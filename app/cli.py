@@ -17,8 +17,8 @@ from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, load
 from drafters.parent_death import request_death_signal
 
-# A child that multiprocessing's `spawn` makes imports this first, as the parent's main module, and
-# vllm for many seconds before it comes to the plugin (drafters/vllm/plugin.py).
+# A child that multiprocessing spawns imports this module first, as the parent's main module, and
+# then vllm for many seconds before it comes to the plugin (drafters/vllm/plugin.py).
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
@@ -27,9 +27,11 @@ EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 
 
 def run() -> NoReturn:
-    """The console script: one command, then the end of the process without Python's finalisation.
-    Threads of vLLM still hold parts of Triton then, which that reports as leaked in thirty lines,
-    at every clean stop. What was left for the exit (atexit) is done."""
+    """Run one command as the console script, then exit without Python's finalisation.
+
+    Threads of vLLM still hold parts of Triton then, which finalisation would report as leaked, in
+    thirty lines at every clean stop. Functions that were registered with atexit do run.
+    """
     code = main()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -97,8 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
-    """Settings that options of `vllm serve` stand for, and whether they ask for tool calls, whose
-    parser any source of settings may name."""
+    """Settings for options of `vllm serve`; under `_AUTO_TOOLS`, whether they ask for tool calls.
+
+    The parser that tool calls need may come from any source of settings.
+    """
     if not options:
         return {}
     from app.engine.configuration import vllm_cli
@@ -111,11 +115,11 @@ def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Values that were given in two ways. Raises SettingsError where they differ."""
+    """Merge settings that were given in two ways. Raises SettingsError where they differ."""
     joined = dict(one)
     for name, value in other.items():
         if name == "engine_args" and joined.get(name) is not None:
-            raise SettingsError(name, "give vLLM's options either in it or by themselves")
+            raise SettingsError(name, "give vLLM's options either here or one by one, not both")
         if value is not None and joined.get(name) not in (None, value):
             raise SettingsError(name, f"given twice: {joined[name]} and {value}")
         joined[name] = joined.get(name) if value is None else value
@@ -143,14 +147,14 @@ def _models(arguments: Sequence[str]) -> int:
 
 
 def _refuse_unfit_models(settings: Settings, preset: str | None) -> None:
-    """Say in one line now what the engine would say in a stack trace after half a minute."""
+    """Raise StartupError now for what the engine would report in half a minute by a stack trace."""
     for finding in check_start(settings, preset):
         if finding.status == "FAIL":
             raise StartupError(f"{finding.check}: {finding.detail} ({finding.remedy})")
 
 
 def load_settings(options: dict[str, Any]) -> Settings:
-    """Parsed command-line options plus environment, file and preset."""
+    """Load the settings from parsed command-line options, environment, file and preset."""
     given = {name: value for name, value in options.items() if value is not None}
     config, preset = given.pop("config", None), given.pop("preset", None)
     container = None
@@ -178,15 +182,15 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         "prompts", help="let a target write prompts to train a head on", add_help=False
     )
     commands.add_parser(
-        "evaluate", help="acceptance length of a head on held-out prompts", add_help=False
+        "evaluate", help="measure a head's acceptance length on held-out prompts", add_help=False
     )
     commands.add_parser(
         "bench", help="measure servers, compare methods of speculation", add_help=False
     )
     commands.add_parser("keys", help="create, list and revoke API keys", add_help=False)
-    commands.add_parser("models", help="what can be served by name, and its needs", add_help=False)
+    commands.add_parser("models", help="list presets and the memory they need", add_help=False)
     commands.add_parser(
-        "simulate", help="adaptive K on published speeds and moving loads", add_help=False
+        "simulate", help="simulate adaptive K on published speeds and loads", add_help=False
     )
     with_settings = {"serve": serve, "doctor": examine}
     for command in with_settings.values():

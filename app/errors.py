@@ -3,7 +3,7 @@
 AerieError
 ├── SettingsError   start-up: a setting is unknown or invalid       (exit code 2)
 ├── StartupError    the engine cannot do what was asked             (exit code 1)
-├── EngineLostError the engine died again and again                 (exit code 3)
+├── EngineLostError the engine died too often                       (exit code 3)
 └── ApiError        a request: has a status and OpenAI's envelope
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# What a request quotes into its own error: a name of ten thousand letters helps nobody.
+# Words that an error message quotes from a request; longer ones are cut.
 _LONG_WORD = re.compile(r"\S{101,}")
 MAX_MESSAGE = 2000
 
@@ -34,7 +34,7 @@ class StartupError(AerieError):
 
 
 class EngineLostError(AerieError):
-    """The engine died more often than may be; the message is for the operator."""
+    """The engine died more often than `max_restarts` allows; the message is for the operator."""
 
 
 class ApiError(AerieError):
@@ -79,7 +79,7 @@ class ApiError(AerieError):
 
 
 def shorten(text: str, limit: int = 100) -> str:
-    """The text, or its first `limit` characters and dots."""
+    """The text; only its first `limit` characters and dots if it is longer."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

@@ -16,8 +16,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most values of a JSON text (counted as commas and opening brackets), most lists and objects
-    among them, and its deepest nesting."""
+    """Limits of a JSON text: its values (counted as commas and opening brackets), the lists and
+    objects among them, and its nesting depth."""
 
     values: int
     containers: int
@@ -25,10 +25,10 @@ class Bounds:
 
 
 def exceeded(data: bytes, bounds: Bounds) -> str | None:
-    """Which bound the JSON text does not keep: "values", "containers", "depth" or None.
+    """Which limit the JSON text exceeds: "values", "containers", "depth" or None.
 
-    Exact for valid JSON. Of a text that is not, what comes before its first mistake is counted
-    correctly, which is all that a parser looks at.
+    Exact for valid JSON. In an invalid text everything before its first error is counted correctly,
+    and a parser reads no further.
     """
     if _surely_within(data, bounds):
         return None
@@ -44,7 +44,7 @@ def exceeded(data: bytes, bounds: Bounds) -> str | None:
 
 
 def at_most(texts: list[str], values: int) -> bool:
-    """Whether so many JSON texts hold at most `values` values together."""
+    """Whether the JSON texts hold at most `values` values together."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     if sum(map(_separators, encoded)) <= values:
         return True
@@ -66,9 +66,9 @@ def _surely_within(data: bytes, bounds: Bounds) -> bool:
 
 def _outside_of_strings(data: bytes, values: int) -> bytes | None:
     """The text without its strings; None if it has more of them than `values` values can have."""
-    # Without its escapes, a text's quotes are the ends of its strings.
+    # Without escapes, every quote begins or ends a string.
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
-    # Each string is a value or the name of one, and one value has nothing before it.
+    # A value has at most two strings, its name and itself; the first value has no separator.
     if plain.count(b'"') > 4 * (values + 1):
         return None
     return b"".join(plain.split(b'"')[::2])

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings, engine: Engine) -> FastAPI:
-    """The gateway. Its lifespan starts the engine in the background and stops it."""
+    """Build the application. Its lifespan starts the engine in the background and stops it."""
 
     admission = AdmissionController(settings, engine.load)
     engine.load.on_step = admission.queue.dispatch
@@ -85,7 +85,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         model=settings.served_model_name,
     )
     if settings.server.otlp_traces_endpoint is not None:
-        from app.http import tracing  # loads OpenTelemetry, which nobody else needs
+        from app.http import tracing  # loads OpenTelemetry, which nothing else needs
 
         spans = tracing.provider(tracing.exporter(settings.server.otlp_traces_endpoint, os.environ))
         closing.append(spans.shutdown)

@@ -1,8 +1,8 @@
-"""Work on a request that grows with its size, off the event loop.
+"""Runs work that grows with a request's size off the event loop, in one thread.
 
-One thread, as Python runs one thread at a time: more would finish no sooner, and each would take
-its turn before the event loop has its own. What holds Python's global lock for long stalls the
-loop from any thread, so sizes are bounded before work is handed over here.
+Python runs one thread at a time: more of them would finish no sooner, and the event loop would wait
+for the turn of each. A call that holds Python's global lock for long stalls the loop from any
+thread, so sizes are bounded before work is handed over here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aerie-body")
 
 
 async def run_sized(size: int, function: Callable[..., T], *args: Any) -> T:
-    """`function`'s result; in the worker thread if `size`, in bytes of a request, is large."""
+    """Call `function`, in the worker thread if `size` (bytes of the request) is large."""
     if size <= INLINE_BYTES:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(_worker, function, *args)

@@ -1,1 +1,1 @@
-"""What commands of `aerie` are made of: their options, and commands that need no gateway."""
+"""Options of the `aerie` command, and those of its commands that need no gateway."""

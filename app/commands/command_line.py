@@ -1,4 +1,4 @@
-"""Options of `aerie serve` and `aerie doctor`: generated from the settings tree, vLLM's beside."""
+"""Options of `aerie serve` and `aerie doctor`: made from the settings tree, vLLM's handed on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from app.settings import ENV_PREFIX, sections
 
-# What people need first; the rest is listed by section behind it.
+# Listed first by --help; the others follow, section by section.
 FIRST = (
     "model", "served_model_name", "drafter", "k", "host", "port", "api_key", "max_model_len",
     "tool_call_parser", "log_level",
@@ -17,15 +17,15 @@ FIRST = (
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _NUMBER = re.compile(r"-\d")
 EPILOG = (
-    "Every setting is an environment variable and a key of the TOML file too; the command line "
-    "beats the environment, that the file, that the preset. vLLM's options are read as `vllm "
-    "serve` reads them, and refused with a reason where they cannot work here "
-    "(`vllm serve --help=all` lists them)."
+    "Every setting is also an environment variable and a key of the TOML file. The command line "
+    "overrides the environment, which overrides the file, which overrides the preset. vLLM's "
+    "options are read as `vllm serve` reads them (`vllm serve --help=all` lists them); those that "
+    "cannot work here are refused with the reason."
 )
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting; the model needs none."""
+    """Add one option per setting, and the model as a positional argument."""
     parser.usage = "%(prog)s [MODEL] [options]"  # all of them would fill the first screen
     parser.epilog = EPILOG
     parser.add_argument(
@@ -82,9 +82,9 @@ def _described(name: str, field: Any) -> str:
 
 
 def split(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """(what `parser` reads, what vLLM's parser reads) of a command's arguments.
+    """Split a command's arguments into those for `parser` and those for vLLM's parser.
 
-    An option that is not the parser's is vLLM's, with the values behind it. Names may have
+    An option that `parser` does not have goes to vLLM's, with the values behind it. Names may have
     underscores, as vLLM's may.
     """
     known = parser._option_string_actions

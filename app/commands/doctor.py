@@ -1,4 +1,4 @@
-"""`aerie doctor`: prints what this machine and these models lack to be served."""
+"""`aerie doctor`: checks whether this machine can serve these models, and prints the findings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from app.settings import Settings
 
 
 def main(settings: Settings, *, as_json: bool = False, preset: str | None = None) -> int:
-    """Print every finding; returns the exit code. Models that are not here are asked for at
-    their hub: configurations and tensor headers, no weights."""
+    """Print every finding; returns the exit code.
+
+    Of a model that is not on this machine, the configuration and the tensors' headers are read from
+    its hub, no weights.
+    """
     findings = examine(settings, preset=preset, ask=hub.ask)
     print(report.as_json(findings) if as_json else report.as_text(findings))
     return report.exit_code(findings)

@@ -75,15 +75,17 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     create = actions.add_parser(
         "create", parents=[common], help="make a key and print it", allow_abbrev=False
     )
-    create.add_argument("tenant", help="who it belongs to; a new tenant takes the limits below")
+    create.add_argument("tenant", help="the key's tenant; a new one gets the limits below")
     create.add_argument("--admin", action="store_true", help="may also use the admin routes")
     for name in _LIMITS:
         create.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
-    create.add_argument("--models", action="append", metavar="MODEL", help="allowed; repeatable")
-    actions.add_parser("list", parents=[common], help="ids, tenants, limits", allow_abbrev=False)
-    revoke = actions.add_parser(
-        "revoke", parents=[common], help="take a key out", allow_abbrev=False
+    create.add_argument(
+        "--models", action="append", metavar="MODEL", help="a model that it may use; repeatable"
     )
+    actions.add_parser(
+        "list", parents=[common], help="list ids, tenants and limits", allow_abbrev=False
+    )
+    revoke = actions.add_parser("revoke", parents=[common], help="remove a key", allow_abbrev=False)
     revoke.add_argument("id", help="the key's id, as `list` shows it")
     actions.add_parser(
         "checksum",

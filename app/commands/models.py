@@ -16,7 +16,7 @@ GPU_SIZES = {24: 22.5, 48: 45.0, 80: 79.6, 141: 140.4, 180: 179.1}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table, or all that is known of one preset. Raises SettingsError."""
+    """Print the table of presets, or all about one. Raises SettingsError for an unknown one."""
     parser = argparse.ArgumentParser(prog="aerie models", description=__doc__, allow_abbrev=False)
     parser.add_argument("preset", nargs="?", help="a preset's name, or a TOML file")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One preset, for JSON."""
+    """What `--json` prints about one preset."""
     settings, about = of_preset(name), about_preset(name)
     needed = need(settings, about)
     return {
@@ -71,7 +71,7 @@ def _gpus(settings: Settings, name: str) -> dict[str, int | None]:
 
 
 def _table(found: Sequence[dict[str, Any]]) -> str:
-    """One line a preset."""
+    """The table of presets, one line each."""
     rows = [["preset", "target", "head", "method", "K", "memory GiB", "on 80 GB GPUs"]]
     for entry in found:
         low, high = entry["serve_k"] or (None, None)

@@ -93,7 +93,7 @@ def _parsed(line: Sequence[str], parse: Parse) -> dict[str, Any]:
 
 
 def _models(environ: Mapping[str, str], folder: Path) -> tuple[str | None, str | None]:
-    """(target, head) where no variable of theirs names them: the artefacts, or HF_MODEL_ID.
+    """(target, head) by SM_VLLM_MODEL, else from the artefacts, else by HF_MODEL_ID.
 
     Artefacts are a model's files, or two folders `target` and `drafter`.
     """

@@ -1,7 +1,7 @@
-"""vLLM's options -> settings: for people who come from `vllm serve` or from AWS's vLLM container.
+"""vLLM's options -> settings, for users of `vllm serve` or of AWS's vLLM container.
 
-Options that name something of the gateway become its settings, other engine options go to
-`engine_args`, and what cannot work here is refused by name, with the reason.
+Options that have a setting here become that setting, other engine options go to `engine_args`, and
+what cannot work here is refused by name, with the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from app.errors import SettingsError
 
-# vLLM's option -> setting, where only the name differs, if that.
+# vLLM's option -> setting that takes the same value, under the same name or another.
 _SETTINGS = {
     **{
         name: name
@@ -34,16 +34,16 @@ _SHORT_SPECULATION = {  # vLLM's short forms of parts of speculative_config
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
 }
-# What they ask for is how this gateway is.
+# Options that ask for what this gateway always does.
 _ALWAYS_SO = frozenset(
     {
         *("enable_request_id_headers", "disable_uvicorn_access_log"),
         *("enable_prompt_tokens_details", "enable_offline_docs"),
     }
 )
-_TLS = "the gateway speaks plain HTTP: end TLS in front of it"
+_TLS = "the gateway speaks plain HTTP: terminate TLS in front of it"
 _PROCESSES = "one gateway serves one engine: start several behind a router (docs/scale.md)"
-_OWN_CLASS = "a class of the gateway's own stands there"
+_OWN_CLASS = "the gateway uses a class of its own for it"
 _NO_LOG = "no text of requests is logged"
 _HEADS = "--max-header-kib and --max-headers bound what a request's head may hold"
 _WAITING = "--max-waiting bounds how many requests wait"
@@ -58,7 +58,7 @@ _CANNOT_WORK: dict[str, str] = {
     ),
     **dict.fromkeys(("api_server_count", "headless", "data_parallel_supervisor_port"), _PROCESSES),
     **dict.fromkeys(("scheduler_cls", "worker_cls", "worker_extension_cls"), _OWN_CLASS),
-    "additional_config": "the drafter's own configuration stands there",
+    "additional_config": "the gateway puts the drafter's configuration there",
     **dict.fromkeys(("max_log_len", "enable_log_outputs", "enable_log_deltas"), _NO_LOG),
     **dict.fromkeys(("h11_max_incomplete_event_size", "h11_max_header_count"), _HEADS),
     **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), _WAITING),
@@ -114,8 +114,10 @@ def settings(given: Mapping[str, Any], names: Names, spell: Callable[[str], str]
 
 
 def _speculation(value: Any) -> dict[str, Any]:
-    """vLLM's speculative configuration -> head and K. Whether it drafts in parallel is the head's
-    own to say, so that `parallel_drafting` changes nothing."""
+    """vLLM's speculative configuration -> head and K.
+
+    `parallel_drafting` has no effect: the head's own configuration says how it drafts.
+    """
     option = "speculative_config"
     config = json.loads(value) if isinstance(value, str) else dict(value)
     method = config.pop("method", "eagle3")
@@ -128,7 +130,7 @@ def _speculation(value: Any) -> dict[str, Any]:
             "eagle3 or peagle)",
         )
     if not head:
-        raise SettingsError(option, "names no model, the head")
+        raise SettingsError(option, "names no model, which is the draft head here")
     if config:
         names = ", ".join(sorted(config))
         raise SettingsError(option, f"has {names}: K is chosen at every step here")
@@ -145,7 +147,7 @@ def _served_name(value: Any) -> dict[str, Any]:
 def _api_key(value: Any) -> dict[str, Any]:
     keys = [value] if isinstance(value, str) else list(value)
     if len(keys) != 1:
-        raise SettingsError("api_key", "takes one key; several are --keys-file's (`aerie keys`)")
+        raise SettingsError("api_key", "takes one key; for several use --keys-file (`aerie keys`)")
     return {"api_key": keys[0]}
 
 

@@ -1,1 +1,1 @@
-"""The page for people at `/`: its files, and the figures that it asks for once a second."""
+"""The web page at `/`: its files, and the figures that it polls once a second."""

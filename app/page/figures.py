@@ -1,7 +1,7 @@
-"""What the page shows of the running gateway, in one answer that costs next to nothing.
+"""GET /page/figures: what the page shows of the running gateway, in one cheap answer.
 
-It asks neither the engine nor a whole scrape: the policy's state is the one that the gateway's own
-poll got within the last second, and of vLLM's metrics only those below are collected.
+It makes no call into the engine and no whole scrape: the policy's state is the one that the
+gateway's own poll got within the last second, and of vLLM's metrics only those below are collected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.settings import Settings
 
 PATH = "/page/figures"
 # Name in the answer -> sample of vLLM's metrics, summed over engines. The page makes rates of the
-# counters, and a counter that falls is another engine's.
+# counters, and takes a counter that falls for a new engine's.
 SAMPLES = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -28,7 +28,7 @@ SAMPLES = {
     "first_token_s": "vllm:time_to_first_token_seconds_sum",
     "decode_s": "vllm:inter_token_latency_seconds_sum",
 }
-# Of the policy's state: what is shown of it.
+# The fields of the policy's state that the page shows.
 POLICY = ("objective", "k", "k_max", "tpot_s", "acceptance", "speedup", "why")
 _NAMES = {sample: name for name, sample in SAMPLES.items()}
 
@@ -37,7 +37,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get(PATH, response_model=None)
 async def figures(request: Request) -> JSONResponse:
-    """Phase, load, counters, and the policy's state; for whoever has a key."""
+    """Phase, load, counters and the policy's state. Needs a key where the gateway has keys."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     admission: AdmissionController = request.app.state.admission
@@ -61,7 +61,7 @@ async def figures(request: Request) -> JSONResponse:
 
 
 def counters() -> dict[str, float]:
-    """vLLM's figures as of now."""
+    """Present values of `SAMPLES`, by their names in the answer."""
     found = dict.fromkeys(SAMPLES, 0.0)
     for family in REGISTRY.restricted_registry(_NAMES).collect():
         for sample in family.samples:

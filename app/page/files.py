@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 STATIC = Path(__file__).with_name("static")
-# Path -> file. Every file is served by its exact path, so that nothing else can be.
+# URL path -> file. Only these exact paths are served.
 FILES = {
     "/": "index.html",
     "/page/app.js": "app.js",
@@ -23,8 +23,8 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Scripts, styles and requests of this origin alone, nothing inline, and no HTML from text but what
-# DOMPurify has cleaned: what a model writes stays text.
+# Scripts, styles and requests of this origin only, nothing inline, and no HTML from text except
+# what DOMPurify has cleaned: what a model writes stays text.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,7 +47,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # A browser asks each time, and gets a 304 without a body until the gateway is another version.
+    # A browser asks each time, and gets a 304 without a body as long as the file is the same.
     "Cache-Control": "no-cache",
 }
 

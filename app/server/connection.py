@@ -1,9 +1,9 @@
-"""One TCP connection: limits that must hold before there is a request, or beside it.
+"""One TCP connection: limits that hold before a request exists, or while it runs.
 
-uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) bounds neither headers nor the
-time that a client may take for them, for its body, or for reading an answer. Nor does it tell
-a request that its client has gone when another request was sent behind it, or know that a client of
-HTTP/1.0 reads no chunks.
+uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) limits neither the size of headers nor
+the time that a client takes to send them, to send its body, or to read an answer. It does not tell
+a running request that its client has gone if another request was pipelined behind it, and it sends
+chunks to clients of HTTP/1.0, which cannot read them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from app.errors import ApiError
 from app.observability import metrics
 from app.settings import ServerSettings
 
-# The application's own limit answers with a 408; this is for a client that sends on after its
-# answer, or to a route that reads no body.
+# Beyond `body_timeout_s`, at which the application itself answers with a 408. This limit is for a
+# client that sends on after its answer, or to a route that reads no body.
 BODY_GRACE_S = 5.0
-# For how long what a refused client still sends is read and dropped.
+# Seconds for which the input of a refused client is still read and dropped.
 LINGER_S = 2.0
 EMPTY_LINE = b"\r\n\r\n"
 
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
     # What comes in
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse one too many; start the time for the first request's headers."""
+        """Refuse a connection beyond `max_connections`; start the deadline of the first headers."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "Too many connections; try again later.", "connections")
@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._start("head", self._limits.header_timeout_s, self._late_head)
 
     def data_received(self, data: bytes) -> None:
-        """Count what the parser keeps to itself: it hands over a header when that is whole."""
+        """Parse the data, and count what the parser buffers: it reports whole headers only."""
         if self._refused or self.transport.is_closing():
             return
         if not self._busy and not self._timers.keys() & {"head", "body"}:
@@ -84,21 +84,24 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response("")
 
     def _begun_in(self, data: bytes) -> int:
-        """Bytes of the unfinished head that begins in this chunk, behind earlier requests perhaps.
-        It holds no empty line and nothing of a body; a body with empty lines makes it too few."""
+        """Bytes of the unfinished head that begins in this chunk, perhaps behind earlier requests.
+
+        A head holds no empty line and no part of a body. If a body holds empty lines, the result is
+        too small.
+        """
         behind = data.rfind(EMPTY_LINE)
         tail = len(data) if behind < 0 else len(data) - behind - len(EMPTY_LINE)
         return max(0, tail - self._chunk_body_bytes)
 
     def on_message_begin(self) -> None:
-        """A request line begins."""
+        """Reset the counters for the head of a new request, and start its deadline."""
         super().on_message_begin()
         self._in_head, self._head_bytes, self._field_bytes = True, 0, 0
         if "head" not in self._timers:
             self._start("head", self._limits.header_timeout_s, self._late_head)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come the same way, after every check of the headers: they are dropped."""
+        """Count and check a header. Trailers, which come after these checks, are dropped."""
         if not self._in_head:
             return
         super().on_header(name, value)
@@ -106,7 +109,7 @@ class Connection(HttpToolsProtocol):
         self._check_head()
 
     def on_headers_complete(self) -> None:
-        """Refuse an oversized head; start the time for the body."""
+        """Refuse an oversized head; start the deadline of the body."""
         self._check_head()
         self._in_head, self._frame_bytes, self._body_bytes = False, 0, 0
         self._stop("head")
@@ -114,19 +117,19 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Part of the body; what else comes meanwhile are chunk sizes, extensions, trailers."""
+        """Count a part of the body; all else is framing: chunk sizes, extensions, trailers."""
         self._body_bytes += len(body)
         self._chunk_body_bytes += len(body)
         self._frame_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is whole: stop the deadline of its body."""
         self._stop("body")
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that runs; uvicorn tells the one that was sent last."""
+        """Tell the running request that its client has gone; uvicorn tells the last one sent."""
         for name in list(self._timers):
             self._stop(name)
         self.pipeline.clear()
@@ -145,7 +148,7 @@ class Connection(HttpToolsProtocol):
     # What goes out
 
     def pause_writing(self) -> None:
-        """The client has left more than a buffer's worth unread."""
+        """Start the write deadline: the client has left a full buffer unread."""
         super().pause_writing()
         self._start("write", self._limits.write_timeout_s, self._slow_reader)
 
@@ -155,7 +158,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be handed to the application gets the envelope, too."""
+        """Answer what cannot be handed to the application with the error envelope, and close."""
         error = self._refusal or ApiError(400, "Not a valid HTTP request.")
         self._refusal = None
         body = json.dumps(error.envelope()).encode()
@@ -180,7 +183,7 @@ class Connection(HttpToolsProtocol):
         self._start("linger", LINGER_S, self._end_refused)
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, which may close; what is unsent then is not waited for without end."""
+        """Complete the response as uvicorn does. If that closes, unsent bytes get a deadline."""
         super().on_response_complete()
         self._end_closing()
 
@@ -200,8 +203,11 @@ class Connection(HttpToolsProtocol):
             self._start("write", self._limits.write_timeout_s, self.transport.abort)
 
     def _give_up_running(self) -> bool:
-        """Whether the refusal is the running request's answer: its body is at fault, and no other
-        answer has begun. The application then sees a client that has gone."""
+        """Give up the running request if the refusal can be its answer; returns whether it can.
+
+        It can if that request's own body is at fault and no other answer has begun. The application
+        then sees a client that has gone.
+        """
         running = self._running
         if running is None or running is not self.cycle:  # what is at fault was sent behind it
             return False
@@ -242,14 +248,14 @@ class Connection(HttpToolsProtocol):
             timer.cancel()
 
     def _late_head(self) -> None:
-        if not self._in_head:  # it has not even begun
+        if not self._in_head:  # no request has begun
             self.transport.close()
             return
         self._refuse(408, "The headers did not arrive in time.", "slow_headers")
         self.send_400_response("")
 
     def _late_body(self) -> None:
-        if self.flow.read_paused:  # it is this side that does not read yet
+        if self.flow.read_paused:  # the server does not read yet
             self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
             return
         metrics.CONNECTIONS_REFUSED.labels("slow_body").inc()
@@ -261,13 +267,13 @@ class Connection(HttpToolsProtocol):
 
 
 class _UnchunkedCycle(RequestResponseCycle):
-    """An answer whose body, if its length is not told, ends with the connection: HTTP/1.0 has no
-    chunks (RFC 9112, section 6.1)."""
+    """A response to a client of HTTP/1.0, which knows no chunks: without a Content-Length the body
+    ends with the connection (RFC 9112, section 6.1)."""
 
     _length_is_told = False
 
     async def send(self, message: Any) -> None:
-        """Part of the answer."""
+        """Send a part of the response."""
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", [])}
             self._length_is_told = b"content-length" in names
@@ -279,5 +285,5 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 def factory(limits: ServerSettings) -> Callable[..., Connection]:
-    """What uvicorn makes a connection with."""
+    """The protocol factory for uvicorn: it makes connections with these limits."""
     return functools.partial(Connection, limits)

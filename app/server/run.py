@@ -28,13 +28,15 @@ from drafters.streams import unfailing
 logger = logging.getLogger(__name__)
 
 
-# Files of the process that are no client's connection: models, sockets to the engine, logs.
+# File descriptors beside clients' connections: models, sockets to the engine, logs.
 OTHER_FILES = 512
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that does not re-raise the signal it was stopped with: a clean stop exits 0. The end
-    of its terminal (SIGHUP) stops it like SIGTERM, unless it was started to ignore that (nohup)."""
+    """uvicorn's server, which does not re-raise the signal that stopped it: a clean stop exits 0.
+
+    SIGHUP, the end of its terminal, stops it like SIGTERM, unless it is ignored (nohup).
+    """
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -73,7 +75,7 @@ def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None
         ws="none",
         timeout_keep_alive=math.ceil(settings.server.idle_timeout_s),
     )
-    # Below that it is clients' mistakes, and each would be a line in the log.
+    # uvicorn's warnings are clients' mistakes, and each would be a line in the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     _allow_files(settings.server.max_connections + OTHER_FILES)
     with _listen(settings.server.host, settings.server.port) as listener:
@@ -98,11 +100,14 @@ async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> No
 
 
 def close_in_forks(files: Callable[[], Iterable[int]]) -> None:
-    """Close these files in every process that this one forks. Otherwise the engine, which is
-    forked, would hold the port open while the gateway drains, and connections that it closes."""
+    """Close these file descriptors in every process that this one forks.
+
+    Otherwise the engine, which is forked, would hold the port open while the gateway drains, and
+    connections that the gateway has closed.
+    """
 
     def close() -> None:
-        # In place of each: an object here that still has the number may close it once more.
+        # Replaced rather than closed: an object that still has the number may close it once more.
         nothing = os.open(os.devnull, os.O_RDWR)
         for file in files():
             os.dup2(nothing, file, inheritable=False)
@@ -118,7 +123,7 @@ def _sockets(server: uvicorn.Server, listener: socket.socket) -> list[int]:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raise the soft limit on open files; say so if the hard one is too low."""
+    """Raise the soft limit on open files; warn if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

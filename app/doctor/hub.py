@@ -1,4 +1,4 @@
-"""Model hub: what lies in its cache, and what a repository says before it is downloaded."""
+"""The model hub: what is in its cache, and what a repository says before it is downloaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cached(repository: str, revision: str | None = None) -> Path | None:
 def ask(repository: str, revision: str | None = None) -> Checkpoint:
     """config.json and the tensors' shapes, read from the hub: some kilobytes, no weights.
 
-    Raises OSError with what the hub, or the way to it, answered.
+    Raises OSError with the error of the hub or of the network.
     """
     from huggingface_hub import HfApi, hf_hub_download, list_repo_files
 
@@ -33,7 +33,7 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
             Path(hf_hub_download(repository, "config.json", revision=revision)).read_text("utf-8")
         )
         files = frozenset(list_repo_files(repository, revision=revision))
-        metadata = None  # of a repository that has torch's own files alone
+        metadata = None  # stays None where there are only torch's own files
         if any(file.endswith(".safetensors") for file in files):
             metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
     except Exception as error:  # the hub's own errors, the network's and those of its answers

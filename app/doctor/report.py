@@ -32,12 +32,12 @@ def warn(check: str, detail: str, remedy: str) -> Finding:
 
 
 def fail(check: str, detail: str, remedy: str) -> Finding:
-    """The gateway will not start, or will not do what was asked."""
+    """A finding with which the gateway will not start, or will not do what was asked."""
     return Finding(check, "FAIL", detail, remedy)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 when anything failed."""
+    """1 if any check failed, else 0."""
     return int(any(finding.status == "FAIL" for finding in findings))
 
 
@@ -56,7 +56,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """The same for machines."""
+    """All findings as one JSON object."""
     document = {
         "healthy": exit_code(findings) == 0,
         "checks": [asdict(finding) for finding in findings],

@@ -1,8 +1,8 @@
-"""What /metrics says of vLLM's collectors, over the lives of several engines.
+"""vLLM's metrics on /metrics, kept across restarts of the engine.
 
-Each engine registers collectors of its own and takes those of the one before out of the registry:
-its counters begin at zero again. `Exposition` adds what earlier engines counted, so that a restart
-is no step back, and says it while there is no engine at all.
+Each engine registers collectors of its own and unregisters those of the one before, so that its
+counters begin at zero. `Exposition` adds what earlier engines counted: no counter falls at a
+restart, and all of them stay while there is no engine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from prometheus_client.samples import Sample
 _COUNTING = ("counter", "histogram", "summary")
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
-# When each series began: a quarter of all lines, which Prometheus keeps as gauges and nobody asks.
+# The `_created` series: a quarter of all lines, which Prometheus keeps as gauges and nobody reads.
 disable_created_metrics()
 
 
 class Exposition(Collector):
-    """`source`, with the families whose names begin with `prefix` made lasting."""
+    """The metrics of `source`; those whose names begin with `prefix` are kept across engines."""
 
     def __init__(self, source: Collector = REGISTRY, prefix: str = "vllm:") -> None:
         self._source = source
@@ -38,8 +38,10 @@ class Exposition(Collector):
             return iter(self._collect())
 
     def retire(self, unregister: Callable[[], None]) -> None:
-        """The engine has ended: remember what it counted, and take its collectors out of the
-        registry with `unregister`. Its gauges are 0 until there is another."""
+        """Keep the counts of an engine that has ended, and unregister its collectors.
+
+        Its gauges are 0 until there is another engine.
+        """
         with self._exclusive:
             past = {f.name: f for f in self._collect() if f.name.startswith(self._prefix)}
             unregister()

@@ -1,4 +1,4 @@
-"""The gateway's log: one line an event, as text or as JSON."""
+"""The gateway's log: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELDS = "fields"
 
 
 def with_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """For the `extra` of a logging call: figures that belong to the line."""
+    """The `extra` of a logging call whose line shall have these fields."""
     return {_FIELDS: fields}
 
 
@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
-    """Send everything of this process that is at least `level` to `stream` (standard error).
+    """Write this process's log records of at least `level` to `stream` (default: standard error).
 
     Other handlers, vLLM's among them, are escaped as well (drafters/log_records.py).
     """

@@ -1,4 +1,4 @@
-"""Every metric of ours, named once. vLLM's own (`vllm:*`) are exported beside them."""
+"""The gateway's metrics, each named once. vLLM's own (`vllm:*`) are exported beside them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from drafters.control.report import PHASES
 
 
 def _with(counter: Counter, *values: str) -> Counter:
-    """A counter of one label, with all that it can be: 0 from the start, since a rate needs a
-    value before the first event."""
+    """Start a counter at 0 for each known value of its label: a rate needs a sample before the
+    first event."""
     for value in values:
         counter.labels(value)
     return counter
@@ -33,7 +33,7 @@ WARM_UP_ACCEPTANCE = Gauge(
 )
 WARM_UP_ACCEPTANCE_LOW = Gauge(
     "aerie_warm_up_acceptance_low",
-    "1 if that share is far below what the head's model card says, or 20%.",
+    "1 if that share is far below half of what the head's model card says, or below 20%.",
 )
 
 ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
@@ -46,10 +46,12 @@ ENGINE_RESTARTS = _with(
     *("died", "hung"),
 )
 
-# Of the policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
+# The policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
 # rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total).
 K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")
-OBJECTIVE = Gauge("aerie_objective", "1 for what K is chosen for.", ["objective"])
+OBJECTIVE = Gauge(
+    "aerie_objective", "1 for the objective in force, 0 for the others.", ["objective"]
+)
 STEPS = Counter("aerie_steps_total", "Engine steps, by the K that they drafted.", ["k"])
 STEPS_K = Counter(
     "aerie_steps_k_total", "Sum of the K of all steps; over aerie_steps_total it is their mean."
@@ -62,7 +64,7 @@ ACCEPTED = Counter(
 )
 ACCEPTANCE = Gauge(
     "aerie_acceptance_estimate",
-    "The policy's belief in a position, if those before it are accepted.",
+    "Estimated probability that a position is accepted, if those before it are.",
     ["position"],
 )
 GOODPUT = Gauge(
@@ -75,14 +77,12 @@ PLAIN_SECONDS = Counter(
     "aerie_decode_seconds_without_drafts_total",
     "Seconds that the same tokens would have taken at K = 0, estimated.",
 )
-STEP_SECONDS = Counter(
-    "aerie_step_seconds_total", "Seconds of engine steps, by what they went to.", ["phase"]
-)
+STEP_SECONDS = Counter("aerie_step_seconds_total", "Seconds of engine steps, by phase.", ["phase"])
 SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 
-# Labels are ours or the operator's: nothing that a client sends becomes one.
+# Values of labels are the gateway's or the operator's: nothing that a client sends becomes one.
 REFUSED = _with(
     Counter(
         "aerie_requests_refused_total",
@@ -101,16 +101,16 @@ NON_FINITE = Counter(
     "aerie_requests_non_finite_total",
     "Sequences ended because the model computed logits that are not finite.",
 )
-GATE_WAITING = Gauge("aerie_gate_waiting", "Requests that wait at the gate.")
-GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the gate has let in.")
+GATE_WAITING = Gauge("aerie_gate_waiting", "Requests in the admission queue.")
+GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the admission queue has admitted.")
 GATE_SECONDS = Histogram(
     "aerie_gate_wait_seconds",
-    "Seconds that requests waited at the gate, which vLLM's own times do not include.",
+    "Seconds that requests waited in the admission queue; vLLM's own times begin after it.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 RESPONSES = Counter(
     "aerie_responses_total",
-    "Answers to requests for work, by path and status; `none` if the client left before one.",
+    "Answers on paths that run the model or tokenizer; status `none` if the client left first.",
     ["path", "status"],
 )
 TENANT_TOKENS = Counter(
@@ -132,10 +132,12 @@ BACKGROUND_FAILURES = Counter(
     ["task"],
 )
 LIMITER_FALLBACKS = Counter(
-    "aerie_limiter_fallbacks_total", "Decisions made without the shared Redis."
+    "aerie_limiter_fallbacks_total", "Rate limit decisions made without the shared Redis."
 )
 CONNECTIONS_REFUSED = _with(
-    Counter("aerie_connections_refused_total", "Connections closed for what they did.", ["reason"]),
+    Counter(
+        "aerie_connections_refused_total", "Connections closed for breaking a limit.", ["reason"]
+    ),
     *("connections", "framing", "headers", "slow_body", "slow_headers", "slow_reader"),
 )
 

@@ -1,7 +1,7 @@
-"""Prometheus' text format, with the part of each line that never changes written once.
+"""Prometheus' text format, with the constant part of each line cached.
 
-The client library's own writer escapes and checks every name and label in every scrape, which is
-three quarters of what a scrape costs; and the pure Python of a scrape holds up every stream.
+The client library's own writer escapes and checks every name and label in every scrape. That is
+three quarters of what a scrape costs, and its pure Python holds up every stream.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Where a family's name or type is not what the format has.
+# Suffixes and types of the format, where they differ from the family's.
 _SUFFIX = {"counter": "_total", "info": "_info"}
 _TYPE = {"info": "gauge", "stateset": "gauge", "unknown": "untyped"}
 
 
 def text(source: Collector) -> bytes:
-    """Every family of `source`."""
+    """Every metric family of `source` in the text format."""
     lines: list[str] = []
     for family in source.collect():
         lines.append(_head(family.name, family.type, family.documentation))
@@ -27,7 +27,7 @@ def text(source: Collector) -> bytes:
     return "".join(lines).encode()
 
 
-# What is remembered are series, which live as long as the process in any case.
+# The caches hold one entry per series, and series live as long as the process in any case.
 @functools.cache
 def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     if not labels:

@@ -23,7 +23,7 @@ class KvLayers(Section):
 
 
 class TargetFacts(Section):
-    """What the memory arithmetic needs of a target."""
+    """Facts about a target, for the estimate of memory."""
 
     parameters_b: float = Field(gt=0)  # billions, embeddings included
     weights_gib: float | None = Field(None, gt=0)  # as stored, where that is no plain dtype
@@ -33,7 +33,7 @@ class TargetFacts(Section):
 
 
 class HeadFacts(Section):
-    """And of a head, whose weights are taken to be of two bytes."""
+    """Facts about a head, for the estimate of memory; its weights count two bytes each."""
 
     method: Method = "p-eagle"  # how it drafts; the head's own config.json decides
     parameters_b: float = Field(gt=0)
@@ -52,13 +52,16 @@ class About(Section):
 
 
 def about_preset(name: str) -> About:
-    """Raises SettingsError for what is no such table."""
+    """The table `about` of a preset. Raises SettingsError if it is malformed."""
     return _parse(name, read_preset(name)[1])
 
 
 def facts_for(settings: Settings, preset: str | None = None) -> About | None:
-    """What is known of the target that `settings` name: from the preset given, else from any of
-    ours that serves it. The head's facts hold for every head of that target."""
+    """Facts about the target that `settings` name, from `preset`, or else from any preset that
+    serves it; None if there is none.
+
+    The facts about the head are taken to hold for every head of that target.
+    """
     for name in [preset] if preset else preset_names():
         if of_preset(name).model.model == settings.model.model:
             return about_preset(name)
@@ -66,8 +69,10 @@ def facts_for(settings: Settings, preset: str | None = None) -> About | None:
 
 
 def facts_in(config: Mapping[str, Any], weights_bytes: int) -> TargetFacts | None:
-    """The same from a target's config.json (its text part), with the size of its weights; None
-    if the configuration is of a kind that this does not read."""
+    """Facts about a target, from the text part of its config.json and the bytes of its weights.
+
+    None for a kind of configuration that this function does not know.
+    """
     try:
         layers: int = config["num_hidden_layers"]
         query_heads: int = config["num_attention_heads"]

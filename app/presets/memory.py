@@ -28,7 +28,7 @@ QUANTISED = {"fp8_per_tensor": 1, "fp8_per_block": 1, "fp8_per_channel": 1}
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The parts of the sum."""
+    """Memory that a target and its head need on each GPU, in GiB, part by part."""
 
     weights: float
     head: float
@@ -45,10 +45,10 @@ class Need:
         return self.weights + self.head + self.kv + self.store + self.overhead
 
     def sum(self) -> str:
-        """The arithmetic in words."""
+        """The sum with all its parts, as a line of text."""
         return (
             f"weights {self.weights:.1f} + head {self.head:.1f} + KV cache {self.kv:.1f} "
-            f"(one sequence of {self.length:,} tokens, {self.token_bytes:,} bytes each in the end)"
+            f"(one sequence of {self.length:,} tokens; {self.token_bytes:,} bytes for one more)"
             f" + hidden states {self.store:.1f} + overhead {self.overhead:.1f} = "
             f"{self.total:.1f} GiB" + (f" on each of {self.gpus} GPUs" if self.gpus > 1 else "")
         )
@@ -92,7 +92,10 @@ def usable(settings: Settings, gpu_gib: float) -> float:
 
 
 def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8) -> int | None:
-    """The least tensor parallel size (a power of two) at which it fits; None beyond `most`."""
+    """The least tensor parallel size, a power of two, with which the pair fits GPUs of `gpu_gib`.
+
+    None if that is more than `most`.
+    """
     gpus = 1
     while gpus <= most:
         needed = need(settings, about, gpus)
@@ -103,7 +106,7 @@ def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8)
 
 
 def longest(settings: Settings, about: About, gpu_gib: float) -> int:
-    """The longest max_model_len, in steps of 1,024, with which the pair fits as it is; 0: none."""
+    """The longest max_model_len, in steps of 1,024, with which the pair fits; 0 if none does."""
     assert about.target is not None
     low, high = 0, about.target.max_length // 1024
     while low < high:
@@ -135,8 +138,11 @@ def _kv_bytes(
     *,
     unbounded_only: bool = False,
 ) -> int:
-    """Of one sequence. A sliding layer keeps its window and what is in flight. The head's layers
-    keep everything, and are taken to be as wide as the target's full ones."""
+    """Bytes of KV cache on each GPU for one sequence of `length` tokens.
+
+    A sliding layer keeps its window and the tokens in flight. The head's layers keep every token,
+    and are taken to be as wide as the target's full ones.
+    """
     total = 0
     for group in target.kv:
         if group.window is not None and unbounded_only:

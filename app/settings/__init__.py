@@ -1,9 +1,9 @@
-"""Every setting of the gateway: one frozen tree, one home per default.
+"""Every setting of the gateway, in one frozen tree that holds each default once.
 
 A setting has one name everywhere. `max_model_len` is `--max-model-len` on the
 command line, `AERIE_MAX_MODEL_LEN` in the environment and `max_model_len` in
-its section of a TOML file. Command line beats environment beats SageMaker's variables beat file
-beats preset beats the defaults below; an unknown or invalid key stops start-up by name.
+its section of a TOML file. Precedence, highest first: command line, environment, SageMaker's
+variables, file, preset, defaults. An unknown or invalid key stops the start, by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of who is let in, and of quotas."""
+"""Settings of API keys, quotas and the admission queue."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from app.settings.section import Section
 
 
 class AdmissionSettings(Section):
-    """Who is let in, and how much of it at once."""
+    """API keys, and how much is admitted at once."""
 
     keys_file: str | None = Field(
         None, description="TOML file with tenants and hashed API keys; read again when it changes."
     )
     keys: str | None = Field(
-        None, description="The same as text, for an environment variable (instead of a file)."
+        None, description="The content of such a file, instead of `keys_file`."
     )
     api_key: str | None = Field(
         None,
         pattern=r"^[!-~]{1,256}$",
-        description="One key that every request must show, without limits and no admin's, instead "
-        "of `keys`; set as AERIE_API_KEY it is in no list of processes.",
+        description="One key for all requests, instead of `keys`; it has no limits and no admin "
+        "rights. As AERIE_API_KEY it shows in no list of processes.",
     )
     keys_poll_s: float = Field(
-        2.0, gt=0, description="Seconds between looks at whether the keys file has changed."
+        2.0, gt=0, description="Seconds between checks of whether the keys file has changed."
     )
     public_paths: str = Field(
         "/livez,/readyz,/ping,/health,/metrics",
@@ -33,14 +33,14 @@ class AdmissionSettings(Section):
         None,
         ge=1,
         description="Most sequences in the engine at once (default: its max_num_seqs and an "
-        "eighth more, so that a place that gets free is filled at once).",
+        "eighth more, so that a slot that gets free is filled at once).",
     )
     max_waiting: int | None = Field(
         None,
         ge=0,
-        description="Most requests that wait for a place; further ones get a 429 (default: as "
-        "many as the engine has places, and an eighth of that in an overload that lasts longer "
-        "than an answer takes).",
+        description="Most requests in the admission queue; further ones get a 429 (default: as "
+        "many as `max_running`, and an eighth of that in an overload that lasts longer than an "
+        "answer takes).",
     )
     max_kv_usage: float = Field(
         0.95, gt=0, le=1, description="Share of the KV cache in use above which requests wait."
@@ -63,10 +63,10 @@ class AdmissionSettings(Section):
     share_prefix_cache: bool = Field(
         False,
         description="Let tenants use each other's entries of the prefix cache: faster where they "
-        "send the same long prompts, but times then tell each of them what others have sent.",
+        "send the same long prompts, but response times then reveal what others have sent.",
     )
     redis_url: str | None = Field(
-        None, description="Redis that several gateways share their quotas in (redis://HOST:PORT/0)."
+        None, description="Redis in which several gateways share quotas (redis://HOST:PORT/0)."
     )
     redis_timeout_s: float = Field(
         0.25, gt=0, description="Seconds to wait for Redis; then this gateway counts by itself."

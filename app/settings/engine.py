@@ -30,7 +30,7 @@ class EngineSettings(Section):
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="Share of GPU memory that vLLM may use."
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that one copy is split over.")
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that the model is split over.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of equal prefixes.")
     enforce_eager: bool = Field(False, description="Skip compilation: starts faster, runs slower.")
     seed: int = Field(0, description="Seed of the engine.")
@@ -41,13 +41,13 @@ class EngineSettings(Section):
 
     @property
     def has_weights(self) -> bool:
-        """False where vLLM makes the weights up: then there is nothing in them to check."""
+        """False if vLLM makes the weights up: then there is nothing in them to check."""
         return self.engine_args.get("load_format") != "dummy"
 
     @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
     @classmethod
     def _count(cls, value: Any) -> Any:
-        """Numbers as vLLM takes them too: 32k is 32,000 and 32K is 32,768."""
+        """Read numbers as vLLM does: 32k is 32,000 and 32K is 32,768."""
         match = _COUNT.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value
@@ -57,5 +57,5 @@ class EngineSettings(Section):
     @field_validator("engine_args", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
-        """Text, as it comes from the command line and the environment, is JSON."""
+        """Read text, from the command line or the environment, as JSON."""
         return json.loads(value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ from app.settings.section import Section
 
 
 class ModelSettings(Section):
-    """The target model and how it talks."""
+    """The target model, its chat template and its parsers."""
 
     model: str = Field("", description="Target model: a folder or a hub id.")
     served_model_name: str = Field(
@@ -31,8 +31,8 @@ class ModelSettings(Section):
     )
     unknown_tools: Literal["refuse", "ignore"] = Field(
         "refuse",
-        description="What to do with a request's tools that only an API's provider can run, as "
-        "`web_search`: a 400 that names the tool, or an answer as if it were not there.",
+        description="What to do with a request's tools that only an API's provider can run, such "
+        "as `web_search`: refuse the request with a 400 that names the tool, or ignore the tool.",
     )
     tool_strict_level: Literal["auto", "function", "parameter"] = Field(
         "parameter",
@@ -44,5 +44,5 @@ class ModelSettings(Section):
     @field_validator("dtype", mode="before")
     @classmethod
     def _full_name(cls, value: Any) -> Any:
-        """vLLM's other names of data types."""
+        """Translate vLLM's short names of data types."""
         return {"half": "float16", "float": "float32"}.get(value, value)

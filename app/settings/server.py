@@ -47,7 +47,7 @@ class ServerSettings(Section):
     )
     page: bool = Field(
         True,
-        description="Serve a page for people at `/`: chat, race, and live figures of drafting.",
+        description="Serve a web page at `/`: chat, race, and live figures of drafting.",
     )
     allowed_origins: str = Field(
         "",
@@ -71,13 +71,13 @@ class ServerSettings(Section):
     )
     access_log: bool = Field(
         False,
-        description="Log one line per request for work: its id, status, tokens and times, and no "
-        "text of its own.",
+        description="Log one line per request to the model or its tokenizer: id, status, tokens "
+        "and times, and none of its text.",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
-        description="OpenTelemetry collector that gateway and engine send a span of each request "
-        "for work to (http://HOST:4317, or over HTTP http://HOST:4318/v1/traces); none by default.",
+        description="OpenTelemetry collector for the spans of gateway and engine "
+        "(http://HOST:4317, or over HTTP http://HOST:4318/v1/traces); none by default.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the gateway's own log lines; vLLM's are text."
@@ -94,7 +94,7 @@ class ServerSettings(Section):
     @field_validator("allowed_origins")
     @classmethod
     def _check_origins(cls, value: str) -> str:
-        """Refuse what no browser sends as an origin: it would match no page, in silence."""
+        """Refuse what no browser sends as an origin: it would silently match no page."""
         for name in names_in(value):
             if name != "*" and not _ORIGIN.fullmatch(name):
                 raise ValueError(f"{name} is not an origin: SCHEME://HOST[:PORT] without a path")

@@ -1,4 +1,4 @@
-"""Where values come from: command line, environment, platform, file, preset."""
+"""The sources of settings: command line, environment, platform, file, preset."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def load(
 ) -> Settings:
     """Merge the sources into one validated tree.
 
-    `cli` maps setting names to given values only, `container` what a hosting platform's own
-    variables say (app/commands/sagemaker.py): more than a file, less than ours. Raises
-    SettingsError, naming the key and where it came from, for anything unknown or invalid.
+    `cli` has the values that were given. `container` has those of a hosting platform's own
+    variables (app/commands/sagemaker.py), which override a file and yield to AERIE_ variables.
+    Raises SettingsError, naming the key and its source, for anything unknown or invalid.
     """
     env = dict(_from_environ(environ))
     config_file = config_file or env.pop("config", None)
@@ -63,12 +63,12 @@ def load(
 
 
 def of_preset(name: str) -> Settings:
-    """What a preset alone sets; its head may be missing."""
+    """The settings of a preset alone, unchecked: its head may be missing."""
     return _merge([(f"preset {name}", read_preset(name)[0])])
 
 
 def _merge(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Settings:
-    """(where from, setting -> value) in rising order of precedence -> the tree."""
+    """Merge layers of (source, setting -> value), in rising order of precedence, into the tree."""
     merged: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     origin: dict[str, str] = {}
     homes = section_of()
@@ -93,8 +93,10 @@ def _joined(lower: Any, higher: Any) -> Any:
 
 
 def _with_hashed_key(settings: Settings) -> Settings:
-    """`api_key` as the keys file that it stands for (app/admission/tenants.py): of the key itself
-    only the hash stays in the settings."""
+    """Replace `api_key` by an equivalent keys file (app/admission/tenants.py).
+
+    Of the key itself only the hash stays in the settings.
+    """
     admission = settings.admission
     if admission.api_key is None:
         return settings
@@ -113,7 +115,7 @@ def _with_hashed_key(settings: Settings) -> Settings:
 
 
 def _check(settings: Settings) -> Settings:
-    """Refuse a tree that asks for the impossible."""
+    """Refuse settings that contradict each other."""
     if settings.admission.keys_file is not None and settings.admission.keys is not None:
         raise SettingsError("keys", "give either this or keys_file, not both")
     if settings.speculates and settings.speculation.drafter is None:
@@ -142,8 +144,10 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_service_link(key: str, text: str) -> bool:
-    """Whether Kubernetes put the variable into the pod. It does so for every Service of the
-    namespace: for one named `aerie`, AERIE_PORT is `tcp://10.0.0.1:80`."""
+    """Whether Kubernetes put the variable into the pod for a Service of the namespace.
+
+    For a Service named `aerie`, AERIE_PORT is `tcp://10.0.0.1:80`.
+    """
     return _SERVICE_LINK.search(key) is not None or (
         key.endswith("_PORT") and _SERVICE_ADDRESS.match(text) is not None
     )
@@ -176,12 +180,12 @@ def _settings_in(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """The presets of this package."""
+    """Names of the presets that this package holds."""
     return sorted(file.stem for file in PRESETS.glob("*.toml"))
 
 
 def read_preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(setting -> value, its table `about`) of a preset of ours or of a TOML file.
+    """(setting -> value, the table `about`) of a packaged preset or of a TOML file.
 
     A preset may build on another one: `preset = "NAME"` at its top. Raises SettingsError.
     """
@@ -200,7 +204,7 @@ def _read_preset(name: str, above: tuple[str, ...]) -> tuple[dict[str, Any], dic
     about = document.pop("about", {})
     values = _settings_in(document, path)
     if ours:
-        for key in ("model", "drafter"):  # they may name models of ours
+        for key in ("model", "drafter"):  # they may name models that come with the code
             for root in (REPOSITORY, INSTALLED):
                 if (folder := root / str(values.get(key))).is_dir():
                     values[key] = str(folder)

@@ -39,9 +39,9 @@ class SpeculationSettings(Section):
     )
     speculation_header: bool = Field(
         True,
-        description="Say in every answer how many tokens were drafted and accepted: in the header "
-        "`x-aerie-speculation` and, as vLLM does, in `metrics.speculative_decoding`; and for whom "
-        "it asks, which tokens (`speculation.tokens`).",
+        description="Report in every answer how many tokens were drafted and accepted: in the "
+        "header `x-aerie-speculation` and, as vLLM does, in `metrics.speculative_decoding`; and to "
+        "requests that ask for it (`speculation.tokens`), which tokens.",
     )
     catch_up_tokens: int = Field(
         DrafterConfig.catch_up_tokens,
@@ -58,5 +58,5 @@ class SpeculationSettings(Section):
     )
 
     def aim(self) -> Objective:
-        """What K is chosen for. Raises ObjectiveError."""
+        """The objective that K is chosen for. Raises ObjectiveError."""
         return Objective(self.objective, self.k if self.objective == FIXED else None, self.tpot_s)

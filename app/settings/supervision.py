@@ -26,6 +26,6 @@ class SupervisionSettings(Section):
         600.0, gt=0, description="Seconds that a restart counts towards `max_restarts`."
     )
     restart_backoff_s: float = Field(
-        0.5, ge=0, description="Seconds before the first restart; each further one waits twice."
+        0.5, ge=0, description="Seconds before the first restart; each further wait is doubled."
     )
     restart_backoff_max_s: float = Field(60.0, ge=0, description="Most seconds before a restart.")

@@ -29,7 +29,7 @@ class Settings(Section):
 
     @property
     def served_model_name(self) -> str:
-        """Model id in the API."""
+        """The id of the model in the API."""
         return self.model.served_model_name or Path(self.model.model).name
 
     @property

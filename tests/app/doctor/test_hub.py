@@ -147,7 +147,7 @@ def test_a_hub_is_asked_and_no_weights_are_fetched(hub: str, tmp_path: Path) -> 
 def test_without_a_hub_the_doctor_says_what_it_could_not_check(tmp_path: Path) -> None:
     found = doctor(tmp_path, HF_HUB_OFFLINE="1")
     assert found["model"]["status"] == found["head"]["status"] == "warn"
-    assert "org/target: not on this machine, and its hub:" in found["model"]["detail"]
+    assert "org/target: not on this machine, and the hub says:" in found["model"]["detail"]
 
 
 def test_what_a_hub_answers_is_believed() -> None:

@@ -1,4 +1,4 @@
-"""What start-up measures before the first request: steady steps of a few batches and K."""
+"""Calibration at start-up: steps of a few batches and K are timed before the first request."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def calibrate(
     max_requests: int,
     budget_s: float,
 ) -> tuple[Cell, ...]:
-    """Measure cell by cell, the most telling first, until all are done or time is up.
+    """Measure cells, each of a number of requests and a K, until all are done or time is up.
 
-    A cell is left out if by the time that others took it would not fit into what is left of the
-    budget, or with drafts would take a quarter of all of it: a machine that is busy with so many
-    tokens for so long will not draft them. The first cell never is.
+    `plan` has them, the most informative first. A cell is left out if, by the time that others
+    took, it would take more than what is left of `budget_s`, or with drafts more than a quarter of
+    all of it: a machine that is busy with so many tokens for so long will not draft them. The
+    first cell is never left out.
     """
     start = clock()
     cells: list[Cell] = []
@@ -33,7 +34,7 @@ def calibrate(
         left = start + budget_s - began
         if k == 0:
             likely = max((seconds for _, seconds in took), default=0.0)
-        else:  # no longer than one with more tokens, and than in proportion to one with fewer
+        else:  # no longer than a cell with more tokens, or in proportion to one with fewer
             likely = min(seconds * max(1.0, tokens / n) for n, seconds in took)
             left = min(left, budget_s / 4.0)
         if cells and likely > left:
@@ -45,7 +46,7 @@ def calibrate(
 
 
 def plan(k_max: int, max_requests: int) -> Iterator[tuple[int, int]]:
-    """(requests, K) to measure, in order of what they tell: the corners, then between them."""
+    """Yield (requests, K) to measure, the most informative first: corners, then between them."""
     batches = [1]
     while batches[-1] * 4 <= max_requests:
         batches.append(batches[-1] * 4)

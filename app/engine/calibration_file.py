@@ -1,4 +1,4 @@
-"""The file that saves measuring step costs again, and what it was measured on."""
+"""The calibration file: measured step costs, kept for the next start on the same machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save(path: Path, cells: Sequence[Cell], fingerprint: Mapping[str, str]) -> N
 
 
 def read(path: Path, fingerprint: Mapping[str, str]) -> tuple[Cell, ...]:
-    """Cells that were measured on the same things, or CalibrationError."""
+    """Read cells whose fingerprint is this one. Raises CalibrationError for any others."""
     try:
         document: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if document["format"] != FORMAT:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 class HangDetector:
     """Measures how long the engine has made no output while it had requests.
 
-    Of the time between two checks at most `max_gap_s` counts. When this process itself stood still
+    At most `max_gap_s` of the time between two checks counts. When this process itself stood still
     (stopped by a terminal, starved of its processor), the engine's outputs wait unread, and its
     silence says nothing.
     """

@@ -1,4 +1,4 @@
-"""One engine: its configuration and its processes, from the settings. Blocking."""
+"""Launches an engine: makes its configuration from the settings, and starts its processes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
 def launch(
     settings: Settings, load: EngineLoad, loading: Callable[[], None]
 ) -> tuple[GatewayLLM, StepWatch]:
-    """Import vllm, then (`loading`) build the engine's configuration and start its processes.
+    """Import vllm, call `loading`, then build the engine's configuration and start its processes.
 
-    The engine's processes end with the thread that calls this (drafters/parent_death.py): it must
-    last as long as they shall.
+    Blocks until the model is loaded. The engine's processes end with the thread that calls this
+    (drafters/parent_death.py), which must therefore outlast them. Raises StartupError.
     """
     block_terminal_signals()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # An allowed host could send the gateway on to one that is not.
+    # An allowed host could redirect the gateway to one that is not allowed.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     _check_version()
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -54,13 +54,13 @@ def launch(
     if machine is not None:
         os.environ.update(environment(os.environ))
         if not machine.can_compile:
-            logger.warning("no C++ compiler with Python.h: not compiled, slower")
+            logger.warning("no C++ compiler with Python.h: the model is not compiled and slower")
     method = head_method(settings)
     if settings.speculates and method == "eagle3":
         _stay_on_v1()
     try:
         options = engine_options(settings, machine, method=method, v2=wants_v2(os.environ))
-        options["model"] = resolve(options["model"])  # the first start converts a packaged one
+        options["model"] = resolve(options["model"])  # the first start converts a packaged model
         if machine is not None:
             race = partial(measure, threads=machine.threads)
             dtype = lasting_weights_dtype(options, machine.free_memory, race)
@@ -80,25 +80,33 @@ def launch(
 
 
 def block_terminal_signals() -> None:
-    """Keep Ctrl-C in a terminal, and the terminal's end, from the processes that this thread makes,
-    which inherit its mask. Both reach the whole group, and must drain the gateway rather than kill
-    the engine under it."""
+    """Block SIGINT and SIGHUP in the processes that this thread starts, which inherit its mask.
+
+    Ctrl-C in a terminal, and the terminal's end, reach the whole process group. They must drain the
+    gateway rather than kill its engine.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
 
 
 def _stay_on_v1() -> None:
-    """vLLM prefers its V2 model runner for EAGLE-3, where nothing of ours drafts with it."""
+    """Keep vLLM from its V2 model runner, which it prefers for EAGLE-3: no drafter here runs there.
+
+    Raises StartupError if that runner was asked for.
+    """
     if wants_v2(os.environ):
         raise StartupError(
-            f"{V2}=1: EAGLE-3 heads are drafted with on vLLM's V1 model runner only; take it out, "
-            "or name a P-EAGLE head"
+            f"{V2}=1: EAGLE-3 heads run on vLLM's V1 model runner only; unset it, or name a "
+            "P-EAGLE head"
         )
     os.environ[V2] = "0"
 
 
 def _refuse_logits_processors(config: Any) -> None:
-    """Beside drafts nothing would apply them to the rows of drafted tokens. The engine refuses them
-    too (drafters/vllm/patches.py), from another process, where the reason is lost."""
+    """Raise StartupError for logits processors beside drafts: drafted tokens would escape them.
+
+    The engine refuses them too (drafters/vllm/patches.py), but in another process, where the reason
+    is lost.
+    """
     if config.speculative_config is None:
         return
     named = [str(name) for name in config.model_config.logits_processors or ()]
@@ -111,7 +119,7 @@ def _refuse_logits_processors(config: Any) -> None:
 
 
 def versions(llm: GatewayLLM) -> dict[str, str]:
-    """What a measurement of `llm` holds for, besides the settings."""
+    """Device, data type and versions: what step costs of `llm` depend on beside the settings."""
     import torch
     import vllm
 

@@ -1,8 +1,7 @@
 """Cleanup after an engine that was killed: processes, shared memory, sockets (Linux).
 
-The engine core's workers end when they notice that it has gone, if they still notice anything. The
-segments of a killed process stay in /dev/shm and its sockets in the folder for temporary files:
-nobody is left to remove them.
+The engine core's workers end when they notice that it has gone, unless they are stuck. Shared
+memory of a killed process stays in /dev/shm, and its sockets in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ProcessCleanup:
         self.record()
 
     def record(self) -> None:
-        """Record the processes and files of now. Once the processes are dead it is too late."""
+        """Record the present processes and files: those of dead processes cannot be found."""
         known = {process.pid for process in self._processes}
         for process in list(self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -49,7 +48,7 @@ class ProcessCleanup:
         running = [process for process in self._processes if process.is_running()]
         for process in running:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()  # also of a stopped one
+                process.kill()  # ends a stopped process, too
         _, unfinished = psutil.wait_procs(running, END_TIMEOUT_S)
         alive = [process for process in unfinished if not _ended(process)]
         if alive:  # in a system call that does not end: a driver's, most likely
@@ -73,7 +72,7 @@ def files_in_use() -> set[Path]:
 def _ended(process: psutil.Process) -> bool:
     """Whether a process has ended, a zombie included.
 
-    The first process of a container often does not ask for exit statuses.
+    Zombies stay where the first process of a container does not ask for exit statuses.
     """
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
@@ -88,6 +87,6 @@ def _files(process: psutil.Process) -> set[Path]:
         for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
             if SHARED_MEMORY in line and not line.endswith("(deleted)"):
                 found.add(line.split(maxsplit=5)[-1])
-        # The end that connects has no name.
+        # Only the listening end of a socket has a name.
         found |= {socket.laddr for socket in process.net_connections("unix")}
     return {Path(name) for name in found if name.startswith("/")}

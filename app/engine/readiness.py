@@ -1,8 +1,8 @@
 """Readiness checks: the target computes finite numbers, and the head drafts.
 
-vLLM only logs a plugin or a drafter that falls away, and then decodes plainly. It serves damaged
-weights as if they were whole: empty texts, and drafts of which none is accepted. A gateway must
-find out before it takes the first request.
+vLLM only logs that a plugin or a drafter failed to load, and then decodes without drafts. It serves
+damaged weights as if they were sound: texts are empty, and no draft is accepted. These checks find
+both before the first request is taken.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WARM_UP_TEXTS = (
     "The capital of France is Paris, and the capital of Italy is",
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
-# Our proposers, and whether each drafts in parallel (drafters/vllm/v1/parallel.py, sequential.py,
-# v2/speculator.py).
+# This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
+# sequential.py, v2/speculator.py).
 DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
 STATS_TIMEOUT_S = 10.0
 
@@ -64,9 +64,11 @@ def check_reports(
                 "for it"
             )
         if parallel and not report["mask_hidden"] and settings.engine.has_weights:
-            raise StartupError(f"the head {wanted.drafter} has no mask_hidden: no P-EAGLE head")
+            raise StartupError(
+                f"the head {wanted.drafter} has no mask_hidden: it is no P-EAGLE head"
+            )
         if report["k"] != wanted.k:
-            raise StartupError(f"the engine drafts {report['k']} tokens, asked for {wanted.k}")
+            raise StartupError(f"the engine drafts {report['k']} tokens, {wanted.k} were asked for")
     return reports[0]
 
 

@@ -29,7 +29,7 @@ from drafters.control.objective import FIXED, Objective, ObjectiveError
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-LOG_INTERVAL_S = 60.0  # at least, between log lines of whether drafts are made and why
+LOG_INTERVAL_S = 60.0  # least time between log lines that say whether drafts are made, and why
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 LARGEST_BATCH = 64  # measured at start-up; beyond it the fitted cost extrapolates
 STEPS = 4  # measured at each batch and K
@@ -95,7 +95,7 @@ class SpeculationClient:
         await self._set_objective(self._objective)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Change objective, K or target at run time. Raises ApiError 400 naming the field."""
+        """Change objective, K or `tpot_s` at run time. Raises ApiError 400 naming the field."""
         try:
             objective = self._objective.changed(changes).within(self._settings.k)
         except ObjectiveError as error:
@@ -120,12 +120,12 @@ class SpeculationClient:
     async def poll(self) -> None:
         """Poll the state for the metrics until cancelled."""
         while True:
-            with contextlib.suppress(ApiError):  # of a dying engine, which its supervisor notices
+            with contextlib.suppress(ApiError):  # the engine is dying, which its supervisor notices
                 self.sample(await self._command("state", {}))
             await asyncio.sleep(POLL_S)
 
     def sample(self, state: dict[str, Any]) -> None:
-        """Keep a state as a sample for the speed-up of the windows that it is in."""
+        """Keep a state as a sample for `speedup`."""
         now, totals = self._clock(), state["totals"]
         self._samples.append(_Sample(now, totals["decode_seconds"], totals["plain_seconds"]))
         while now - self._samples[0].at > max(WINDOWS_S.values()) + POLL_S:
@@ -200,7 +200,7 @@ class SpeculationClient:
                 try:
                     calibration_file.save(file, cells, self._fingerprint)
                 except OSError as error:  # the next start measures again
-                    logger.warning("the measured step costs are not kept: %s", error)
+                    logger.warning("cannot keep the measured step costs: %s", error)
         return cells
 
     async def _cell(self, requests: int, k: int) -> Sequence[float]:
@@ -220,7 +220,7 @@ class SpeculationClient:
                 step["k"],
             )
         ]
-        if not seconds:  # drafts were cut short everywhere: what the last step took must do
+        if not seconds:  # no step had all of its drafts: take the last one
             seconds = [steps[-1]["seconds"]]
         return seconds[-2 * STEPS :]
 

@@ -71,10 +71,10 @@ class Phase(StrEnum):
 class Engine:
     """A supervised vLLM engine with its operations.
 
-    Everything but the blocking construction of the engine happens on the event loop's thread.
+    Everything runs on the event loop's thread, except for the blocking launch of the engine.
 
-    `record_files` is called in a thread, again and again while the engine starts, with all files
-    that would be left if everything were killed: shared memory and sockets.
+    `record_files` is called again and again while the engine starts, in a thread. It gets all files
+    that would be left if every process were killed: shared memory and sockets.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._record_files = record_files
-        # Engine processes end with the thread that made them: one that lasts as long as this.
+        # Engine processes end with the thread that started them: this one lasts as long as they do.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="engine-launch")
         self.phase = Phase.STARTING
         self.failure: AerieError | None = None
@@ -96,7 +96,7 @@ class Engine:
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:
             self.background += (self._polling,)
-        # Of request bodies, for the OpenAPI document (app/serving/schemas.py).
+        # Schemas of request bodies, for the OpenAPI document (app/serving/schemas.py).
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
         self.takes_media = False  # known once the engine was up
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds after which the engine may be there: as long as it took the last time."""
+        """Seconds until the engine may be ready, estimated from its last start."""
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._back_at - time.monotonic())))
 
     def operation(self, name: str) -> Operation:
@@ -145,8 +145,11 @@ class Engine:
         return self._max_model_len
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Bring the engine up to READY and keep it there until `stop`. If it cannot start the first
-        time, or dies too often, the phase is FAILED, `failure` says why and `ended` is set."""
+        """Bring the engine up to READY, call `on_ready`, and keep it there until `stop`.
+
+        If it cannot start the first time, or dies too often, the phase is FAILED, `failure` says
+        why and `ended` is set.
+        """
         recording = asyncio.create_task(self._record_until_ready())
         try:
             await self._start()
@@ -161,7 +164,7 @@ class Engine:
             recording.cancel()
 
     async def _record_until_ready(self) -> None:
-        """Record files until the engine is ready, and once more then; again when it restarts."""
+        """Record files until the engine is ready, and once more then; likewise when it restarts."""
         record, complete = self._record_files, False
         while record is not None:
             ready = self.ready
@@ -174,7 +177,7 @@ class Engine:
     async def _supervise(self) -> None:
         """Watch the engine and start it again, until `stop` or too many deaths.
 
-        The task may have been interrupted anywhere: an engine that does not serve is replaced.
+        The task itself may be a restarted one: an engine that does not serve is then replaced.
         """
         while True:
             await self._restart(await self._watch() if self.ready else DIED)

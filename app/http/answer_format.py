@@ -1,4 +1,4 @@
-"""The form in which a request's path answers, for all that answers in front of the routes."""
+"""The answer format of a request's path, for what answers before a route does."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _CLOSE_UNSUPPORTED = 1003
 class AuthMiddleware:
     """Pure ASGI middleware that authenticates a request and opens its RequestContext.
 
-    Paths are public by exact comparison with what the router will compare with; any other spelling
-    of a path needs a key.
+    A path is public if it is exactly, as the router compares paths, one of the public paths. Any
+    other spelling needs a key.
     """
 
     def __init__(

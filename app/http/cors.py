@@ -34,8 +34,8 @@ EXPOSED_HEADERS = (
 def install(app: FastAPI, settings: Settings) -> None:
     """Let pages of `--allowed-origins` call the gateway; without that setting, change nothing.
 
-    The middleware goes around everything else, Starlette's own answer to a defect included: a
-    preflight carries no key, and a script can read a refusal only if it has the CORS headers.
+    The middleware goes around everything else, Starlette's own 500 included: a preflight carries no
+    key, and a script can read a refusal only if it has the CORS headers.
     Cookies play no part, since keys travel in headers (`allow_credentials` stays off).
     """
     origins = settings.server.origins

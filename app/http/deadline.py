@@ -15,7 +15,7 @@ HEADER = "x-request-timeout"
 
 
 class Deadline:
-    """Timers of one request. `expired` gets the client's error, and `kind` the timer's name."""
+    """Timers of one request. The first to end sets `expired` to the client's error, and `kind`."""
 
     def __init__(self, total_s: float) -> None:
         self._loop = asyncio.get_running_loop()

@@ -38,9 +38,9 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """A defect of ours. The traceback goes to the log, not to the client.
+    """Answer an unexpected exception with a 500. The traceback goes to the log, not to the client.
 
-    The only handler that answers from outside of the RequestIdMiddleware middleware.
+    Starlette calls this handler outside of RequestIdMiddleware, so it adds the request's id itself.
     """
     message = "The server had an error while processing your request."
     return await _api_error(request, ApiError(500, message, headers=id_headers(request.scope)))

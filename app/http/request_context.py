@@ -22,7 +22,7 @@ from app.observability import metrics
 from app.validation.output_limit import OutputLimit
 
 _KEY = "aerie.request_context"
-# Longer than any request lives: a lease outlives its request only if the gateway died.
+# A lease lasts longer than any request: it ends by itself only if the gateway died.
 LEASE_MARGIN_S = 60.0
 
 

@@ -1,6 +1,6 @@
 """Every response carries x-request-id: the client's own if it is harmless, else a new one.
 
-Where an API's clients look for it in another header, its paths have both.
+The paths of an API whose clients look for it in another header have both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class RequestIdMiddleware:
     """Pure ASGI middleware that adds the request's id to its response.
 
-    It also attaches to the request the form in which its path answers, by `answers`.
+    It also attaches the answer format of the request's path, by `answers`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class FirstTokenState(Protocol):
 class EventStream:
     """A stream of event texts, pulled by its own task into a bounded queue.
 
-    The task is what keeps a timeout on the wire (keep-alive) from cancelling the
-    generation behind it. `close` ends both and must be called.
+    The task keeps the keep-alive timeout from cancelling the generation. `close` ends both and must
+    be called.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class EventStream:
     def cut_at(
         self, moment: asyncio.Future[ApiError], as_event: Callable[[ApiError, int], str]
     ) -> None:
-        """End the generation when `moment` comes with an error; the error is the last event."""
+        """End the generation when `moment` has an error, which becomes the last event."""
 
         def cut(moment: asyncio.Future[ApiError]) -> None:
             if moment.cancelled() or self._generated:
                 return
             self._pump.cancel()
-            while self._queue.qsize() > BUFFERED_EVENTS - 2:  # for a reader who is far behind
+            while self._queue.qsize() > BUFFERED_EVENTS - 2:  # the reader is far behind: make room
                 self._queue.get_nowait()
             self._queue.put_nowait(as_event(moment.result(), self._count))
             self._queue.put_nowait(None)

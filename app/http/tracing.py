@@ -60,10 +60,11 @@ def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
 
 
 class TracingMiddleware:
-    """Pure ASGI middleware. Spans have ids, counts and times, and no text of a request.
+    """Pure ASGI middleware that makes a span for each request on one of `paths`.
 
-    `paths` are those that have a span. `operations` are some of them with their operation in the
-    words of the GenAI conventions: spans of one are named after it and the model.
+    Spans have ids, counts and times, and no text of a request. `operations` maps some of the paths
+    to their operation in OpenTelemetry's GenAI conventions; their spans are named after it and the
+    model.
     """
 
     def __init__(

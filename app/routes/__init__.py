@@ -1,1 +1,1 @@
-"""Routes: what answers on each path. No vllm here; operations come from `app.engine`."""
+"""Routes: what answers on each path. No vllm import; operations come from `app.engine`."""

@@ -26,9 +26,11 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz")
 @router.get("/health")  # the name that vLLM's server and its clients use
 async def readyz(request: Request) -> JSONResponse:
-    """200 once requests are taken, 503 with the engine's phase otherwise. Both tell what works on
-    in the background: a task that has to be started again, or a keys file that is not in force, is
-    no reason to take no requests."""
+    """200 once requests are taken, 503 otherwise; both with the engine's phase.
+
+    Both also have the states of background tasks and of the keys file. A task that waits for its
+    restart, or a stale keys file, does not make the gateway unready.
+    """
     engine: Engine = request.app.state.engine
     admission: AdmissionController = request.app.state.admission
     state: dict[str, Any] = {"status": "ready" if engine.ready else "not ready"}

@@ -1,7 +1,7 @@
 """The OpenAPI document at GET /openapi.json: request bodies and error envelopes.
 
-app/http/body and app/declaration/request_checks.py check bodies, so that FastAPI knows nothing of
-them. Their schemas come from the engine and are missing until it has been up once.
+app/http/body and app/declaration/request_checks.py check bodies, so FastAPI knows nothing of them.
+The bodies' schemas come from the engine and are missing until it has been up once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.routes import operations, speculation
 
 
 def install(app: FastAPI, engine: Engine, endpoints: Sequence[Endpoint]) -> None:
-    """Make the application serve this document."""
+    """Make the application serve the document that `build` makes."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:

@@ -36,7 +36,8 @@ def router(endpoints: Sequence[Endpoint]) -> APIRouter:
 
     @routes.post(INVOCATIONS, response_model=None)
     async def invocations(request: Request) -> Response:
-        """SageMaker's only route, by its header's `route=PATH` or by the fields of the body."""
+        """SageMaker's only route. `route=PATH` in its header, or a field of the body, names the
+        endpoint."""
         if request.headers.get(ADAPTER):
             raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
         endpoint = _routed(request.headers.get(ATTRIBUTES, ""), by_path)

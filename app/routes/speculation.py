@@ -1,4 +1,4 @@
-"""What is drafted and why; and the admin's way to change it without a restart."""
+"""GET and PATCH /v1/speculation: the policy's state, and an admin's changes at run time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from app.validation import field_checks
 router = APIRouter()
 
 PATH = "/v1/speculation"
-# The engine answers between two steps. One that stands still is replaced after `hang_timeout_s`.
+# The engine answers between two steps. One that hangs is replaced after `hang_timeout_s`.
 ANSWER_WITHIN_S = 10.0
 
 
 class Changes(BaseModel):
-    """What may be changed at run time; whether it makes sense is the policy's to say."""
+    """The fields that may be changed at run time. The policy checks their values."""
 
     objective: str = ""
     k: int = 0
@@ -61,7 +61,7 @@ async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
             return await answer
     except TimeoutError:
         message = (
-            f"The engine did not answer within {ANSWER_WITHIN_S:g} s; a change may hold later."
+            f"The engine did not answer within {ANSWER_WITHIN_S:g} s; a change may still be made."
         )
         headers = {"Retry-After": str(math.ceil(ANSWER_WITHIN_S))}
         raise ApiError(503, message, code="engine_busy", headers=headers) from None

@@ -32,7 +32,7 @@ class Turn:
     earlier_bytes: int  # how much JSON the earlier items are
 
     def finish(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response as the client gets it; it is kept if it is to be."""
+        """The response as the client gets it. It is stored if `kept`, and says whether it was."""
         response = self._named(response, self.kept)
         if not self.kept:
             return response
@@ -42,7 +42,7 @@ class Turn:
         return self._named(response, False)
 
     async def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        """The same for the events of a stream: the last one has the whole response."""
+        """The events as the client gets them. The response of the last one is stored if `kept`."""
         try:
             async for event in events:
                 kind, _, rest = event.removeprefix("event: ").partition("\n")
@@ -68,8 +68,11 @@ class Turn:
 
 
 def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
-    """The request with the turns that it refers to. Raises ApiError 400 naming what is not kept
-    here. Fields of a wrong type are left to the checks of all fields."""
+    """Put the turns that a request refers to into its input.
+
+    Raises ApiError 400 naming what is not kept here. Fields of a wrong type are left to the checks
+    of all fields.
+    """
     keep = payload.get("store") is not False and store.limit_bytes > 0
     previous = payload.get("previous_response_id")
     items = payload.get("input")
@@ -111,7 +114,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _reference(item: Any) -> str | None:
-    """The id of an item that is named instead of sent."""
+    """The id of an item that is referred to instead of sent; None for any other item."""
     if not isinstance(item, dict) or "role" in item:
         return None
     item_id = item.get("id")

@@ -14,7 +14,7 @@ class AdmissionSettings(Section):
         None, description="TOML file with tenants and hashed API keys; read again when it changes."
     )
     keys: str | None = Field(
-        None, description="The content of such a file, instead of `keys_file`."
+        None, description="The text of a keys file, instead of `keys_file`."
     )
     api_key: str | None = Field(
         None,

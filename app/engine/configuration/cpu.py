@@ -1,4 +1,4 @@
-"""What the engine finds on a CPU machine: memory, a compiler, cores, libraries to load first."""
+"""Facts about a CPU machine: memory, a compiler, cores, libraries to preload."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None
     """OpenMP threads of a model that runs in the engine core's own process, where no second
     process waits for it on a core of its own (docs/decisions/0015-one-process.md).
 
-    None: vLLM's worker processes and their binding to cores are better (several NUMA nodes) or
-    were asked for.
+    None if vLLM's worker processes, bound to cores, run the model instead: on several NUMA nodes,
+    or where that was asked for.
     """
     if environ.get(BIND, "auto") != "auto":
         return None
@@ -69,12 +69,12 @@ def compiler() -> str | None:
 
 
 def has_python_headers() -> bool:
-    """Compiled models are Python extensions."""
+    """Whether Python.h is installed: compiled models are Python extensions."""
     return (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the engine's processes are started with, beside `environ`.
+    """Environment variables for the engine's processes, in addition to `environ`.
 
     torch puts large tensors on huge pages if asked to (c10/core/impl/alloc_cpu.cpp); what is
     not torch's memory follows when the weights are loaded (drafters/vllm/v1/huge_pages.py). vLLM

@@ -1,4 +1,4 @@
-"""Which kind of draft head is served: its own configuration says so."""
+"""The kind of draft head that is served, from its own configuration."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from drafters.model.config import Method, method_of
 
 
 def head_method(settings: Settings) -> Method:
-    """How the drafter asked for drafts: all K tokens in one pass, or one by one.
+    """How the head of the settings drafts: all K tokens in one pass, or one by one.
 
-    Reads its config.json, which is fetched from its hub where it is not here. Imports vllm.
-    Raises StartupError where there is none.
+    Reads its config.json, from its hub if it is not on this machine. Imports vllm. Raises
+    StartupError if there is none.
     """
     from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 

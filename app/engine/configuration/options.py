@@ -28,11 +28,10 @@ def engine_options(
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
-    `cpu` is given when the model runs on one. There vLLM would take 92% of all memory for
-    itself, and not start if less than that is free; nor without a C++ compiler; and it would give
-    the model a process of its own and keep a core for waiting for it. `method` is how the head
-    drafts (app/engine/configuration/head.py). `v2`: vLLM's V2 model runner was asked for
-    (`wants_v2`).
+    `cpu` is given when the model runs on a CPU. vLLM's defaults there take 92% of all memory, fail
+    if less is free or if there is no C++ compiler, and run the model in a process of its own, for
+    which another core waits. `method` is how the head drafts (app/engine/configuration/head.py).
+    `v2` is whether vLLM's V2 model runner was asked for (`wants_v2`).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -64,9 +63,8 @@ def engine_options(
         options["kv_cache_memory_bytes"] = int(cpu.free_memory * CPU_KV_SHARE)
     if cpu is not None and not cpu.can_compile:
         options["enforce_eager"] = True
-    if (
-        settings.limits.media_hosts
-    ):  # app/validation/size_limits.py refuses all others before vLLM does
+    # app/validation/size_limits.py refuses all other hosts before vLLM does.
+    if settings.limits.media_hosts:
         options["allowed_media_domains"] = sorted(settings.limits.media_hosts)
     if settings.server.otlp_traces_endpoint is not None:
         options["otlp_traces_endpoint"] = settings.server.otlp_traces_endpoint
@@ -93,10 +91,10 @@ def engine_options(
 
 
 def with_one_backend(given: Any) -> Any:
-    """vLLM's settings of constrained output, with xgrammar where no backend is named.
+    """vLLM's settings of structured output, with xgrammar where no backend is named.
 
-    vLLM's own choice, "auto", checks each request against the backend that fits it, and runs all
-    of them with the one that fitted the first: what that does not know is ignored.
+    vLLM's own choice, "auto", checks each request against the backend that suits it, but runs all
+    requests with the backend that suited the first one, which ignores what it does not know.
     """
     if isinstance(given, Mapping | None):
         return {"backend": "xgrammar", **(given or {})}
@@ -106,12 +104,12 @@ def with_one_backend(given: Any) -> Any:
 
 
 def wants_v2(environ: Mapping[str, str]) -> bool:
-    """Whether vLLM shall run P-EAGLE on its V2 model runner, which it never does unasked."""
+    """Whether VLLM_USE_V2_MODEL_RUNNER asks for vLLM's V2 model runner, no default for P-EAGLE."""
     return environ.get(V2) == "1"
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
-    """What our drafter and scheduler read in the engine's processes."""
+    """The configuration that drafter and scheduler read in the engine's processes."""
     speculation = settings.speculation
     return DrafterConfig(
         catch_up_tokens=speculation.catch_up_tokens,
@@ -122,7 +120,7 @@ def drafter_config(settings: Settings) -> DrafterConfig:
 def speculative_config(
     settings: Settings, *, method: Method = "p-eagle", v2: bool = False
 ) -> dict[str, Any]:
-    """vLLM's `speculative_config`. A P-EAGLE head has EAGLE-3's layers, and all K slots in one
+    """vLLM's `speculative_config`. To vLLM a P-EAGLE head is an EAGLE-3 head that drafts in one
     pass."""
     k = settings.speculation.k
     config: dict[str, Any] = {

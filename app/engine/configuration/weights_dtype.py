@@ -96,7 +96,7 @@ def measure(
 ) -> Sequence[tuple[float, float]]:
     """A `Race` on this machine, in half a second: 64 MiB of float32 weights, more than L2 holds.
 
-    `threads` are the model's.
+    `threads` is how many the model has; None for torch's default.
     """
     import torch
 

@@ -14,7 +14,7 @@ from app.errors import ApiError, shorten
 _GZIP, _ZLIB = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
 _WBITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
 ACCEPTED = ("gzip", "deflate")
-# Most bytes that come out of the decoder at a time: a bomb is noticed after so many.
+# Most bytes that are decoded at a time: a decompression bomb is noticed after so many.
 PART_BYTES = 64 * 1024
 
 
@@ -33,7 +33,7 @@ class Decoder:
             except zlib.error:
                 raise self._invalid("cannot be decoded") from None
             if self._zlib.unused_data:
-                raise self._invalid("goes on behind its end")
+                raise self._invalid("continues after its end")
             data = self._zlib.unconsumed_tail
             if part:
                 yield part

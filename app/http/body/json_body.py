@@ -18,7 +18,7 @@ from app.offload import run_sized
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _INTEGERS = range(-(2**63), 2**63)
-# Every digit as 0: where there are 19 in a row, an integer may not fit into 64 bits.
+# Maps every digit to 0: where there are 19 in a row, an integer may not fit into 64 bits.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
 # Path to a JSON value: the path of its list or object, and its index or name there.
@@ -81,7 +81,7 @@ def _too_deep(payload: dict[str, Any], most: int) -> ApiError:
                 message = f"'{name}' is nested too deeply: at most {most} levels in a body."
                 return ApiError(400, message, param=name)
             level = [entry for item in level for entry in _entries(item)]
-    # Of two fields with one name only the last is left.
+    # The field was sent twice, and only its last value is left.
     return ApiError(400, f"The body is nested more than {most} levels deep.")
 
 
@@ -90,8 +90,11 @@ def _entries(value: list[Any] | dict[str, Any]) -> list[Any]:
 
 
 def _holds_half_a_pair(data: bytes, payload: dict[str, Any]) -> bool:
-    """Whether a text of the body holds half of a surrogate pair. Only an escape can write one, and
-    only UTF-8 refuses it: a search of every text would take ten times as long."""
+    """Whether a string of the body holds half of a surrogate pair.
+
+    Only an escape can write one. Encoding as UTF-8 finds it ten times as fast as a search of every
+    string.
+    """
     if b"\\ud" not in data and b"\\uD" not in data:
         return False
     try:
@@ -102,8 +105,10 @@ def _holds_half_a_pair(data: bytes, payload: dict[str, Any]) -> bool:
 
 
 def _refuse_unusable(payload: dict[str, Any]) -> None:
-    """Values that are legal JSON and that no part of an engine can hold. Level by level: the
-    depth is the client's choice."""
+    """Raise ApiError for values that are legal JSON but that the engine cannot hold.
+
+    Goes level by level rather than by recursion: the depth is the client's choice.
+    """
     level: list[tuple[_JsonPath | None, Any]] = [(None, payload)]
     while level:
         deeper: list[tuple[_JsonPath | None, Any]] = []
@@ -156,12 +161,12 @@ async def _read(
             if len(data) > limit:
                 raise too_large
             if decoder is not None:
-                await asyncio.sleep(0)  # other requests have their turn: a bomb is large
+                await asyncio.sleep(0)  # lets other requests run: a decompression bomb is large
     if decoder is not None:
         decoder.finish()
     return bytes(data)
 
 
 def _reject_constant(name: str) -> NoReturn:
-    """NaN and Infinity are Python's, not JSON's."""
+    """Raise ValueError for NaN and Infinity, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is not JSON")

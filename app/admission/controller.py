@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Slots beyond one batch, as a share of it: the next sequence is in the engine before one ends.
 EXTRA_SLOTS_SHARE = 1 / 8
-# Requests that may wait in an overload that lasts, as a share of the slots: with the extra slots
-# enough to fill what gets free.
+# Requests that may wait in a lasting overload, as a share of the slots: together with the extra
+# slots they are enough to fill slots that get free.
 OVERLOAD_QUEUE_SHARE = 1 / 8
 ANONYMOUS = "anonymous"
 

@@ -1,8 +1,8 @@
 """Rate limits of a tenant: requests and tokens per minute, and requests at once.
 
 Requests and tokens come out of token buckets that hold one minute's worth and fill steadily.
-A request acquires its estimated tokens, and the difference is settled when it has ended. A bucket
-can so go below empty: a tenant that used more than estimated waits longer.
+A request acquires its estimated tokens, and the difference is settled when it has ended. So a
+bucket can go below zero: a tenant that used more than estimated waits longer.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Requests wait here and not in the engine, for three reasons: the order can be fa
 tenants, a request that waits too long has cost nothing, and a full queue is known before the body
 is read.
 
-Order: by priority, then the tenant with the fewest running sequences, then by arrival. When as
-many requests wait as may, the tenant with the most waiting requests loses one. If that is the
-newcomer's tenant, the newcomer is rejected, else the newest request of the other tenant.
+Order: by priority, then the tenant with the fewest running sequences, then by arrival. When the
+queue is full, the tenant with the most waiting requests loses one. If that is the newcomer's
+tenant, the newcomer is rejected, else the newest request of the other tenant.
 
 A queue is good for a burst, which is gone in about the time that a slot is held. Rejections that
 last longer than that mean an overload: then a queue that stays full serves nobody sooner and

@@ -125,7 +125,7 @@ class RedisLimiter:
             timeout=timeout_s,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
-            # Once more, for a connection that Redis closed while it was idle.
+            # One retry, for a connection that Redis closed while it was idle.
             retry=Retry(NoBackoff(), 1),
             decode_responses=True,
         )
@@ -166,7 +166,7 @@ class RedisLimiter:
         answer = await self._call(lambda: self._release_script(keys=_keys(tenant), args=arguments))
         if answer is None:
             await self._fallback.release(tenant, tokens=tokens, lease=lease)
-        else:  # it may be from before Redis came back
+        else:  # the fallback may have the lease, from before Redis came back
             await self._fallback.release(tenant, lease=lease)
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class RedisLimiter:
             async with asyncio.timeout(self._timeout_s):
                 return await script()
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("Redis does not answer, limits are this gateway's own: %r", error)
+            logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
             metrics.LIMITER_FALLBACKS.inc()
             self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
             return None

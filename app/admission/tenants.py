@@ -76,7 +76,7 @@ class _Document(BaseModel):
 
 @dataclass(frozen=True)
 class Identity:
-    """Sender of a request, as its key tells."""
+    """Who sent a request, by its key."""
 
     tenant: Tenant
     key: str = ""  # the key's id
@@ -96,8 +96,8 @@ class Keyring:
     def find(self, secret: bytes) -> Identity | None:
         """The owner of a key as a client sent it, None for anything unknown.
 
-        The look-up is by the hash: what its time may tell is about the hash of a guess, from
-        which nothing follows for the next guess. The comparison itself takes constant time.
+        The look-up is by hash: its time may reveal something about the hash of a guess, which does
+        not help with the next guess. The comparison itself takes constant time.
         """
         if not 0 < len(secret) <= MAX_KEY_LENGTH:
             return None
@@ -132,7 +132,7 @@ def parse(text: str, source: str) -> Keyring:
     ids: set[str] = set()
     for key in document.keys:
         if key.tenant not in tenants:
-            raise SettingsError("keys", f"{source}: key {key.id} names no tenant: {key.tenant}")
+            raise SettingsError("keys", f"{source}: key {key.id}: there is no tenant {key.tenant}")
         if key.id in ids or key.sha256 in identities:
             raise SettingsError("keys", f"{source}: key {key.id} is there twice")
         ids.add(key.id)

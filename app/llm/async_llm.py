@@ -1,4 +1,4 @@
-"""AsyncLLM with the corrections that must sit at the source of every protocol."""
+"""vLLM's AsyncLLM, with the corrections that every API needs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from drafters.config import MAX_K, REPORT_TOKENS
 logger = logging.getLogger(__name__)
 
 Outputs = AsyncGenerator[RequestOutput, None]
-NON_FINITE = "aerie-non-finite"  # a stop reason, of sequences whose logits are not finite
+NON_FINITE = "aerie-non-finite"  # the stop reason of sequences whose logits are not finite
 
 
 class GatewayLLM(AsyncLLM):
     """vLLM's engine client (vllm/v1/engine/async_llm.py).
 
-    Beyond it:
+    What is added to it:
 
     - Outputs settle the request's FirstToken. A request that the engine gives up before its first
       token raises.
@@ -83,8 +83,7 @@ class GatewayLLM(AsyncLLM):
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
     ) -> Outputs:
-        """Same contract as AsyncLLM.generate, but `max_tokens` may be 0: the prompt is
-        scored and nothing comes after it."""
+        """Generate as AsyncLLM.generate does. `max_tokens` may be 0: the prompt is scored only."""
         silent = sampling_params.max_tokens == 0
         if silent:
             sampling_params.max_tokens = 1  # a request without a step cannot be scheduled
@@ -102,8 +101,10 @@ class GatewayLLM(AsyncLLM):
         return settle_first_token(_corrected(outputs, constraint is not None, silent, told))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
-        Raises ApiError 503 when the engine dies over it."""
+        """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
+
+        Raises ApiError 503 if the engine dies meanwhile.
+        """
         self._run_output_handler()
         asking = asyncio.ensure_future(
             self.engine_core.call_utility_async("aerie_speculation", command, arguments)
@@ -125,7 +126,7 @@ class GatewayLLM(AsyncLLM):
 
     async def answer(self, texts: Sequence[str], tokens: int) -> None:
         """Continue all texts at once, each by `tokens` tokens."""
-        if self.tokenizer is None:  # not loaded, as was asked for: requests are token ids
+        if self.tokenizer is None:  # the settings leave it out: requests are token ids
             await self.run_dummy_batch(len(texts), tokens)
         else:
             await self._run([self.tokenizer.encode(text) for text in texts], tokens)
@@ -145,7 +146,7 @@ class GatewayLLM(AsyncLLM):
 
     @property
     def unfinished(self) -> int:
-        """Sequences that the engine works on, or should."""
+        """Number of sequences that the engine has not finished."""
         return int(self.get_num_unfinished_requests())
 
     @property
@@ -178,7 +179,7 @@ class GatewayLLM(AsyncLLM):
             sampling_params.extra_args = {**extra, MAX_K: limit}
 
     def __del__(self) -> None:
-        """As vLLM's, but not while the interpreter ends: its modules are gone by then."""
+        """Run vLLM's finaliser, but not while the interpreter ends, without vLLM's modules."""
         if not sys.is_finalizing():
             super().__del__()
 
@@ -188,8 +189,10 @@ class GatewayLLM(AsyncLLM):
 
 
 def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
-    """End sequences whose tokens were chosen from logits that are not finite: they lose these
-    tokens and finish with an error. Returns those that the engine core would go on with.
+    """End sequences whose tokens were chosen from logits that are not finite.
+
+    They lose these tokens and finish with an error. Returns the ids of those that are still running
+    in the engine core and have to be aborted there.
 
     The engine core counts such logits (drafters/vllm/verification/finite.py). It passes the count
     on and otherwise goes on as if nothing had happened.
@@ -241,8 +244,10 @@ async def _corrected(
 
 
 def _given_up(constrained: bool) -> Exception:
-    """Why the engine gave a request up. That nothing can follow, at the start of a grammar or
-    further on, is noticed only when a token is to be chosen."""
+    """The error of a request that the engine gave up.
+
+    That a grammar allows no next token is noticed only when one is to be chosen.
+    """
     if constrained:
         return ConstraintError("The output cannot be constrained like this: nothing matches it.")
     return GenerationError()

@@ -37,7 +37,7 @@ class EngineLoad:
             self.on_step()
 
     def clear(self) -> None:
-        """Forget all reports: the engine is another one now."""
+        """Forget all reports, which were of an engine that is gone."""
         self._reports.clear()
 
     @property
@@ -56,7 +56,7 @@ class EngineLoad:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV cache in use, where it is fullest."""
+        """Share of the KV cache in use, of the scheduler whose cache is fullest."""
         return max((report.kv_usage for report in self._fresh()), default=0.0)
 
     def _fresh(self) -> list[SchedulerReport]:

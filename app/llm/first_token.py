@@ -41,7 +41,7 @@ def watch_first_token() -> FirstToken:
 
 
 async def settle_first_token(outputs: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The same outputs. The first one, or an error, settles the current FirstToken."""
+    """Pass the outputs on. The first one, or an error, settles the current FirstToken."""
     first = _current.get()
     try:
         async for output in outputs:

@@ -1,4 +1,4 @@
-"""Does a draft head get as many drafts accepted as its model card says? Judged at the warm-up."""
+"""Acceptance of a draft head in the warm-up, compared with what its model card says."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-# As in the alert AcceptanceCollapsed: half of what is expected, or too little for any head that
-# fits its target.
+# As in the alert AcceptanceCollapsed: half of what is stated, or at least what any head reaches
+# that fits its target.
 SHARE, FLOOR = 0.5, 0.2
-# Probability at which chance explains what was seen in a few dozen steps.
+# Significance level of the binomial test: the warm-up has a few dozen steps.
 CHANCE = 0.01
 LENGTH, FIRST = "acceptance length", "1"  # columns of the table of `aerie evaluate`
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDrafts:
-    """The first draft of every step that verified any: how many there were and were accepted."""
+    """Counts of the first draft token of each step that verified drafts: all, and accepted ones."""
 
     verified: int
     accepted: int
 
     @property
     def ratio(self) -> float:
-        """Accepted ones of those verified."""
+        """Share of the verified ones that were accepted, 0 if there were none."""
         return self.accepted / self.verified if self.verified else 0.0
 
 
 def least_expected(drafter: str | None, k: int) -> float:
-    """The smallest share of first drafts that a head in good order gets accepted."""
+    """The smallest share of first drafts that an intact head gets accepted."""
     card = Path(drafter or "") / "README.md"
     stated = stated_by(card.read_text("utf-8", "replace"), k) if card.is_file() else None
     return max(FLOOR, SHARE * (stated or 0.0))
 
 
 def stated_by(card: str, k: int) -> float | None:
-    """What a model card says of the first draft at K drafts, the lowest of all workloads.
+    """Share of first drafts accepted at K drafts by a model card, the lowest of all workloads.
 
     Read from the table that `aerie evaluate` prints. The nearest K counts where K has no row.
     None if the card has no such table.
@@ -63,8 +63,8 @@ def _ratio(cell: str) -> float | None:
 
 
 def far_below(seen: FirstDrafts, least: float) -> bool:
-    """Whether so few are accepted that a head with `least` gets there by chance once in a hundred
-    warm-ups or less."""
+    """Whether a head that gets the share `least` accepted would be seen to get so few in less than
+    one of a hundred warm-ups."""
     return _at_most(seen.accepted, seen.verified, least) < CHANCE
 
 
@@ -77,7 +77,7 @@ def _at_most(successes: int, trials: int, probability: float) -> float:
 
 
 def warning(seen: FirstDrafts, least: float, *, head: str | None, target: str) -> str:
-    """One line for the log."""
+    """The warning of an unfit head, as one line for the log."""
     return (
         f"the head {head} had {seen.accepted} of {seen.verified} first drafts accepted in the "
         f"warm-up, at least {least:.0%} are expected: it was made for another model than {target}, "

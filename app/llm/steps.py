@@ -1,4 +1,4 @@
-"""The engine's steps as this process sees them: what they drafted, and how full it is."""
+"""Statistics of the engine's steps: what they drafted, and how full the engine is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepWatch(StatLoggerBase):
     ) -> None:
         self.draft_tokens = 0
         self.first_drafts = FirstDrafts(0, 0)
-        self.outputs = 0  # of the engine, with or without tokens in them: it advances
+        self.outputs = 0  # of the engine, with or without tokens in them: they show that it runs
         self._load = load or EngineLoad()
 
     def record(

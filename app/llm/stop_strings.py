@@ -1,4 +1,4 @@
-"""How much of a stream waits because it may be the beginning of a stop string. No vllm import."""
+"""How much of a stream is held back as the possible beginning of a stop string. No vllm import."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _beginning(text: str, stop: str) -> int:
 
 
 def hold_back_beginnings_only(detokenizer: Any) -> None:
-    """Let a sequence's detokenizer (vllm/v1/engine/detokenizer.py) hold back what may be the
-    beginning of a stop string, and nothing else.
+    """Make a detokenizer of vLLM (vllm/v1/engine/detokenizer.py) hold back only what may be the
+    beginning of a stop string.
 
     vLLM always holds back as many characters as the longest stop string has, less one: a stream
     then runs behind, and its pieces begin and end in the middle of words.

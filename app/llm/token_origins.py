@@ -1,8 +1,8 @@
-"""Which token of an answer was drafted and which one the target chose itself, step by step.
+"""Token origins: which tokens of an answer were drafted, and which the target chose itself.
 
-The engine core tells with each output how many draft tokens a sequence has had verified so far, and
-how many were accepted (drafters/vllm/scheduling/scheduler.py). What a step adds to these counts
-says where its tokens come from: the accepted drafts come first, and the target's own token ends the
+The engine core reports with each output how many draft tokens of a sequence have been verified so
+far, and how many accepted (drafters/vllm/scheduling/scheduler.py). What a step adds to these counts
+is the origin of its tokens: the accepted drafts come first, and the target's own token ends the
 step.
 
 A token's text is what it added to the answer, as vLLM's detokenizer says. It is handed out once the
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_ATTRIBUTE = "aerie_token_log"  # of vLLM's RequestState, for sequences whose tokens are told
+_ATTRIBUTE = "aerie_token_log"  # on vLLM's RequestState of a sequence that is watched
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,16 @@ class TokenLog:
         self._tokens_told = self._characters_told = self._steps_told = 0  # as origins
 
     def add_text(self, text: str) -> str:
-        """Note what the next token added to the answer."""
+        """Log the text that the next token added to the answer; returns it."""
         self._texts.append(text)
         return text
 
     def add_step(self, tokens: int, counts: Any = None) -> None:
-        """Note a step that produced so many tokens. `counts` are vLLM's RequestSpecDecodeMetrics
-        of all steps so far, None where nothing was verified yet."""
+        """Log a step that produced `tokens` tokens.
+
+        `counts` are vLLM's RequestSpecDecodeMetrics of all steps so far, None if nothing has been
+        verified yet.
+        """
         step = SequenceStep()
         if counts is not None:
             accepted = sum(j * steps for j, steps in enumerate(counts.histogram))
@@ -65,10 +68,11 @@ class TokenLog:
         self.steps.append(step)
 
     def take(self, tokens: int, text: str, *, finished: bool) -> dict[str, Any]:
-        """What is known once an output with so many tokens and this text goes to the client.
+        """Origins to send along with an output of `tokens` tokens and this text.
 
-        Returns {"tokens": [...], "steps": [...]}, what was not told before. The texts of the
-        tokens together are a beginning of the answer, and all of it once it is `finished`.
+        Returns {"tokens": [...], "steps": [...]}, without those that were returned before. The
+        texts of all tokens together are a beginning of the answer, and all of it once it is
+        `finished`.
         """
         self._tokens_sent += tokens
         self._characters_sent += len(text)
@@ -106,7 +110,7 @@ class TokenLog:
 
 
 def watch(sequence: Any) -> None:
-    """Log steps and tokens of a RequestState of vLLM (vllm/v1/engine/output_processor.py)."""
+    """Start a log for a RequestState of vLLM (vllm/v1/engine/output_processor.py)."""
     log = TokenLog()
     setattr(sequence, _ATTRIBUTE, log)
     decode = getattr(sequence.detokenizer, "decode_next", None)
@@ -115,13 +119,15 @@ def watch(sequence: Any) -> None:
 
 
 def log_of(sequence: Any) -> TokenLog | None:
-    """The log of a sequence that is watched."""
+    """The log of a sequence; None if it is not watched."""
     return getattr(sequence, _ATTRIBUTE, None)
 
 
 def record(outputs: Iterable[Any], sequences: Mapping[str, Any]) -> None:
-    """Enter the engine core's outputs of one step, before vLLM processes them, in the logs of
-    those `sequences` that are watched."""
+    """Log the engine core's outputs of one step, for those `sequences` that are watched.
+
+    Called before vLLM processes the outputs.
+    """
     for output in outputs:
         log = log_of(sequences.get(output.request_id))
         if log is not None:
@@ -129,8 +135,10 @@ def record(outputs: Iterable[Any], sequences: Mapping[str, Any]) -> None:
 
 
 def attach(output: Any, sequences: Iterable[Any]) -> None:
-    """Give each choice of a RequestOutput of vLLM, as `speculation`, what is known of its tokens
-    once it is sent; and complete the counts of one that has ended with those of its steps."""
+    """Attach the origins of its tokens to each choice of a RequestOutput of vLLM, as `speculation`.
+
+    The counts of a choice that has ended also get those of its steps.
+    """
     logs = {
         sequence.request_index: log
         for sequence in sequences

@@ -37,8 +37,8 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
     NotImplementedError,
     RecursionError,
 )
-# Fields that constrain the output. vLLM turns each into the same internal constraint, and
-# when that is no good its error does not say where it came from.
+# Fields that constrain the output. vLLM turns each into the same internal constraint, whose errors
+# do not name the field.
 _CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "tools")
 _CONSTRAINT_CHECKS = {
     SamplingParams._validate_structured_outputs.__code__,
@@ -48,10 +48,10 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NOT_SET_UP = "The request asks for something that this server is not set up for."
 _TAGS = ("type", "role")  # fields that tell the branches of a union apart
 _WRONG_TYPE = "A field of the request, or something inside it, has a value of the wrong type."
-# vLLM's names for the prompt, where an error is about its length. An error that names another
-# field is about that one: a larger limit of the output than the model has is no long prompt.
+# vLLM's names for the prompt, in errors about its length. An error that names another field is
+# about that one: an output limit beyond the model's context does not make a prompt too long.
 _PROMPTS = (None, "input_text", "input_tokens", "prompt")
-# vLLM's name for a field, where it is not the request's.
+# vLLM's name for a field -> its name in a request.
 _SENT_AS = {"response_id": "previous_response_id"}
 
 
@@ -64,14 +64,13 @@ class NonFiniteError(GenerationError):
 
 
 def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: str) -> ApiError:
-    """An error that a serving class returned. `prompt` is the field that holds the prompt."""
+    """Map an error that a serving class returned. `prompt` is the field that holds the prompt."""
     error = response.error
     return _client_error(int(error.code), error.message, error.param, payload, prompt)
 
 
 def from_parsing(error: Exception, payload: Mapping[str, Any], prompt: str) -> ApiError:
-    """An error of a request model. All that these look at is the request: it is at fault in
-    whatever way they break."""
+    """Map an error of a request model. It sees only the request, which is at fault in any case."""
     if isinstance(error, (ApiError, ValidationError, VLLMClientError, ValueError)):
         return from_exception(error, payload, prompt)
     logger.debug("a request model broke", exc_info=error)
@@ -79,7 +78,7 @@ def from_parsing(error: Exception, payload: Mapping[str, Any], prompt: str) -> A
 
 
 def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str) -> ApiError:
-    """An error that a serving class or the engine raised."""
+    """Map an error that a serving class or the engine raised."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, _CLIENT_ERRORS):
@@ -101,7 +100,7 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
 
 
 def internal(error: BaseException | ErrorResponse) -> ApiError:
-    """A failure that is not the request's. The log gets all of it, the client a sentence."""
+    """Map a failure that is not the request's. The log gets all of it, the client a sentence."""
     if isinstance(error, EngineDeadError):
         return engine_lost()
     if isinstance(error, NonFiniteError):
@@ -114,19 +113,19 @@ def internal(error: BaseException | ErrorResponse) -> ApiError:
 
 
 def engine_lost() -> ApiError:
-    """The engine died under the request."""
+    """The 503 of a request whose engine died."""
     message = "The engine stopped while it worked on this request; try again."
     return ApiError(503, message, code="engine_lost", headers={"Retry-After": "10"})
 
 
 def non_finite() -> ApiError:
-    """What the model computed for the request is no number."""
+    """The 500 of a request for which the model computed NaN or infinity."""
     message = "The model computed values that are not finite for this request; it was ended."
     return ApiError(500, message, code="non_finite_output")
 
 
 def chat_template() -> ApiError:
-    """The chat template fails for whatever is asked; the log has said at start-up how."""
+    """The 500 of a chat template that fails for every request; the log said at start-up how."""
     return ApiError(500, "The model's chat template fails, for a plain user message as well.")
 
 
@@ -186,8 +185,10 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
 
 
 def _decisive(problems: list[ErrorDetails], payload: Mapping[str, Any]) -> list[ErrorDetails]:
-    """Of all that is wrong in the branches of a union, what is wrong in the branch that is meant:
-    the one whose `type` and `role` are the data's. The deepest problem says the most."""
+    """The problems in the union branch that is meant: that with the data's `type` and `role`.
+
+    Of these only the deepest are kept: they say the most.
+    """
     tags = [problem for problem in problems if problem["loc"][-1] in _TAGS]
     others = {
         problem["loc"][:-1] for problem in tags if problem["type"] in ("literal_error", "missing")
@@ -197,7 +198,7 @@ def _decisive(problems: list[ErrorDetails], payload: Mapping[str, Any]) -> list[
         for problem in problems
         if not any(problem["loc"][:end] in others for end in range(1, len(problem["loc"])))
     ]
-    # A problem of a value as a whole says nothing where another branch looked inside of it.
+    # A problem with a whole value says nothing if another branch looked inside of the value.
     inside = [_steps(problem, payload) for problem in tags]
     meant = [
         problem
@@ -226,8 +227,11 @@ def _path(problem: ErrorDetails, payload: Any) -> str | None:
 
 
 def _steps(problem: ErrorDetails, payload: Any) -> list[int | str]:
-    """Keys and indices that lead from the payload to the problem. Parts of pydantic's location that
-    are no key of the data are names of union branches, but for the field that is missing."""
+    """Keys and indices that lead from the payload to the problem.
+
+    Parts of pydantic's location that are no key of the data are names of union branches, except for
+    the last one if a field is missing.
+    """
     steps: list[int | str] = []
     value, loc = payload, problem["loc"]
     for position, part in enumerate(loc):
@@ -245,8 +249,7 @@ def _steps(problem: ErrorDetails, payload: Any) -> list[int | str]:
 
 
 def _own_words(message: str) -> str:
-    """The message without the sentences that advise what this product does not have: options of
-    vLLM's command line, and its environment variables."""
+    """The message without sentences about options and variables of vLLM that do not exist here."""
     sentences = _SENTENCE.split(message)
     kept = [sentence for sentence in sentences if not _names_foreign_settings(sentence)]
     return message if len(kept) == len(sentences) else " ".join(kept) or _NOT_SET_UP

@@ -30,7 +30,7 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
             namespace, unknown = super().parse_known_args(*args, **kwargs)
             for token in unknown:  # its value may be a secret, the name is enough
                 name = re.sub(r"=.*", "", token, flags=re.DOTALL)
-                raise SettingsError(name, f"no option of this gateway or of vLLM {VLLM_VERSION}")
+                raise SettingsError(name, f"no such option here or in vLLM {VLLM_VERSION}")
             return namespace, []
 
         def error(self, message: str) -> NoReturn:

@@ -51,8 +51,10 @@ class AnswerFormat:
         return stream
 
     def event(self, item: Any, *, null_usage: bool = False) -> str:
-        """The text of an event, from an item of vLLM's stream. With `null_usage`, chunks without
-        usage say so."""
+        """The text of an event, from an item of vLLM's stream.
+
+        With `null_usage`, chunks without usage have `"usage": null`.
+        """
         return with_streamed_required_nulls(without_streamed_nulls(item), usage=null_usage)
 
     def error_event(self, error: ApiError, sequence_number: int = 0) -> str:

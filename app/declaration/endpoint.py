@@ -1,7 +1,7 @@
-"""The declaration of an API endpoint: all that tells it from the others.
+"""The declaration of an API endpoint: everything in which endpoints differ.
 
-A declaration is light, so that routes exist before vllm is imported: what needs vllm stands in
-functions that are called once for each engine.
+Routes exist before vllm is imported, so a declaration does not import it: what needs vllm is in
+functions, which are called once for each engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Check = Callable[[Payload, ModelFacts], None]
 
 @dataclass(frozen=True)
 class ServingParts:
-    """What vLLM's serving classes are made of: one set of parts for each engine."""
+    """Arguments for the constructors of vLLM's serving classes, one set for each engine."""
 
     engine: Any  # vllm.engine.protocol.EngineClient
     models: Any  # vllm.entrypoints.openai.models.serving.OpenAIServingModels
@@ -33,11 +33,11 @@ class ServingParts:
 
     @property
     def generating(self) -> dict[str, Any]:
-        """Keyword arguments that every serving class takes which generates chats or texts."""
+        """Keyword arguments of every serving class that generates chats or texts."""
         return {
             "online_renderer": self.renderer,
             "request_logger": None,
-            # As Responses tells it without being asked: tokens that the prefix cache had.
+            # Report the tokens that were in the prefix cache, as Responses does by default.
             "enable_prompt_tokens_details": True,
         }
 
@@ -55,15 +55,15 @@ def _nothing(payload: Payload, facts: ModelFacts) -> None:
 class Endpoint:
     """One path that takes a JSON body and answers with the model or its tokenizer.
 
-    A request goes through these in their order: null fields are dropped; `check` looks at the shape
-    of the body; `tools`, `fields` and the limits that hold everywhere are applied; `rewrite` brings
-    the body into the form that vLLM takes; the request model validates it; `call` answers it; and
-    `answers` writes what came.
+    What happens to a request, in this order: null fields are dropped; `check` looks at the shape of
+    the body; `tools`, `fields` and the limits of all endpoints are applied; `rewrite` brings the
+    body into the form that vLLM takes; the request model validates it; `call` answers it; `answers`
+    writes the answer.
     """
 
     name: str
     path: str
-    prompt: str  # the field that holds the prompt: it is blamed for prompts that are too long
+    prompt: str  # the field that holds the prompt, named by errors about prompts that are too long
     # Request models, one for each shape that a body may have, and the index of a body's shape.
     models: Callable[[], tuple[type[BaseModel], ...]]
     shape: Callable[[Payload], int] = lambda payload: 0
@@ -73,22 +73,22 @@ class Endpoint:
     call: Callable[[Any], Callable[[Any], Awaitable[Any]]]
 
     items: str = ""  # the field of messages or items, in which there may be media
-    fields: Mapping[str, Rule]  # how fields are treated that the request model does not settle
-    ignored_members: frozenset[str] = frozenset()  # of objects inside of the body, without effect
+    fields: Mapping[str, Rule]  # rules for fields that the request model does not settle
+    ignored_members: frozenset[str] = frozenset()  # fields of inner objects that have no effect
     tools: ToolRules | None = None  # None: the API has no tools
     check: Check = _nothing
     rewrite: Check = _nothing
 
-    generates: bool = False  # or else it uses the tokenizer alone, and is charged for that
+    generates: bool = False  # False: it uses the tokenizer alone, and is charged for its tokens
     # Fields that name a limit of the output; the first that is given counts. The last is vLLM's.
     output_limit: tuple[str, ...] = ()
     scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
-    tells_tokens: bool = False  # whether answers can tell where each token comes from
+    tells_tokens: bool = False  # whether answers can say where each token comes from
     keeps_responses: bool = False  # whether answers are kept, and may be continued by their id
 
     answers: AnswerFormat = OPENAI
-    invocation_field: str | None = None  # in a body of POST /invocations, it means this endpoint
-    trace_operation: str | None = None  # in the words of OpenTelemetry's GenAI conventions
+    invocation_field: str | None = None  # selects this endpoint in a body of POST /invocations
+    trace_operation: str | None = None  # its name in OpenTelemetry's GenAI conventions
 
 
 def answers_for(path: str, endpoints: Iterable[Endpoint]) -> AnswerFormat:

@@ -16,7 +16,7 @@ class ModelFacts:
     context: int  # tokens
     text_only: bool
     reads_calls: bool  # whether the model's tool calls are read
-    reads_reasoning: bool  # whether the model's reasoning is told from its answer
+    reads_reasoning: bool  # whether the model's reasoning is separated from its answer
     limits: LimitSettings
     unknown_tools: Unknown = "refuse"
     tells_tokens: bool = True  # whether it is known which tokens were drafted

@@ -13,7 +13,7 @@ from typing import Any
 _NULLABLE = frozenset({"content", "refusal", "logprobs", "finish_reason", "usage", "bytes"})
 _STREAMED_NULL = re.compile(rf',"(?!(?:{"|".join(sorted(_NULLABLE))})")[a-z_]+":null')
 
-# Fields of a request that hold what is the client's own: schemas, arguments, variables, prompts.
+# Fields of a request that hold the client's own data: schemas, arguments, variables, prompts.
 # A null inside of one is a value like any other.
 _CLIENT_DATA = frozenset(
     {
@@ -32,8 +32,10 @@ _USAGE = '"usage":'
 
 
 def drop_null_fields(payload: dict[str, Any]) -> None:
-    """Delete each field of a request that is null, at any depth and in place: in OpenAI's and
-    Anthropic's APIs a null field is one that is not given. Lists keep their nulls."""
+    """Delete each null field of a request, at any depth and in place. Lists keep their nulls.
+
+    In OpenAI's and Anthropic's APIs a null field is one that is not given.
+    """
     waiting: list[Any] = [payload]
     while waiting:
         value = waiting.pop()
@@ -68,8 +70,10 @@ def without_nulls(value: Any) -> Any:
 
 
 def without_streamed_nulls(event: str) -> str:
-    """The same on an event's JSON text. Quotes inside JSON strings are escaped, so the
-    pattern can only match a field."""
+    """Leave null fields out of an event's JSON text, as `without_nulls` does.
+
+    Quotes inside of JSON strings are escaped, so the pattern can match fields only.
+    """
     return _STREAMED_NULL.sub("", event) if "null" in event else event
 
 
@@ -82,8 +86,11 @@ def with_required_nulls(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_streamed_required_nulls(event: str, *, usage: bool) -> str:
-    """The same on an event's JSON text. With `usage`, chunks before the one with the usage say
-    that theirs is null, as OpenAI does for `include_usage`."""
+    """Add `refusal` to an event's JSON text, as `with_required_nulls` does.
+
+    With `usage`, chunks before the one with the usage get `"usage": null`, as in OpenAI's API for
+    `include_usage`.
+    """
     event = event.replace(_LOGPROBS, _LOGPROBS_WITH_REFUSAL)
     if usage and event.startswith("data: {") and _USAGE not in event:
         event = event.rstrip().removesuffix("}") + f",{_USAGE}null}}\n\n"

@@ -21,8 +21,10 @@ from app.validation.speculation_field import take_options
 def check_request(
     payload: Payload, endpoint: Endpoint, model: type[BaseModel], facts: ModelFacts
 ) -> None:
-    """Check a body and bring it into the form that the request `model` takes. Raises ApiError
-    naming the field; drops fields that are accepted without effect."""
+    """Check a body and bring it, in place, into the form that the request `model` takes.
+
+    Fields that are accepted without effect are dropped. Raises ApiError naming the field.
+    """
     endpoint.check(payload, facts)
     if endpoint.tools is not None:
         _check_tools(payload, endpoint.tools, facts)
@@ -64,7 +66,7 @@ def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) ->
 
 
 def _refuse_thinking_budget(payload: Payload) -> None:
-    """A budget of reasoning cannot be kept where nobody sees where reasoning ends."""
+    """Raise ApiError for a reasoning budget: without a parser nobody sees where reasoning ends."""
     thinking = payload.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled":
         name = "thinking"
@@ -74,7 +76,7 @@ def _refuse_thinking_budget(payload: Payload) -> None:
         return
     raise field_checks.invalid(
         name,
-        f"'{name}' is not supported: this server does not tell the model's reasoning from its "
-        "answer, as it was started without --reasoning-parser.",
+        f"'{name}' is not supported: this server does not separate the model's reasoning from its "
+        "answer, since it was started without --reasoning-parser.",
         "unsupported_parameter",
     )

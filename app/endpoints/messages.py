@@ -26,7 +26,7 @@ from app.validation.fields import (
 )
 from app.validation.tools import ToolRules, choose_no_tool, refuse_tools
 
-# What ids of answers begin with: vLLM's Messages are chats inside.
+# Prefixes of answers' ids: inside vLLM, Messages are chats.
 _CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"
 _MESSAGE_START = "event: message_start\n"
 _ERROR_TYPES = {

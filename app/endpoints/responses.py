@@ -31,8 +31,11 @@ class ResponsesFormat(AnswerFormat):
         return published(answer.model_dump(mode="json", by_alias=True))
 
     async def corrected(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The events, with the item that the token limit cut as `incomplete`: vLLM calls each item
-        completed. The end of an item waits for the next event, which comes at once."""
+        """The events, with an item that the token limit cut marked as `incomplete`.
+
+        vLLM marks every item as completed. The end of an item waits for the next event, which comes
+        at once and says whether the item was cut.
+        """
         done = None
         try:
             async for item in stream:
@@ -54,7 +57,7 @@ class ResponsesFormat(AnswerFormat):
             await stream.aclose()
 
     def event(self, item: Any, *, null_usage: bool = False) -> str:
-        """The text of an event object. vLLM calls an answer that was cut completed, too."""
+        """The text of an event object; `response.incomplete` where vLLM completes a cut answer."""
         if isinstance(item, str):
             return item
         kind, data = item.type, item.model_dump_json(by_alias=True)
@@ -73,7 +76,7 @@ class ResponsesFormat(AnswerFormat):
 
 
 def _mark_cut(status: str, output: Sequence[Any]) -> None:
-    """Say of a cut response's last item that it is incomplete."""
+    """Mark the last item of a response that was cut as incomplete."""
     if status == "incomplete" and output and hasattr(output[-1], "status"):
         output[-1].status = "incomplete"
 
@@ -104,7 +107,7 @@ def _check(payload: Payload, facts: ModelFacts) -> None:
 
 
 def _rewrite(payload: Payload, facts: ModelFacts) -> None:
-    if payload.get("top_logprobs"):  # which ask for what OpenAI's API has a second field for
+    if payload.get("top_logprobs"):  # vLLM returns them only if `include` asks for them, too
         payload["include"] = [*payload.get("include", []), "message.output_text.logprobs"]
     if isinstance(payload.get("input"), list):
         payload["input"] = replay.response_items(

@@ -35,7 +35,7 @@ Models = tuple[type[BaseModel], ...]
 logger = logging.getLogger(__name__)
 
 # These log each refused request, and each tool call that the token limit cut, as an error with
-# a stack: a client could fill the disk. What is our fault is logged by vllm_errors.py.
+# a stack: a client could fill the disk. app/llm/vllm_errors.py logs the server's own failures.
 _LOG_CLIENT_MISTAKES = (
     "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.chat_completion.serving",
@@ -91,8 +91,8 @@ class Adapter:
         return message == self._template_failure
 
     def _try_template(self) -> None:
-        """Render a plain user message. A template that fails for it fails for every request, which
-        is then no client's mistake. Text completions are served all the same."""
+        """Render a plain user message. If the template fails for it, every chat's failure is the
+        server's, not the client's. Text completions are served all the same."""
         parameters = ChatParams(
             chat_template=self.renderer.chat_template,
             chat_template_content_format=self.renderer.chat_template_content_format,
@@ -177,8 +177,11 @@ def _output_limit(endpoint: Endpoint, models: Models, serving: Any, context: int
 
 
 def _tells_tokens(engine: EngineClient, settings: Settings) -> bool:
-    """Whether the engine core tells with each output what was drafted for it: nothing, or what the
-    scheduler of this project counts (drafters/vllm/scheduling/scheduler.py)."""
+    """Whether the engine core reports what was drafted for each output.
+
+    It does where nothing is drafted, and with this project's scheduler
+    (drafters/vllm/scheduling/scheduler.py).
+    """
     if engine.vllm_config.speculative_config is None:
         return True
     return settings.speculates and settings.speculation.speculation_header

@@ -1,4 +1,4 @@
-"""Deltas of a stream -> what a client has once it has added them up."""
+"""Adds up the deltas of a stream, as a client does."""
 
 from __future__ import annotations
 

@@ -27,8 +27,11 @@ async def events(
     *,
     null_usage: bool = False,
 ) -> AsyncGenerator[str, None]:
-    """The stream as event texts. `to_error` raises what must not become an event. With
-    `null_usage`, chunks without usage say so."""
+    """The stream as event texts.
+
+    `to_error` maps an error, or raises it if it must not become an event. With `null_usage`, chunks
+    without usage have `"usage": null`.
+    """
     sent = 0
     stream = answers.corrected(stream)
     try:

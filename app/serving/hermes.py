@@ -1,4 +1,4 @@
-"""Tool calls between `<tool_call>` tags (Hermes, Qwen 3): one reading for whole and streamed."""
+"""Parser of tool calls between `<tool_call>` tags (Hermes, Qwen 3), the same for streams."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _DECODER = json.JSONDecoder()
 
 
 class HermesToolParser(Hermes2ProToolParser):
-    """vLLM's Hermes parser (vllm/tool_parsers/hermes_tool_parser.py) with one reading.
+    """vLLM's Hermes parser (vllm/tool_parsers/hermes_tool_parser.py), for streams and whole answers
+    alike.
 
     vLLM parses a whole answer with other code than a stream: arguments are spelled differently,
-    and one call that the token limit cut turns all of them into raw markup. Here a whole answer
-    is a stream of one delta. Tags around something that is no call, and the start of what might
-    have become a tag, are content; vLLM's stream drops them.
+    and one call that the token limit cut turns all calls into raw markup. Here a whole answer is a
+    stream of one delta. Tags around something that is no call, and the start of what might have
+    become a tag, are content; vLLM's stream drops them.
     """
 
     _sent_content_idx: int
@@ -57,7 +58,7 @@ class HermesToolParser(Hermes2ProToolParser):
         delta_token_ids: Sequence[int],
         request: Any,
     ) -> DeltaMessage | None:
-        """What `current_text` holds and has not been sent."""
+        """The delta of what `current_text` holds and has not been sent."""
         self._current_text = current_text
         delta: DeltaMessage | None = super().extract_tool_calls_streaming(
             previous_text,
@@ -71,20 +72,22 @@ class HermesToolParser(Hermes2ProToolParser):
         return delta
 
     def held_back_content(self, request: Any) -> str:
-        """Content that waited for what comes next; nothing comes any more. Where the request forces
-        a call, the start of a tag is the start of that call and no content."""
+        """Content that was held back as the possible start of a tag, once the answer has ended.
+
+        Where the request forces a call, the start of a tag belongs to that call and is no content.
+        """
         forced = request.tool_choice not in (None, "auto", "none")
         content = self._content(self._current_text, finished=not forced)
         held, self._sent_content_idx = content[self._sent_content_idx :], len(content)
         return held
 
     def get_remaining_unstreamed_args(self) -> str:
-        """Nothing: vLLM would complete a call that was cut behind its name with `{}`."""
+        """Nothing: vLLM would complete a call that was cut after its name with `{}`."""
         return ""
 
     def _extract_tool_call_jsons(self, text: str) -> list[tuple[str, bool]]:
-        """Bodies of calls, and whether they are complete. Behind something between tags that is
-        no call, vLLM finds no further one."""
+        """Bodies of calls, and whether they are complete. Text between tags that is no call is left
+        out; vLLM finds no call behind it."""
         bodies: list[tuple[str, bool]] = super()._extract_tool_call_jsons(text)
         return [body for body in bodies if self._extract_tool_name(body[0])]
 

@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Operation:
-    """How a body is checked and parsed, and who answers it."""
+    """One endpoint on one engine: how a body is checked and parsed, and what answers it."""
 
     endpoint: Endpoint
     parse: Callable[[Payload], BaseModel]
@@ -43,8 +43,10 @@ class Operation:
     output_limit: OutputLimit = field(default_factory=OutputLimit)
 
     async def __call__(self, payload: Payload, size: int = 0) -> Reply:
-        """Answer one request, whose body had `size` bytes and whose null fields are dropped first.
-        Raises ApiError; never returns an error as an answer."""
+        """Answer one request, whose body had `size` bytes. Drops the null fields of `payload`.
+
+        Raises ApiError; never returns an error as an answer.
+        """
         first = watch_first_token()
         try:
             result = await self.call(await run_sized(size, self._checked, payload))
@@ -57,7 +59,7 @@ class Operation:
 
         def to_error(error: BaseException | ErrorResponse) -> ApiError:
             if not first.settled and isinstance(error, BaseException):
-                raise error  # nothing is on the wire yet: it becomes the response's status
+                raise error  # nothing has been sent yet: it becomes the response's status
             return self._error(error, payload, first)
 
         options = payload.get("stream_options")
@@ -84,12 +86,14 @@ class Operation:
     def _error(
         self, error: BaseException | ErrorResponse, payload: Payload, first: FirstToken
     ) -> ApiError:
-        """Once the engine has begun to answer, the request was good: what breaks then is ours,
-        even if it looks like a mistake in a request. What breaks on a dead engine breaks in many
-        ways."""
+        """The ApiError for an error of vLLM.
+
+        Once the engine has begun to answer, the request was valid: a later error is the server's,
+        even if it looks like a client's. On a dead engine any error means that it was lost.
+        """
         if self.lost():
             return vllm_errors.engine_lost()
-        # But for a grammar's dead end, and for what has an error code of its own.
+        # Except where a grammar allows no next token, and for errors that have a code of their own.
         if isinstance(first.late, vllm_errors.ConstraintError | vllm_errors.NonFiniteError):
             return vllm_errors.from_exception(first.late, payload, self.endpoint.prompt)
         if first.answered:

@@ -1,4 +1,4 @@
-"""Parsers whose whole answer is what their stream adds up to."""
+"""Corrections of vLLM's parsers: a whole answer is read as its stream is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REPLACED: dict[type, type] = {Hermes2ProToolParser: HermesToolParser}
 
 
 def consistent(parser: type | None) -> Any:
-    """A subclass of vLLM's parser class (vllm/parser/abstract_parser.py) that corrects what a
-    client sees: a whole answer with a cut tool call, and the first delta of a call."""
+    """Derive from vLLM's `parser` class (vllm/parser/abstract_parser.py) one that corrects whole
+    answers with a cut tool call, and the first delta of a call."""
     if parser is None:
         return None
     tool_parser = getattr(parser, "tool_parser_cls", None)
@@ -56,8 +56,8 @@ class _Consistent:
     ) -> Parsed:
         """Reasoning, content and calls of a whole answer.
 
-        Where vLLM finds no call, or writes its arguments anew, the answer is read as a stream of
-        one delta: that is what shows a call that the token limit cut.
+        Where vLLM finds no call, or rewrites its arguments, the answer is read as a stream of one
+        delta, which shows a call that the token limit cut.
         """
         tool_parser = self._tool_parser
         as_json = (
@@ -95,8 +95,8 @@ class _Consistent:
         *,
         finished: bool,
     ) -> DeltaMessage | None:
-        """The next delta of a stream. A call begins with arguments, if empty ones, as clients
-        that add them up expect."""
+        """The next delta of a stream. The first one of a call always has arguments, empty if need
+        be, as clients that concatenate them expect."""
         delta: DeltaMessage | None = super().parse_delta(  # type: ignore[misc]
             delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
         )

@@ -1,4 +1,4 @@
-"""vLLM's request models without the rules of theirs that OpenAI does not have."""
+"""vLLM's request models, without rules that OpenAI's API does not have."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Model = TypeVar("Model", bound=BaseModel)
 def first_error_only(name: str) -> Callable[[type[Model]], type[Model]]:
     """Class decorator: validation of the lists that field `name` takes ends at a bad entry.
 
-    pydantic tries every entry as each of its types and reports all that is wrong with all of them:
-    1,024 input items that are none took 3 s, and only the first error is answered.
+    pydantic tries every entry as each of its types and reports all errors of all entries: 1,024
+    invalid input items took 3 s, and only the first error is answered.
     """
 
     def stopping(kind: Any) -> Any:
@@ -55,7 +55,7 @@ class _ManyGreedyChoices:
     n: int | None
 
     def to_sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
-        """As vLLM's, for any n."""
+        """Make the sampling parameters as vLLM does, for any n."""
         choices, self.n = self.n or 1, 1
         params: SamplingParams = super().to_sampling_params(max_tokens, defaults)  # type: ignore[misc]
         self.n = params.n = choices
@@ -72,8 +72,10 @@ class TextRequest(_ManyGreedyChoices, CompletionRequest):
     """Body of POST /v1/completions."""
 
     def to_sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
-        """As vLLM's, but an echo without output says so: vLLM generates, and counts, one
-        token for it. GatewayLLM knows what 0 means."""
+        """Make the sampling parameters as vLLM does, `max_tokens` 0 for an echo without output.
+
+        vLLM would generate, and count, one token for it. GatewayLLM takes 0.
+        """
         params = super().to_sampling_params(max_tokens, defaults)
         if self.echo and self.max_tokens == 0:
             params.max_tokens = 0
@@ -92,7 +94,10 @@ class _WithinContext:
     """
 
     def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
-        """As vLLM's, with the limit: longer texts are refused, most of them before any work."""
+        """Make the parameters as vLLM does, with the context as the limit.
+
+        Longer texts are refused, most of them before any work.
+        """
         params: TokenizeParams = super().build_tok_params(model_config)  # type: ignore[misc]
         return replace(params, max_total_tokens=model_config.max_model_len)
 

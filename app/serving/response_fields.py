@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# vLLM's own, which no client of OpenAI's API knows. `*_messages` stay where they were asked for.
+# vLLM's own fields, which no client of OpenAI's API knows: left out where they are null.
 _OWN = ("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages")
 _PER_TURN = "_per_turn"
-_TOOLS = ("tool_output_tokens",)  # of tools that the server runs: there are none
-# Fields that the schema lets be absent and not null.
+_TOOLS = ("tool_output_tokens",)  # counted for tools that the server runs: there are none
+# Fields that may be absent in the schema, but not null.
 _NOT_NULL = ("user", "usage")
 _NOT_NULL_IN_TOOLS = ("defer_loading", "description", "output_schema", "allowed_callers")
 _TEXT = {"format": {"type": "text"}}
@@ -45,7 +45,7 @@ def published(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item of the output: its texts have a list of logprobs, if an empty one."""
+    """An item of the output without nulls; its texts have a list of logprobs, empty if need be."""
     found = _without_nulls(item, ("status", "phase", "namespace", "caller"))
     if found.get("type") == "message":
         found["content"] = [published_part(part) for part in found["content"]]
@@ -53,14 +53,14 @@ def published_item(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a message."""
+    """A content part of a message; an output text has a list of logprobs, empty if need be."""
     if part.get("type") == "output_text" and part.get("logprobs") is None:
         return {**part, "logprobs": []}
     return dict(part)
 
 
 def published_event(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event of a stream, with what it holds of a response."""
+    """An event of a stream, with the response, item or part that it holds as published."""
     found = dict(event)
     for field, rewrite in (
         ("response", published),

@@ -1,5 +1,5 @@
-"""vLLM's serving classes that generate, corrected where they do not tell the truth, and telling
-where tokens come from (app/llm/token_origins.py)."""
+"""vLLM's serving classes that generate, with corrected finish reasons and tool calls, and with
+token origins (app/llm/token_origins.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.serving.parsers import consistent
 
 
 class _ChatCorrections:
-    """Mixed into vLLM's chat serving classes, in front of them."""
+    """Mixin in front of vLLM's chat serving classes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,8 +38,11 @@ class _ChatCorrections:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The whole answer; its finish reasons are those of the stream. vLLM says `tool_calls`
-        of calls that the limit cut, and of none at all where a call was required."""
+        """The whole answer, with the finish reasons of the stream.
+
+        vLLM says `tool_calls` also for calls that the limit cut, and for no call at all where one
+        was required.
+        """
         reasons: dict[int, str | None] = {}
         origins: dict[int, Any] = {}
 
@@ -75,7 +78,7 @@ class _ChatCorrections:
         *args: Any,
         **kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        """The stream; its chunks have token origins, if the request asked for them."""
         origins = StreamedOrigins()
 
         async def watched() -> AsyncIterator[RequestOutput]:
@@ -105,7 +108,7 @@ class TextServing(OpenAIServingCompletion):
         *args: Any,
         **kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The stream; its chunks tell where their tokens come from, if that was asked for."""
+        """The stream; its chunks have token origins, if the request asked for them."""
         origins, choices = StreamedOrigins(), request.n or 1
 
         async def watched() -> AsyncIterator[tuple[int, RequestOutput]]:
@@ -122,7 +125,7 @@ class TextServing(OpenAIServingCompletion):
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
     ) -> CompletionResponse:
-        """The whole answer; its choices tell where their tokens come from, if that was asked."""
+        """The whole answer; its choices have token origins, if the request asked for them."""
         response: CompletionResponse = super().request_output_to_completion_response(
             final_res_batch, *args, **kwargs
         )
@@ -134,23 +137,25 @@ class TextServing(OpenAIServingCompletion):
 
 
 class StreamedOrigins:
-    """Origins of tokens on their way into the chunks of a stream, by choice.
+    """Holds token origins, by choice, until the next chunk of a stream takes them.
 
-    vLLM makes no chunk of an output in which a parser finds nothing to say: what is known of its
-    tokens waits for the choice's next chunk. There is one at its end in any case.
+    vLLM makes no chunk of an output in which a parser finds nothing to send: the origins of its
+    tokens wait for the choice's next chunk. There is one at its end in any case.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[Any]] = {}
 
     def add(self, index: int, choice: Any) -> None:
-        """Note what a choice's output tells; nothing of one that was not asked."""
+        """Hold the origins in a choice's output, if the request asked for them."""
         if (told := _origins_of(choice)) is not None:
             self._waiting.setdefault(index, []).append(told)
 
     def told_with(self, event: str) -> str:
-        """The event, with what waits for its choice. A chat's first chunk, which has the role and
-        no text, gets none."""
+        """The event, with the origins that wait for its choices.
+
+        A chat's first chunk, which has the role and no text, gets none.
+        """
         if not self._waiting or not event.startswith(_CHUNK):
             return event
         chunk = json.loads(event.removeprefix("data: "))
@@ -213,7 +218,7 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         return request
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
-        """The whole answer. Of a call that was cut, `input` holds what is complete, as
+        """The whole answer. The `input` of a call that was cut holds its complete members, as
         Anthropic's clients read partial JSON."""
         choice = generator.choices[0]
         complete = True

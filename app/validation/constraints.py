@@ -1,7 +1,7 @@
-"""The schemas in a request: refused where the model would not be held to them. No vllm import.
+"""Refuses schemas in a request that cannot be enforced. No vllm import.
 
-A format asks for what its schema says, unless it says `strict: false`; a tool does with
-`strict: true`. What is not asked for so is held to as far as the grammar backend goes.
+A format is strict unless it says `strict: false`, a tool if it says `strict: true`. Any other
+schema is enforced as far as the grammar backend can.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from app.validation.field_checks import invalid
 from app.validation.json_schema import enforceable
 
-# Takes a schema's place in the request and the schema; returns what stands there instead.
+# Takes a schema's place in the request and the schema; returns what replaces it.
 _Change = Callable[[str, Any], Any]
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -26,9 +26,11 @@ def check_schemas(payload: Mapping[str, Any]) -> None:
 
 
 def check_formats(payload: Mapping[str, Any]) -> None:
-    """Refuse a format of JSON without its schema, and a second constraint beside a format. vLLM
-    takes the one for no format in Messages and the other for no second constraint with schemas;
-    elsewhere it answers with its own data structures."""
+    """Refuse a format of JSON without its schema, and a second constraint beside a format.
+
+    vLLM ignores the missing schema in Messages, and the second constraint where the first one is a
+    schema; elsewhere it answers with an error about its own data structures.
+    """
     for place, value in _formats(payload):
         kind = value.get("type", "json_schema" if place == "output_config.format" else None)
         if kind == "json_schema":
@@ -60,7 +62,7 @@ def _field(value: dict[str, Any], place: str, name: str, kind: type) -> Any:
 
 
 def relax(constraint: Any) -> None:
-    """Write the schemas of vLLM's StructuredOutputsParams in the form that is enforced."""
+    """Rewrite the schemas of vLLM's StructuredOutputsParams, in place, to be enforced."""
     if isinstance(constraint.json, dict):
         constraint.json = enforceable(constraint.json)[0]
     elif isinstance(constraint.json, str):
@@ -73,8 +75,8 @@ def relax(constraint: Any) -> None:
 
 
 def name_parameters(payload: Mapping[str, Any]) -> None:
-    """Give tools without parameters a schema that takes `{}`: none at all lets any JSON through,
-    text and lists among it."""
+    """Give tools without parameters a schema that takes `{}`: without a schema any JSON passes,
+    text and lists included."""
     for tool in _tools(payload.get("tools")):
         function = tool.get("function")
         if isinstance(function, dict):
@@ -97,7 +99,7 @@ def _tools(tools: Any) -> Iterator[dict[str, Any]]:
 
 
 def _demanded(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Places and schemas of everything that must be enforced."""
+    """Places and schemas of all that must be enforced."""
     for place, value in _formats(payload):
         yield from _of_format(value, place)
     given = payload.get("structured_outputs")

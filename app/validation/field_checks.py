@@ -22,7 +22,7 @@ from app.validation.fields import Rule
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
-MAX_BIAS = 100  # OpenAI's, either way
+MAX_BIAS = 100  # OpenAI's bound, above and below 0
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
@@ -45,7 +45,7 @@ def check_fields(
 
 
 def check_scalars(payload: Mapping[str, Any], model: type[BaseModel]) -> None:
-    """Numbers, texts and booleans must have their own JSON type: "5", true and 5.5 are no 5."""
+    """Refuse numbers, texts and booleans of another JSON type: "5", true and 5.5 are no 5."""
     for name, adapter in _scalar_fields(model).items():
         if name not in payload:
             continue
@@ -69,7 +69,8 @@ def _scalar_fields(model: type[BaseModel]) -> dict[str, TypeAdapter[Any]]:
 
 
 def check_containers(payload: Mapping[str, Any], model: type[BaseModel]) -> None:
-    """Lists and objects must be such: vLLM's models look into some before they check them."""
+    """Refuse what should be a list or an object and is not: vLLM's models look into some of these
+    before they check their type."""
     for name, kind in _container_fields(model).items():
         value = payload.get(name)
         if value is not None and not isinstance(value, kind):
@@ -114,10 +115,10 @@ def check_generation(
     *,
     scores_prompts: bool = False,
 ) -> None:
-    """Bounds that stock leaves open and a hostile client would use, and the bound of the model's
-    `context` on its output: vLLM calls a limit beyond it a prompt that is too long.
+    """Check bounds that vLLM leaves open to a hostile client, and output limits against `context`.
 
-    Where an API `scores_prompts`, an echo alone is a request too: the prompt comes back scored.
+    vLLM would call an output limit beyond the model's context a prompt that is too long. If the API
+    `scores_prompts`, an echo may have no output: the prompt comes back scored.
     """
     least = 0 if scores_prompts and payload.get("echo") is True else 1
     n = payload.get("n")
@@ -145,7 +146,7 @@ def check_generation(
 
 
 def _check_bias(biases: Any) -> None:
-    """vLLM takes what is too strong for the strongest there is, without a word."""
+    """Refuse biases beyond OpenAI's bound, to which vLLM would clip them silently."""
     for token, bias in biases.items() if isinstance(biases, dict) else ():
         if isinstance(bias, (int, float)) and not -MAX_BIAS <= bias <= MAX_BIAS:
             raise invalid(
@@ -181,7 +182,7 @@ def _check_constraint(payload: Mapping[str, Any]) -> None:
 
 
 def check_token_count(ids: Any, name: str, most: int) -> None:
-    """A list of token ids must not be longer than the context."""
+    """Refuse a list of token ids that is longer than `most`, the context."""
     if isinstance(ids, list) and len(ids) > most:
         message = (
             f"This model's maximum context length is {most} tokens. However, '{name}' holds "
@@ -191,8 +192,10 @@ def check_token_count(ids: Any, name: str, most: int) -> None:
 
 
 def check_token_ids(payload: Mapping[str, Any], name: str, vocabulary: int) -> None:
-    """Token ids, alone or in batches, must be ids of the model's vocabulary. Whether they are
-    integers is left to vLLM's request models."""
+    """Refuse token ids, alone or in batches, that the model's vocabulary does not have.
+
+    Whether they are integers is left to vLLM's request models.
+    """
     value = payload.get(name)
     if not isinstance(value, list):
         return

@@ -18,8 +18,8 @@ _JSON_TYPES = {bool: "boolean", int: "integer", str: "string", dict: "object", l
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """Accepted, because every answer already keeps what it asks for, or it asks for nothing that
-    could change one."""
+    """Accepted without effect: every answer is already as the field asks, or no answer depends on
+    it."""
 
     kind: type
     why: str
@@ -49,7 +49,7 @@ LABEL = "a label for the client's own records"
 CACHE = "prefixes are cached anyway, for as long as there is room"
 TIER = "there is one tier of service"
 NOT_KEPT = "answers of this API are not kept, whatever it says"
-RENDERING = "vLLM's servers of rendered prompts read it, and this is none"
+RENDERING = "only vLLM's servers of rendered prompts read it"
 TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
 _STEERS = "the gateway sets it"
 _MEDIA = "how media are loaded is the operator's choice"
@@ -84,8 +84,10 @@ OPENAI: dict[str, Rule] = {
 def check_fields(
     payload: dict[str, Any], known: Collection[str], rules: Mapping[str, Rule]
 ) -> None:
-    """Refuse unknown fields and what cannot be honoured. Drop what has no effect, unless vLLM's
-    model knows it (`known`): then its answer may repeat it."""
+    """Refuse unknown fields and what cannot be honoured, and drop fields without effect.
+
+    A field that vLLM's model has (`known`) stays, since vLLM's answer may repeat it.
+    """
     for name in list(payload):
         rule, value = rules.get(name), payload[name]
         if rule is None:
@@ -106,7 +108,7 @@ def check_fields(
             message = f"Invalid type for '{name}': expected {wanted}."
             raise ApiError(400, message, param=name)
         elif isinstance(rule, SameAs):
-            continue  # `rename` comes when all is checked
+            continue  # left to `rename`, once all fields are checked
         elif name in known:
             continue
         del payload[name]

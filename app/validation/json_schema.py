@@ -1,10 +1,10 @@
-"""JSON schemas as far as xgrammar, the grammar backend, holds a model to them. No vllm import.
+"""Rewrites JSON schemas into the form that xgrammar, the grammar backend, enforces.
 
-xgrammar 0.2.8 ignores what it does not know, and most of what stands beside `anyOf` or `$ref`,
-without a word: the output then breaks its schema. `enforceable` writes a schema in the form that
-xgrammar obeys, and tells what it had to leave out. What it keeps is never looser than the schema
+xgrammar 0.2.8 silently ignores what it does not know, and most of what stands beside `anyOf` or
+`$ref`: the output then breaks its schema. `enforceable` writes a schema in the form that xgrammar
+enforces, and lists what it had to leave out. What it keeps is never looser than the schema
 (tests/app/validation/test_json_schema.py); it may be tighter: objects hold the properties that are
-named, and patterns match whole texts (docs/structured-output.md).
+named, and patterns match whole texts (docs/structured-output.md). No vllm import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Schema = dict[str, Any]
 _FAMILY_OF = {keyword: family for family, words in FAMILIES.items() for keyword in words}
 _SCALARS = ("boolean", "null", "integer")
 _TYPES = frozenset({*FAMILIES, *_SCALARS})
-# xgrammar obeys the first of these that a schema has, and nothing beside it.
+# xgrammar enforces the first of these that a schema has, and nothing beside it.
 _CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _NEVER = frozenset(
     {
@@ -61,7 +61,7 @@ class Unenforced:
 
 
 def enforceable(schema: Any) -> tuple[Any, list[Unenforced]]:
-    """The schema in the form that xgrammar obeys, and what was left out of it."""
+    """The schema in the form that xgrammar enforces, and what was left out of it."""
     reader = _Reader(schema)
     return reader.read(schema, ""), reader.unenforced
 
@@ -74,8 +74,8 @@ class _Reader:
         self.unenforced: list[Unenforced] = []
 
     def read(self, value: Any, place: str) -> Any:
-        """A subschema at `place` in its enforceable form. True, False and what is no schema stay
-        as they are."""
+        """A subschema at `place` in its enforceable form. True, False and what is no schema are
+        returned as they are."""
         if not isinstance(value, dict):
             return value
         schema = {
@@ -98,7 +98,9 @@ class _Reader:
                 self._leave_out(schema, choice, place, f"it stands beside '{plain}'")
                 of_objects = any(name in schema for name in FAMILIES["object"])
                 if of_objects and "unevaluatedProperties" not in schema:
-                    schema.setdefault("additionalProperties", True)  # those that it may have named
+                    schema.setdefault(
+                        "additionalProperties", True
+                    )  # the omitted choice may name some
         self._read_types(schema, place)
         types = listed(schema.get("type"))
         for keyword in _FAMILY_OF.keys() & schema.keys():
@@ -131,7 +133,7 @@ class _Reader:
             ]
 
     def _read_types(self, schema: Schema, place: str) -> None:
-        """A `type` for keywords that stand without: alone, xgrammar ignores most of them."""
+        """Add the `type` that keywords imply: without one xgrammar ignores most of them."""
         if "type" in schema:
             types = listed(schema["type"])
             if not types or not _TYPES.issuperset(types):
@@ -144,7 +146,7 @@ class _Reader:
     # -- one of several -------------------------------------------------------------------------
 
     def _read_choice(self, schema: Schema, choice: str, place: str) -> None:
-        """The choice alone, or, if it has to be left out, at most a `type`."""
+        """Reduce the schema to its choice, or at most to a `type` if that has to be left out."""
         if "type" in schema and self._take_type(schema, choice):
             del schema["type"]
         for keyword in [name for name in schema if name in _ASSERTIONS - {choice}]:
@@ -154,7 +156,7 @@ class _Reader:
                 why = "it must be '#' or lead to a schema of this document, as '#/$defs/name'"
                 self._leave_out(schema, choice, place, why)
         elif choice == "oneOf" and not self.types.are_disjoint(schema["oneOf"]):
-            # xgrammar takes it for anyOf, which it stays where nobody asks for more.
+            # xgrammar reads it as anyOf; where the schema is not strict, it stays in that sense.
             why = "a value may match several of its schemas; use 'anyOf'"
             self.unenforced.append(Unenforced(_inside(place, choice), why))
         elif choice == "allOf" and _length(schema["allOf"]) > 1:
@@ -167,7 +169,7 @@ class _Reader:
         self._read_all(schema, choice, place)
 
     def _take_type(self, schema: Schema, choice: str) -> bool:
-        """Whether a `type` beside a choice says nothing more than the choice, or is now in it."""
+        """Whether a `type` beside a choice adds nothing to it, or has been merged into it."""
         types = listed(schema["type"])
         if choice == "enum" and isinstance(schema["enum"], list):
             fitting = [value for value in schema["enum"] if allows(types, type_of(value))]
@@ -257,7 +259,7 @@ class _Reader:
         self._read_names(schema, place)
 
     def _read_names(self, schema: Schema, place: str) -> None:
-        """Required names that no property describes, and properties that must not be there."""
+        """Rewrite required names that no property describes, and properties that are forbidden."""
         properties = schema.get("properties")
         if isinstance(properties, dict):
             for name in [name for name, item in properties.items() if item is False]:
@@ -294,5 +296,5 @@ def _applies(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(pattern: str) -> bool:
-    """Whether xgrammar reads a regular expression as it is meant."""
+    """Whether xgrammar reads a regular expression as JSON Schema means it."""
     return _NO_PATTERN.search(_ESCAPES_AND_SETS.sub("x", pattern)) is None

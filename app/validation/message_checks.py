@@ -16,14 +16,14 @@ TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-# Calls and results, in Responses and in Messages -> what each must have, and as what.
+# Calls and results, in Responses and in Messages -> the fields that each must have, with types.
 _CALLS: dict[str, dict[str, type]] = {
     "function_call": {"call_id": str, "name": str, "arguments": str},
     "function_call_output": {"call_id": str},
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
 }
-# What an assistant's message may hold and then needs no content.
+# Fields with which an assistant's message needs no content.
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content")
 _OTHER_PARTS = ("tool_reference", "prompt_embeds")
 # Types of parts, and names of fields in them, that hold anything but text, in every dialect.
@@ -38,7 +38,7 @@ MEDIA = frozenset(
 
 
 def check_messages(messages: Any) -> None:
-    """Roles and contents as OpenAI defines them; `param` points at the exact message."""
+    """Check roles and contents as OpenAI defines them. Raises ApiError naming the exact message."""
     if messages is None:
         raise invalid("messages", "Missing required parameter: 'messages'.", "missing_parameter")
     if not isinstance(messages, list):
@@ -80,7 +80,7 @@ def _check_message(message: Any, where: str) -> None:
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:
-    """vLLM takes whatever can be iterated over for a list of calls, text among it."""
+    """Check the calls of a message: vLLM takes anything iterable for a list of them, also text."""
     if not isinstance(calls, list):
         raise invalid(where, f"'{where}' must be a list of tool calls.")
     for index, call in enumerate(calls):
@@ -99,8 +99,10 @@ def _check_tool_calls(calls: Any, where: str) -> None:
 
 
 def check_items(items: Any) -> None:
-    """The input items of Responses as far as vLLM's model lets any through: roles, and what holds
-    calls and their results together."""
+    """Check input items of Responses where vLLM's model lets anything through.
+
+    These are the roles, and the ids that connect calls with their results.
+    """
     for index, item in enumerate(items if isinstance(items, list) else ()):
         where = f"input[{index}]"
         if not isinstance(item, dict):
@@ -112,7 +114,7 @@ def check_items(items: Any) -> None:
 
 
 def check_blocks(messages: Any) -> None:
-    """The same of the content blocks of Messages."""
+    """Check calls and results in the content blocks of Messages."""
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for number, block in enumerate(content if isinstance(content, list) else ()):
@@ -145,8 +147,10 @@ def _check_part(part: Any, where: str) -> None:
 
 
 def check_media(items: Any, where: str) -> None:
-    """Refuse images, sounds, videos and files, for a model that takes text only: vLLM may
-    have fetched what a URL names before it notices."""
+    """Refuse images, sounds, videos and files, for a model that takes text only.
+
+    vLLM might fetch what a URL names before it refuses.
+    """
     if not isinstance(items, list):
         return
     for index, item in enumerate(items):
@@ -161,7 +165,7 @@ def check_media(items: Any, where: str) -> None:
 
 
 def check_tools(payload: Mapping[str, Any]) -> None:
-    """Tools must name a function; a missing `function` is a 500 in stock."""
+    """Check that tools name a function: a missing `function` is a 500 in vLLM's own server."""
     tools = payload.get("tools")
     if tools is None:
         return

@@ -1,7 +1,7 @@
-"""Fields inside of a request's objects that nobody would read: refused like those at the top.
+"""Refuses unknown fields inside of a request's objects, as those at its top are refused.
 
-vLLM's request models say which there are; this reads their types instead of listing them again. In
-a union the objects that the value's own `type` and `role` contradict do not count. No vllm import.
+The known ones are read from the types of vLLM's request models. In a union, classes that the
+value's own `type` and `role` contradict do not count. No vllm import.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from app.validation.field_checks import invalid
 
 _TAGS = ("type", "role")
 _WRAPPERS = (Annotated, Required, NotRequired)
-# What clients send inside of the objects of a chat and no answer depends on: hints for a cache, and
-# what other servers and the clients' own classes add to the messages of a history.
+# Fields in the objects of a chat on which no answer depends: hints for a cache, and what other
+# servers and clients' own classes add to earlier messages.
 CHAT_MEMBERS = frozenset(
     {
         *("annotations", "parsed", "parsed_arguments", "phase", "provider_specific_fields"),
@@ -42,8 +42,8 @@ CHAT_MEMBERS = frozenset(
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a value may hold, as far as it is objects: classes of them, itself or as a list's
-    items. An open one may hold anything."""
+    """The objects that a value may be (`classes`) or hold as a list (`items`). An open one may be
+    anything."""
 
     is_open: bool = False
     classes: tuple[type, ...] = ()
@@ -60,8 +60,10 @@ class _Shape:
 def check_nested(
     payload: Mapping[str, Any], model: type[BaseModel], ignored: Set[str] = frozenset()
 ) -> None:
-    """Raise ApiError for the first unknown field inside of a known one, but for those that are
-    `ignored`. Breadth first, as the depth is the client's choice."""
+    """Raise ApiError for the first unknown field inside of a known one, except for `ignored` ones.
+
+    Goes breadth first rather than by recursion: the depth is the client's choice.
+    """
     known = _fields_of(model)
     waiting = deque((name, payload[name], known[name]) for name in payload if name in known)
     while waiting:
@@ -96,7 +98,7 @@ def _merged(shapes: Sequence[_Shape]) -> _Shape:
 
 
 def _may_be(value: Mapping[str, Any], cls: type) -> bool:
-    """Whether no tag of the value is another class's."""
+    """Whether no tag of the value (`type`, `role`) contradicts the class."""
     for name, values in _tags_of(cls).items():
         given = value.get(name)
         if given is not None and (not isinstance(given, str) or given not in values):
@@ -183,10 +185,11 @@ def _shape(annotation: Any) -> _Shape:
 
 
 def _is_typed_dict(cls: Any) -> bool:
-    """Of `typing` or of `typing_extensions`, whose own check knows the other's no more."""
+    """Whether `cls` is a TypedDict of `typing` or of `typing_extensions`, which do not know each
+    other's."""
     return _is_subclass(cls, dict) and hasattr(cls, "__total__")
 
 
 def _is_subclass(cls: Any, kind: Any) -> bool:
-    """`issubclass` of what may be no class."""
+    """`issubclass`, also for what may be no class."""
     return isinstance(cls, type) and issubclass(cls, kind)

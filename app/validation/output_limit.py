@@ -1,4 +1,4 @@
-"""How many tokens the engine will generate for a request at most, by its body. No vllm import.
+"""The most tokens that the engine will generate for a request, from its body. No vllm import.
 
 `tests/app/serving/test_engine_requests.py` compares this with what vLLM's serving classes ask of
 the engine.

@@ -1,10 +1,9 @@
 """Earlier turns as clients send them back, in the form that vLLM's conversion keeps whole.
 
-vLLM reads one part of a message where there may be several, passes over refusals, and takes
-arguments that are no JSON object for none at all. Each function here rewrites its dialect's
-items so that nothing is lost, and refuses with a 400 what cannot be shown to the model. They run
-after the checks of shape (app/validation/message_checks.py, app/validation/size_limits.py). No vllm
-import.
+vLLM reads one part of a message where there may be several, skips refusals, and drops arguments
+that are no JSON object. Each function here rewrites the items of one API so that nothing is lost,
+and refuses with a 400 what cannot be shown to the model. They run after the checks of shape
+(app/validation/message_checks.py, app/validation/size_limits.py). No vllm import.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def object_arguments(arguments: str) -> str:
 
 
 def chat_messages(messages: Sequence[Item], *, any_arguments: bool = False) -> list[Item]:
-    """Messages of chat completions: refusals, legacy function calls and their results,
+    """Rewrite messages of chat completions: refusals, legacy function calls and their results,
     `reasoning_content`, and arguments that are no object.
 
     `any_arguments` leaves arguments as they are, for models whose prompt takes any text.
@@ -129,7 +128,7 @@ def _with_object(call: Any) -> Any:
 
 
 def response_items(items: Iterable[Any], *, any_arguments: bool = False) -> list[Item]:
-    """Input items of Responses, each with at most one part of text where vLLM reads one.
+    """Rewrite input items of Responses: at most one part of text where vLLM reads one.
 
     Assistant messages are recognised without `type` and keep all of their parts; reasoning
     keeps all of its texts; results of calls may be lists of text. `any_arguments` as in
@@ -182,8 +181,10 @@ def _message(item: Item, where: str) -> Item:
 
 
 def _joined(content: Any, where: str, fields: dict[str, str], between: str = "") -> str:
-    """The text of a string or of a list of text parts. `fields` has the kinds of parts that may
-    come, and for each the field that holds its text."""
+    """The text of a string or of a list of text parts.
+
+    `fields` maps each type that a part may have to the field that holds its text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -220,7 +221,7 @@ def _reasoning(item: Item, where: str) -> Item:
         if parts:
             texts.append(_joined(parts, f"{where}.{field}", {kind: "text", "text": "text"}))
     content = [{"type": "reasoning_text", "text": text} for text in texts if text]
-    return {**item, "summary": [], "content": content[:1]}  # a summary says the same once more
+    return {**item, "summary": [], "content": content[:1]}  # a summary repeats the content
 
 
 def _result(output: Any, where: str) -> Any:
@@ -235,8 +236,8 @@ def _result(output: Any, where: str) -> Any:
 
 
 def anthropic_messages(messages: Sequence[Any]) -> list[Any]:
-    """Messages of Anthropic's API: results of tools with other blocks than text, errors that
-    tools reported, and search results. What would be dropped is refused."""
+    """Rewrite messages of Anthropic's API: results of tools with other blocks than text, errors
+    that tools reported, and search results. Raises ApiError for what vLLM would drop."""
     return [
         {**message, "content": _blocks(message["content"], f"messages[{index}].content")}
         if isinstance(message, dict) and isinstance(message.get("content"), list)

@@ -1,4 +1,4 @@
-"""Which types and values a JSON schema allows, as far as it says so. No vllm import."""
+"""The types and values that a JSON schema allows, as far as it states them. No vllm import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Keywords by the type whose values they speak of; `number` stands for integers too.
+# Keywords by the type of the values that they apply to; `number` stands for integers too.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -31,7 +31,7 @@ class SchemaTypes:
         self._by_reference: dict[str, set[str] | None] = {}
 
     def of(self, schema: Any) -> set[str] | None:
-        """Types of the values that the schema is meant for; None where any may do."""
+        """Types of the values that the schema is meant for; None if it may be any."""
         if not isinstance(schema, dict):
             return None
         if isinstance(reference := schema.get("$ref"), str):
@@ -90,7 +90,7 @@ def listed(types: Any) -> list[str]:
 
 
 def meant_types(schema: Mapping[str, Any]) -> list[str]:
-    """Types that the keywords of a schema without `type` speak of."""
+    """Types that the keywords of a schema without `type` apply to."""
     return [name for name, words in FAMILIES.items() if any(word in schema for word in words)]
 
 

@@ -30,8 +30,8 @@ _PATTERNS = ("pattern", "regex")
 _PART_LISTS = ("content", "output", "summary", "tool_calls")
 # Most values of the JSON in all arguments of a conversation's calls: 20 ms to decode.
 ARGUMENT_VALUES = 65_536
-# Parameters of rendering and tokenising that vLLM would take from `chat_template_kwargs`, past the
-# checks of the fields that they come from, and past every bound (`max_length` pads).
+# Parameters of rendering and tokenising that vLLM would take from `chat_template_kwargs`, bypassing
+# the checks of the fields that they belong to, and every bound (`max_length` pads).
 _RENDERING = frozenset(
     {
         *("messages", "conversation", "conversations", "tools", "documents", "tokenize"),
@@ -40,7 +40,7 @@ _RENDERING = frozenset(
         "tokenizer_kwargs",
     }
 )
-# What URL parsers skip at the beginning, and what they take for a URL behind it.
+# Characters that URL parsers skip at the beginning, and what they read as a URL behind these.
 _IGNORED = "".join(map(chr, range(33)))
 _URL = re.compile(
     rf"[{re.escape(_IGNORED)}]*(?:https?:|file:|[a-z][a-z0-9+.-]*://|//)", re.IGNORECASE
@@ -48,8 +48,10 @@ _URL = re.compile(
 
 
 def check_template(payload: Mapping[str, Any]) -> None:
-    """A template is a program. The served model's own is the only one that runs here, and what is
-    handed to it besides the request's fields are its own variables only."""
+    """Refuse a chat template, and variables of the template that are parameters of the renderer.
+
+    A template is a program: only the served model's own runs here.
+    """
     given = payload.get("chat_template_kwargs")
     given = given if isinstance(given, dict) else {}
     for name, value in (
@@ -67,7 +69,7 @@ def check_template(payload: Mapping[str, Any]) -> None:
 
 
 def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
-    """Entries of every list that the client can make long. Raises ApiError naming the field."""
+    """Check the length of every list that a client can make long. Raises ApiError."""
     for name in _TOKEN_LISTS:
         _check_length(payload.get(name), name, limits.max_token_list, "entries")
     _check_length(payload.get("messages"), "messages", limits.max_messages, "items")
@@ -91,8 +93,10 @@ def _check_length(value: Any, name: str, most: int, what: str) -> None:
 
 
 def _check_parts(items: Any, name: str, most: int) -> None:
-    """Parts of all messages together, and the JSON texts in them that vLLM decodes: neither shows
-    in the number of messages or, for the texts, of the body's values."""
+    """Check the parts of all messages together, and the JSON texts in them that vLLM decodes.
+
+    The number of messages bounds neither, and the number of the body's values not the texts.
+    """
     parts = 0
     texts: list[str] = []
     waiting = [items]
@@ -117,7 +121,8 @@ def _check_parts(items: Any, name: str, most: int) -> None:
 
 
 def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None:
-    """Size, depth and width of schemas, grammars and tools. Raises ApiError naming the field."""
+    """Check size, depth and width of schemas, grammars and tools. Raises ApiError naming the
+    field."""
     for name in CONSTRAINTS:
         if isinstance(payload.get(name), dict | list):
             _check_schema(payload[name], name, limits)
@@ -128,7 +133,7 @@ def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None
 
 
 def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
-    """Breadth first, as the depth is the client's choice, and with one count of characters."""
+    """Check one schema, breadth first, not by recursion: the depth is the client's choice."""
     most = int(limits.max_schema_kib * 1024)
     size, waiting = 0, deque([("", schema, 1)])
     while waiting:
@@ -165,7 +170,7 @@ def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
 
 
 def _decoded(text: str) -> Any:
-    """What the text means as JSON; nothing where it is none, which vLLM then says."""
+    """The text parsed as JSON; None if it is invalid, which vLLM then reports."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -175,8 +180,10 @@ def _decoded(text: str) -> Any:
 
 
 def check_urls(items: Any, where: str, hosts: frozenset[str]) -> None:
-    """For a model that takes media: what is not inside of the request must come from an allowed
-    host, or a client could make the gateway fetch from the network it stands in."""
+    """Refuse URLs of media on hosts that are not allowed, for a model that takes media.
+
+    Otherwise a client could make the gateway fetch from its own network.
+    """
     waiting: deque[tuple[str, Any, bool]] = deque([(where, items, False)])
     while waiting:
         place, value, media = waiting.popleft()

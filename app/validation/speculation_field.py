@@ -16,12 +16,12 @@ _NOT_WITH_TOKENS = {"echo": True, "include_reasoning": False, "use_beam_search":
 
 
 def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bool = True) -> None:
-    """Replace `speculation` by what carries it to the engine, entries of `vllm_xargs`.
+    """Replace `speculation` by the entries of `vllm_xargs` that carry it to the engine.
 
-    `{"max_k": n}` bounds the draft tokens in a step, `{"enabled": false}` means none. The text
-    is the same either way. `{"tokens": true}` asks where each token comes from, where the API
-    `tells_tokens` and that can be `told`. Raises ApiError 400 for anything else, there and in the
-    entries themselves.
+    `{"max_k": n}` bounds the draft tokens in a step, `{"enabled": false}` means none. The text is
+    the same either way. `{"tokens": true}` asks where each token comes from: `tells_tokens` is
+    whether the API can say that, `told` whether this server can. Raises ApiError 400 for anything
+    else, here and in the entries themselves.
     """
     extra = payload.get("vllm_xargs")
     if isinstance(extra, dict) and MAX_K in extra:
@@ -62,7 +62,7 @@ def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bo
 
 
 def _check_tokens_can_be_told(payload: dict[str, Any], tells_tokens: bool, told: bool) -> None:
-    """Refuse to tell tokens where it would not be exact, or not be what was asked for."""
+    """Refuse token origins where they would not be exact, or the server cannot report them."""
     name = f"{FIELD}.tokens"
     if not tells_tokens:
         message = f"'{name}' is known to chat and text completions only."

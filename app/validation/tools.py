@@ -15,7 +15,7 @@ from app.validation.field_checks import invalid
 Unknown = Literal["refuse", "ignore"]
 
 Payload = dict[str, Any]
-# Types of a choice of Responses that choose among the tools of the request.
+# Types of Responses' `tool_choice` that choose among the tools of the request.
 _NAMED = ("function", "custom", "tool", "auto", "any", "none")
 
 
@@ -67,7 +67,7 @@ def _type_of(tool: Any) -> str | None:
 
 
 def _check_choice(payload: Payload, unknown: Unknown) -> None:
-    """A choice may name a tool by its type alone."""
+    """Check a `tool_choice` that names a tool by its type alone."""
     kind = _type_of(payload.get("tool_choice"))
     if kind is None or kind in _NAMED:
         return
@@ -82,8 +82,7 @@ def _check_choice(payload: Payload, unknown: Unknown) -> None:
 
 
 def check_unread_calls(payload: Payload, rules: ToolRules) -> None:
-    """Apply `unread` to a request with tools: without a parser a model's calls are text that
-    nobody reads."""
+    """Apply `unread` to a request with tools: without a parser, calls would be plain text."""
     if payload.get("tools") and isinstance(payload["tools"], list):
         rules.unread(payload)
 
@@ -101,6 +100,6 @@ def refuse_tools(payload: Payload) -> None:
 
 
 def choose_no_tool(payload: Payload) -> None:
-    """Count the tools with the prompt. No call is read then, and vLLM is told so in Anthropic's
-    words."""
+    """Set `tool_choice` to none, in Anthropic's form: the tools are counted with the prompt, and no
+    call is read."""
     payload["tool_choice"] = {"type": "none"}

@@ -18,7 +18,7 @@ PORTS = ("8000", "8080")
 
 
 def main(addresses: Sequence[str] = ()) -> int:
-    """One look at /readyz, on the loopback address unless others are given."""
+    """Ask /readyz once, on the loopback address unless others are given; returns the exit code."""
     given = os.environ.get("AERIE_PORT", "")
     ports = [given] if given.isdecimal() else PORTS  # Kubernetes may say tcp://10.0.0.1:80
     urls = addresses or [f"http://127.0.0.1:{port}/readyz" for port in ports]
@@ -27,7 +27,7 @@ def main(addresses: Sequence[str] = ()) -> int:
 
 def healthy(url: str) -> bool:
     """Whether the gateway there says that it is ready; prints what it says."""
-    # A proxy in the environment is for the way out.
+    # A proxy in the environment is for outgoing requests, not for these.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=TIMEOUT_S) as response:

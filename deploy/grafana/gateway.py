@@ -1,4 +1,4 @@
-"""Dashboard *Gateway*: what users get, what stands in their way, who they are."""
+"""Dashboard *Gateway*: traffic, latency, errors, queues and tenants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Requests",
-            "Answers per second to requests for work, refusals included.",
+            "Answers per second on paths that run the model or tokenizer, refusals included.",
             Query(rate(RESPONSES, window=NOW), "requests/s"),
             unit="reqps",
         ),
@@ -96,7 +96,7 @@ def _traffic() -> tuple[str, list[Any]]:
         ),
         lines(
             "Tokens",
-            "Per second: read, found in the prefix cache, and written.",
+            "Per second: tokens of prompts, those of them in the prefix cache, and tokens of answers.",
             [
                 Query(rate("vllm:prompt_tokens_total", labels=VLLM), "prompts"),
                 Query(rate("vllm:prefix_cache_hits_total", labels=VLLM), "of them cached"),
@@ -117,7 +117,7 @@ def _traffic() -> tuple[str, list[Any]]:
         ),
         lines(
             "Refused",
-            "Requests per second that never reached the engine, by what refused them.",
+            "Requests per second that were refused before they reached the engine, by reason.",
             [Query(rate("aerie_requests_refused_total", "reason"), "{{reason}}")],
             unit="reqps",
         ),
@@ -166,7 +166,7 @@ def _queue() -> tuple[str, list[Any]]:
     return "Queue and engine", [
         lines(
             "Running and waiting",
-            "Requests wait for admission, sequences in the engine: `n` of a request are as many.",
+            "The engine counts sequences: a request with `n` choices is one for admission and `n` there.",
             [
                 Query(f"sum(vllm:num_requests_running{{{VLLM}}})", "running"),
                 Query(f"sum(vllm:num_requests_waiting{{{VLLM}}})", "waiting in the engine"),
@@ -192,7 +192,7 @@ def _queue() -> tuple[str, list[Any]]:
         ),
         lines(
             "KV cache in use",
-            "Share of each engine's blocks. Near 1 requests wait, or are thrown out and computed "
+            "Share of each engine's blocks. Near 1 requests wait, or are preempted and computed "
             "again.",
             [
                 Query(
@@ -206,7 +206,7 @@ def _queue() -> tuple[str, list[Any]]:
         ),
         lines(
             "Preemptions",
-            "Running requests thrown out of the KV cache, per second.",
+            "Running requests whose KV cache was taken away, to be computed again, per second.",
             [Query(preempted("vllm:num_preemptions_total"), "preemptions")],
             unit="ops",
             width=8,
@@ -264,7 +264,7 @@ def _tenants() -> tuple[str, list[Any]]:
         ),
         lines(
             "Keys and quotas",
-            "Times the keys file was read again, and decisions made without the shared Redis.",
+            "Times the keys file was read again, and rate limits decided without the shared Redis.",
             [
                 Query(rate("aerie_key_reloads_total", "result"), "keys read: {{result}}"),
                 Query(rate("aerie_limiter_fallbacks_total"), "without Redis"),

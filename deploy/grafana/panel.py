@@ -1,4 +1,4 @@
-"""Kinds of panels: one look, one datasource, and a description each."""
+"""The kinds of panels, with one style and one datasource; every panel has a description."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ HEIGHT = 8  # rows of Grafana's grid; it is 24 columns wide
 JOINED = models.DataTransformerConfig(
     id_val="joinByField", options={"byField": "Time", "mode": "outer"}
 )
-# Which series: ours know no model, so the gateways of the chosen model are listed in $instance.
+# Labels of the chosen series. The gateway's own have no label for the model: $instance lists the
+# gateways of the chosen model.
 OURS = 'instance=~"$instance"'
 VLLM = 'instance=~"$instance", model_name=~"$model"'
 
@@ -53,7 +54,7 @@ class Query:
     legend: str = ""
 
     def build(self, ref: str) -> prometheus.Dataquery:
-        """As a target of a panel."""
+        """The query as a panel's target."""
         made = prometheus.Dataquery().ref_id(ref).expr(self.expr).legend_format(self.legend)
         return made.range().format(queries.PromQueryFormat.TIME_SERIES)
 
@@ -65,7 +66,7 @@ def rate(metric: str, by: str = "", labels: str = OURS, window: str = "$__rate_i
 
 
 def ratio(above: str, below: str, by: str = "", window: str = "$__rate_interval", **kw: str) -> str:
-    """Rate over rate; nothing where nothing happened."""
+    """Ratio of two counters' rates; no value where the rate below is 0."""
     return f"{rate(above, by, window=window, **kw)} / ({rate(below, by, window=window, **kw)} > 0)"
 
 
@@ -75,7 +76,7 @@ def quantile(share: float, metric: str) -> str:
 
 
 def quantiles(metric: str) -> list[Query]:
-    """Median, 95% and 99%."""
+    """Median, 95% and 99% quantiles of one of vLLM's histograms."""
     return [Query(quantile(share, metric), f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
 
 
@@ -123,7 +124,7 @@ def number(
     steps: Sequence[tuple[float | None, str]] = ((None, "blue"),),
     width: int = 4,
 ) -> Any:
-    """One figure as it is now, coloured by `steps` of (from, colour)."""
+    """One present figure, coloured by `steps` of (from, colour)."""
     panel = (
         stat.Panel()
         .decimals(decimals)
@@ -146,7 +147,7 @@ def bars(
     steps: Sequence[tuple[float | None, str]],
     width: int = 8,
 ) -> Any:
-    """One bar a series, as it is now."""
+    """One bar per series, for its present value."""
     panel = (
         bargauge.Panel()
         .min(0)
@@ -162,7 +163,7 @@ def bars(
 def heat_of_series(
     title: str, description: str, query: Query, *, unit: str, axis: str, width: int = 12
 ) -> Any:
-    """Time across, one row a series, the value as colour."""
+    """A heat map: time across, one row per series, the value as colour."""
     panel = (
         heatmap.Panel()
         .calculate(False)
@@ -186,7 +187,7 @@ def heat_of_series(
 def cloud(
     title: str, description: str, x: Query, y: Query, *, unit: str = "short", width: int = 12
 ) -> Any:
-    """One query against another: a point for every moment."""
+    """A scatter plot of one query against another, with a point for every moment."""
 
     def field(name: str) -> Any:
         return xychart.MatcherConfig().id("byName").options(name)

@@ -1,5 +1,7 @@
-"""Draw the dashboards from a Prometheus, without a Grafana: panels, places and queries are those of
-the JSON that Grafana reads. python -m deploy.grafana.picture http://127.0.0.1:9090 --minutes 5
+"""Draw the dashboards from a Prometheus, without a Grafana.
+
+Panels, their places and queries are those of the JSON that Grafana reads.
+python -m deploy.grafana.picture http://127.0.0.1:9090 --minutes 5
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds of Unix time, and where they are asked for."""
+    """A span of Unix time in seconds, and the client that asks Prometheus for it."""
 
     http: httpx.Client
     start: float
@@ -60,7 +62,7 @@ class Span:
 
 
 def _number(text: str) -> tuple[float, str]:
-    """Numbers in their order, before names."""
+    """Sort key: numbers in their order, before names."""
     return (float(text), "") if text.isdigit() else (math.inf, text)
 
 
@@ -158,7 +160,7 @@ DRAW: dict[str, Callable[[Axes, Span, list[DashboardQuery]], None]] = {
 
 
 def picture(name: str, span: Span) -> Figure:
-    """One dashboard as it would lie on Grafana's grid."""
+    """One dashboard, laid out as on Grafana's grid."""
     shown = panels(name)
     height = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in shown)
     figure = Figure(figsize=(24 * COLUMN, height * ROW), dpi=72)

@@ -1,4 +1,4 @@
-"""Dashboard *Speculation*: what drafting gains now, where that comes from, what it costs."""
+"""Dashboard *Speculation*: what drafting gains and costs, and how K follows the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_draf
 STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
 TOKENS = "vllm:generation_tokens_total"
-NOW = "5m"  # what the figures on top look back on
+NOW = "5m"  # window of the figures at the top
 GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))
 SHARE = ((None, "red"), (0.3, "yellow"), (0.6, "green"))
 
@@ -71,7 +71,7 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Steps without drafts",
-            "Share of steps with K = 0. High under heavy load is as it should be.",
+            "Share of steps with K = 0. Under heavy load it should be high.",
             Query(
                 f'sum(rate({STEPS}{{{OURS}, k="0"}}[{NOW}])) / ({rate(STEPS, window=NOW)} > 0)',
                 "share",
@@ -81,7 +81,7 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Cost of probes",
-            "Share of decoding time lost to trials of another K, which keep what is known fresh.",
+            "Share of decoding time lost to trials of another K, which keep the estimates fresh.",
             Query(ratio("aerie_probe_seconds_total", DECODE, window=NOW), "share"),
             unit="percentunit",
             decimals=1,
@@ -155,7 +155,7 @@ def _load() -> tuple[str, list[Any]]:
         ),
         lines(
             "Changes of K",
-            "How often the policy chose another K. Many times a second is unrest.",
+            "How often the policy chose another K. Many times per second means that it is unstable.",
             [Query(rate("aerie_k_switches_total"), "switches")],
             unit="ops",
         ),

@@ -32,24 +32,24 @@ from ray import serve
 
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 10.0
-# Of one connection, never of a message (RFC 9110, 7.6.1); lengths are set by who sends.
+# Headers of one connection, not of a message (RFC 9110, 7.6.1), and `host`, which httpx sets.
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"}
 )
 
-# Waits for the end of its standard input, which comes however this process ends, and then ends the
-# group of processes named. A gateway left behind would hold the GPU that the next replica needs.
+# A shell that waits for the end of its standard input, which comes however this process ends, and
+# then kills the process group given. A gateway left behind would hold the next replica's GPU.
 UNDERTAKER = 'read _; kill -s KILL -- "-$0"'
 
 
 class Arguments(BaseModel):
-    """Of `serve run`. Unknown ones are refused."""
+    """Arguments of `serve run`. Unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     replicas: int = 1
     max_replicas: int | None = None  # more than `replicas`: Ray scales by ongoing requests
-    ongoing_requests: int = 32  # that a replica shall have while Ray scales
+    ongoing_requests: int = 32  # requests under way per replica at which Ray aims when it scales
     gpus: float = 0
     cpus: float = 1
     preset: str | None = None
@@ -73,7 +73,7 @@ class Arguments(BaseModel):
 
 
 class Gateway:
-    """One replica."""
+    """One replica: a gateway in its own process, and the client that hands requests on to it."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = Arguments.model_validate(arguments)
@@ -105,7 +105,8 @@ class Gateway:
         )
 
     async def __call__(self, request: Request) -> Response:
-        """The gateway's answer. A client that leaves ends its request in the engine."""
+        """Hand a request on; returns the gateway's answer. A client that leaves ends its request in
+        the engine."""
         headers = [
             (name, value)
             for name, value in request.headers.raw
@@ -123,18 +124,18 @@ class Gateway:
         return StreamingResponse(_body(answer), answer.status_code, headers=kept)
 
     async def check_health(self) -> None:
-        """Asked by Ray; what it raises ends the replica."""
+        """Ray's health check. An exception ends the replica."""
         if self._process.poll() is not None:
             raise RuntimeError(f"the gateway ended with code {self._process.returncode}")
         answer = await self._client.get("/livez", timeout=HEALTH_TIMEOUT_S)
         answer.raise_for_status()
 
     def gateway_process(self) -> int:
-        """Its process id, on the replica's node."""
+        """The gateway's process id, on the replica's node."""
         return self._process.pid
 
     async def __del__(self) -> None:
-        """Ray's way to end a replica: its requests are over, or their time is."""
+        """End the gateway. Ray calls this once the replica's requests have ended or timed out."""
         self._stopping = True
         if self._process.poll() is None:
             self._process.terminate()
@@ -166,7 +167,7 @@ class Gateway:
             os._exit(1)
 
     def _kill(self) -> None:
-        """Also the engine's processes."""
+        """Kill the gateway and the engine's processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -192,7 +193,7 @@ def build(arguments: dict[str, Any]) -> Any:
     checked = Arguments.model_validate(arguments)
     options: dict[str, Any] = {
         "name": "gateway",
-        # Beyond that Ray queues; the gateway's own admission queue rejects with 429 before that.
+        # Ray queues requests beyond this; the gateway's admission queue rejects with 429 before.
         "max_ongoing_requests": 1000,
         "health_check_period_s": 5,
         "health_check_timeout_s": HEALTH_TIMEOUT_S + 5,

@@ -19,7 +19,7 @@ from deploy.sagemaker.endpoint import SAMPLE, DeployError, Endpoint, Wish, invok
 
 
 def main(arguments: Sequence[str] | None = None, session: Any = None) -> int:
-    """Returns the exit code. `session` is a boto3 session; a new one by default."""
+    """Run one command; returns the exit code. `session` is a boto3 session (default: a new one)."""
     options = _parser().parse_args(arguments)
     try:
         session = session or _session(options.region)
@@ -72,7 +72,7 @@ def _test(session: Any, options: argparse.Namespace) -> None:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """The text of a choice of either route, whole or a piece of it."""
+    """The text of a choice, of chat or text completions, whole or streamed."""
     message = choice.get("message") or choice.get("delta") or choice
     return message.get("content") or message.get("text") or ""
 
@@ -104,11 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     deploy.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     deploy.add_argument("--startup-s", type=int, default=Wish.startup_s)
     deploy.add_argument("--wait-s", type=float, default=3600.0)
-    test = commands.add_parser("test", help="ask it, streaming and not")
+    test = commands.add_parser("test", help="send one request, plain and streamed")
     test.add_argument("--body", help="JSON of a request")
     delete = commands.add_parser("delete", help="delete endpoint, configuration and model")
     for command in (deploy, test, delete):
-        command.add_argument("name", help="the endpoint")
+        command.add_argument("name", help="name of the endpoint")
     return parser
 
 

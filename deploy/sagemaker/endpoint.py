@@ -1,7 +1,7 @@
-"""One endpoint and what belongs to it: model, endpoint configuration, endpoint.
+"""One SageMaker endpoint, with its model and its endpoint configuration.
 
-Model and configuration are named after the endpoint and a hash of what they hold, so that the same
-wish twice changes nothing, and another wish makes new ones that the endpoint is moved to.
+Model and configuration are named after the endpoint and a hash of what they hold. So the same
+`Wish` twice changes nothing, and another one makes new ones, to which the endpoint is moved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DeployError(Exception):
 
 @dataclass(frozen=True)
 class Wish:
-    """What an endpoint shall be."""
+    """The desired state of an endpoint."""
 
     name: str
     image: str
@@ -52,7 +52,7 @@ class Wish:
     startup_s: int = 1800  # within which /ping must say 200, downloading included
 
     def variables(self) -> dict[str, str]:
-        """The container's environment. The port alone tells the gateway where it runs."""
+        """The container's environment. SM_VLLM_PORT tells the gateway that it runs on SageMaker."""
         chosen = {"SM_VLLM_PORT": str(PORT)}
         if self.preset is not None:
             chosen["AERIE_PRESET"] = self.preset
@@ -81,13 +81,16 @@ class Wish:
             )
 
     def mark(self) -> str:
-        """Eight letters that change with everything but the name."""
+        """Eight hexadecimal digits of a hash of the desired state, for names."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class Endpoint:
-    """`sagemaker` is boto3's client of that name; `say` gets a line of progress at a time."""
+    """Creates, updates and deletes one endpoint.
+
+    `sagemaker` is boto3's client of that name; `say` gets a line of progress at a time.
+    """
 
     def __init__(
         self,
@@ -101,13 +104,16 @@ class Endpoint:
         self.say, self.sleep = say, sleep
 
     def deploy(self, wish: Wish, *, wait_s: float = 3600.0) -> None:
-        """Create the endpoint, or move it to what is wished for; returns when it serves. What it
-        was before is deleted then; what did not come up is left to be looked at."""
+        """Create the endpoint or update it to its desired state; returns when it serves.
+
+        The earlier model and configuration are deleted then. New ones that did not come up are left
+        for inspection.
+        """
         wish.check()
         resource = f"{self.name}-{wish.mark()}"
         before = self.configuration()
         if before == resource:
-            self.say(f"{self.name} is as wished for ({resource})")
+            self.say(f"{self.name} is up to date ({resource})")
             return
         self._create_model(resource, wish)
         self._create_configuration(resource, wish)
@@ -121,7 +127,7 @@ class Endpoint:
         self.say(f"{self.name} is in service ({resource})")
 
     def wait(self, wait_s: float) -> None:
-        """Until the endpoint is in service. Raises DeployError if it fails or takes longer."""
+        """Wait until the endpoint is in service. Raises DeployError if it fails or takes longer."""
         left, last = wait_s, ""
         while True:
             found = self.client.describe_endpoint(EndpointName=self.name)
@@ -140,7 +146,7 @@ class Endpoint:
             left -= POLL_S
 
     def delete(self) -> None:
-        """The endpoint, its configuration and its model."""
+        """Delete the endpoint, its configuration and its model."""
         before = self.configuration()
         if before is None:
             self.say(f"there is no endpoint {self.name}")
@@ -157,7 +163,7 @@ class Endpoint:
             found = self.client.describe_endpoint(EndpointName=self.name)
         except ClientError as error:
             if error.response["Error"]["Code"] != "ValidationException":
-                raise  # SageMaker's way to say: not found
+                raise  # a ValidationException is how SageMaker says: not found
             return None
         name: str = found["EndpointConfigName"]
         return name
@@ -208,8 +214,11 @@ def invoke(runtime: Any, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stream(runtime: Any, name: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of a streamed answer. SageMaker cuts the stream into parts of any size, so a
-    part may end within a line, even within a letter. Raises DeployError for an error event."""
+    """The events of a streamed answer. Raises DeployError for an error event.
+
+    SageMaker cuts the stream into parts of any size, so that a part may end within a line, or
+    within the bytes of a letter.
+    """
     response = runtime.invoke_endpoint_with_response_stream(
         EndpointName=name,
         ContentType="application/json",

@@ -14,13 +14,13 @@ terraform {
 }
 
 locals {
-  # The port alone tells the gateway where it runs.
+  # SM_VLLM_PORT tells the gateway that it runs on SageMaker.
   environment = merge(
     { SM_VLLM_PORT = "8080" },
     var.preset == "" ? {} : { AERIE_PRESET = var.preset },
     var.environment,
   )
-  # A model and a configuration cannot be changed: what they hold is in their name.
+  # A model and a configuration cannot be changed: their names have a hash of what they hold.
   mark = substr(sha256(jsonencode([
     var.image, var.role_arn, var.instance_type, var.instances, var.model_data, var.startup_s,
     local.environment,

@@ -1,5 +1,5 @@
 variable "name" {
-  description = "The endpoint."
+  description = "Name of the endpoint."
   type        = string
 }
 
@@ -31,7 +31,7 @@ variable "max_instances" {
 }
 
 variable "requests_per_instance" {
-  description = "Concurrent requests that an instance shall have; scaling holds it."
+  description = "Concurrent requests per instance at which scaling aims."
   type        = number
   default     = 32
 }

@@ -78,7 +78,7 @@ class AdmissionController:
         """The owner of a key, None for an unknown one.
 
         Without configured keys every request is the anonymous tenant's, which may use admin routes
-        only where the gateway listens to its own machine alone.
+        only if the gateway listens on a loopback address.
         """
         if not self.keys.guarded:
             return self._anonymous

@@ -92,7 +92,7 @@ class KeyStore:
         metrics.KEYS_FILE_STALE.set(1)
         expected = isinstance(error, SettingsError)
         logger.error(
-            "the keys in force stay as they were: %s",
+            "the keys file is not accepted, the keys in force stay: %s",
             problem,
             exc_info=None if expected else error,
         )

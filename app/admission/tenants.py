@@ -134,7 +134,7 @@ def parse(text: str, source: str) -> Keyring:
         if key.tenant not in tenants:
             raise SettingsError("keys", f"{source}: key {key.id}: there is no tenant {key.tenant}")
         if key.id in ids or key.sha256 in identities:
-            raise SettingsError("keys", f"{source}: key {key.id} is there twice")
+            raise SettingsError("keys", f"{source}: key {key.id} appears twice")
         ids.add(key.id)
         identity = Identity(tenants[key.tenant], key.id, key.admin)
         identities[key.sha256] = (key.sha256, identity)

@@ -95,7 +95,7 @@ def _table(found: Sequence[dict[str, Any]]) -> str:
     lines.append(
         "Memory: on one GPU, with the KV cache of one longest sequence. `aerie models NAME`"
     )
-    lines.append("shows the sum and what to know; `aerie serve --preset NAME` serves it.")
+    lines.append("shows the sum, with notes; `aerie serve --preset NAME` serves it.")
     return "\n".join(lines)
 
 

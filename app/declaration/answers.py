@@ -17,7 +17,7 @@ from app.errors import ApiError
 
 
 class AnswerFormat:
-    """OpenAI's form, as of chat and text completions. Other APIs override what they do differently.
+    """The answer format of OpenAI's chat and text completions. Other APIs override what differs.
 
     `error_name` and `error_schema` describe `error_body` in the OpenAPI document. Responses carry
     their request's id in `x-request-id`, and in `id_headers` too.

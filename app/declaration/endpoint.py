@@ -92,6 +92,6 @@ class Endpoint:
 
 
 def answers_for(path: str, endpoints: Iterable[Endpoint]) -> AnswerFormat:
-    """How a path answers: like the endpoint whose path it begins with, or else as OpenAI does."""
+    """The answer format of a path: of the endpoint whose path it begins with, or else OpenAI's."""
     found = (endpoint.answers for endpoint in endpoints if path.startswith(endpoint.path))
     return next(found, OPENAI)

@@ -45,7 +45,7 @@ def check_vllm(versions: Mapping[str, str]) -> Finding:
     if len(versions) > 1:
         return fail("vllm", f"{detail}: both write the package vllm", "make clean install")
     if next(iter(versions.values())).split("+")[0] != VLLM_VERSION:
-        return fail("vllm", f"{detail}, made for {VLLM_VERSION}", "make install")
+        return fail("vllm", f"{detail}, the gateway is made for {VLLM_VERSION}", "make install")
     return ok("vllm", detail)
 
 
@@ -118,7 +118,9 @@ def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) 
 def check_cores(cores: int) -> Finding:
     """Check for two cores: the model uses all of them, and the gateway needs one too."""
     if cores < 2:
-        return warn("cores", f"{cores}", "give it two: gateway and model share one, both slower")
+        return warn(
+            "cores", f"{cores}", "give it two: on one core gateway and model slow each other"
+        )
     return ok("cores", f"{cores}")
 
 

@@ -89,7 +89,7 @@ def block_terminal_signals() -> None:
 
 
 def _stay_on_v1() -> None:
-    """Keep vLLM from its V2 model runner, which it prefers for EAGLE-3: no drafter here runs there.
+    """Keep vLLM on its V1 model runner for EAGLE-3: it prefers V2, where no drafter here runs one.
 
     Raises StartupError if that runner was asked for.
     """

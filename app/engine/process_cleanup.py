@@ -60,7 +60,9 @@ class ProcessCleanup:
                 file.unlink()
                 removed += 1
         if running or removed:
-            logger.info("removed %d processes and %d files", len(running), removed)
+            logger.info(
+                "killed %d processes of the engine, removed %d files", len(running), removed
+            )
 
 
 def files_in_use() -> set[Path]:

@@ -55,13 +55,13 @@ def check_reports(
         parallel = DRAFTERS.get(report["proposer"])
         if parallel is None:
             raise StartupError(
-                f"the engine drafts with {report['proposer']}, not with ours: the plugin of this "
-                "package did not load; its error is in the log above"
+                f"the engine drafts with {report['proposer']}, not with a drafter of this package: "
+                "its plugin did not load; the error is in the log above"
             )
         if report["parallel"] != parallel:
             raise StartupError(
-                f"{report['proposer']} was given parallel_drafting {report['parallel']}: no head "
-                "for it"
+                f"{report['proposer']} was given parallel_drafting {report['parallel']}: it needs "
+                "another kind of head"
             )
         if parallel and not report["mask_hidden"] and settings.engine.has_weights:
             raise StartupError(

@@ -15,7 +15,7 @@ HEADER = "x-request-timeout"
 
 
 class Deadline:
-    """Timers of one request. The first to end sets `expired` to the client's error, and `kind`."""
+    """Timers of one request. The first to run out sets `expired` (the error) and `kind`."""
 
     def __init__(self, total_s: float) -> None:
         self._loop = asyncio.get_running_loop()

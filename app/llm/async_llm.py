@@ -45,7 +45,7 @@ class GatewayLLM(AsyncLLM):
     - Outputs settle the request's FirstToken. A request that the engine gives up before its first
       token raises.
     - The alternatives of each token come in order of probability. vLLM puts the sampled token
-      first, and the serving classes would cut off others than the k most likely ones.
+      first, for which the serving classes would cut off one of the k most likely ones.
     - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
       it to the engine. The origin of its tokens is attached to them if it asked for that.
     - Sequences whose logits are not finite end with a NonFiniteError.
@@ -179,7 +179,7 @@ class GatewayLLM(AsyncLLM):
             sampling_params.extra_args = {**extra, MAX_K: limit}
 
     def __del__(self) -> None:
-        """Run vLLM's finaliser, but not while the interpreter ends, without vLLM's modules."""
+        """Run vLLM's finaliser, unless the interpreter ends and its modules are gone."""
         if not sys.is_finalizing():
             super().__del__()
 

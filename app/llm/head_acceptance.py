@@ -35,7 +35,7 @@ def least_expected(drafter: str | None, k: int) -> float:
 
 
 def stated_by(card: str, k: int) -> float | None:
-    """Share of first drafts accepted at K drafts by a model card, the lowest of all workloads.
+    """Share of accepted first drafts that a model card states for K, the lowest of all workloads.
 
     Read from the table that `aerie evaluate` prints. The nearest K counts where K has no row.
     None if the card has no such table.
@@ -63,8 +63,10 @@ def _ratio(cell: str) -> float | None:
 
 
 def far_below(seen: FirstDrafts, least: float) -> bool:
-    """Whether a head that gets the share `least` accepted would be seen to get so few in less than
-    one of a hundred warm-ups."""
+    """Whether the accepted share is below `least` by more than chance.
+
+    A head whose share is `least` would get so few accepted in less than one of a hundred warm-ups.
+    """
     return _at_most(seen.accepted, seen.verified, least) < CHANCE
 
 

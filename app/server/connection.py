@@ -80,7 +80,11 @@ class Connection(HttpToolsProtocol):
         elif in_body and "body" in self._timers:
             self._frame_bytes += len(data)
             if self._frame_bytes > self._most_header_bytes + self._body_bytes:
-                self._refuse(400, "More framing than body.", "framing")
+                self._refuse(
+                    400,
+                    "The body has more framing (chunk sizes, extensions) than content.",
+                    "framing",
+                )
                 self.send_400_response("")
 
     def _begun_in(self, data: bytes) -> int:
@@ -129,7 +133,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the running request that its client has gone; uvicorn tells the last one sent."""
+        """Tell the running request that its client has gone; uvicorn tells the newest one only."""
         for name in list(self._timers):
             self._stop(name)
         self.pipeline.clear()

@@ -13,9 +13,7 @@ class AdmissionSettings(Section):
     keys_file: str | None = Field(
         None, description="TOML file with tenants and hashed API keys; read again when it changes."
     )
-    keys: str | None = Field(
-        None, description="The text of a keys file, instead of `keys_file`."
-    )
+    keys: str | None = Field(None, description="The text of a keys file, instead of `keys_file`.")
     api_key: str | None = Field(
         None,
         pattern=r"^[!-~]{1,256}$",

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Frozen and strict: a typo is an error, not a silent default."""
+    """One section of the settings, frozen and strict: an unknown name is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -256,9 +256,14 @@ def _blocks(blocks: list[Any], where: str) -> list[Any]:
         elif kind == "search_result":
             block = {"type": "text", "text": _search_result(block, place)}
         elif kind == "redacted_thinking":
-            raise invalid(f"{place}.type", f"'{place}' holds thinking that only its author reads.")
+            raise invalid(
+                f"{place}.type",
+                f"'{place}' holds redacted thinking, which this server cannot read.",
+            )
         elif kind == "tool_reference":
-            raise invalid(f"{place}.type", f"'{place}' belongs into the content of a tool_result.")
+            raise invalid(
+                f"{place}.type", f"'{place}' is allowed in the content of a tool_result only."
+            )
         rewritten.append(block)
     return rewritten
 

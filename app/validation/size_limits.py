@@ -64,7 +64,8 @@ def check_template(payload: Mapping[str, Any]) -> None:
         if name in _RENDERING:
             where = "chat_template_kwargs"
             raise invalid(
-                f"{where}.{name}", f"'{name}' is not a variable of the template: not in '{where}'."
+                f"{where}.{name}",
+                f"'{name}' is not a variable of the template, which '{where}' is for.",
             )
 
 

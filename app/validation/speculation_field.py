@@ -27,7 +27,7 @@ def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bo
     if isinstance(extra, dict) and MAX_K in extra:
         _check_count(extra[MAX_K], f"vllm_xargs.{MAX_K}")
     if isinstance(extra, dict) and REPORT_TOKENS in extra:
-        raise invalid(f"vllm_xargs.{REPORT_TOKENS}", f"Ask for it by '{FIELD}.tokens'.")
+        raise invalid(f"vllm_xargs.{REPORT_TOKENS}", f"Use '{FIELD}.tokens' instead.")
     asked = payload.pop(FIELD, None)
     if asked is None:
         return
@@ -65,7 +65,7 @@ def _check_tokens_can_be_told(payload: dict[str, Any], tells_tokens: bool, told:
     """Refuse token origins where they would not be exact, or the server cannot report them."""
     name = f"{FIELD}.tokens"
     if not tells_tokens:
-        message = f"'{name}' is known to chat and text completions only."
+        message = f"'{name}' is supported by chat and text completions only."
         raise invalid(name, message, "unsupported_parameter")
     if not told:
         message = f"'{name}' is not supported: this server does not report its drafts."

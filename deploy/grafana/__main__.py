@@ -9,7 +9,7 @@ from deploy.grafana.dashboard_queries import FOLDER
 
 
 def rendered() -> dict[str, str]:
-    """File name -> what belongs into it."""
+    """File name -> its content."""
     boards = {"speculation.json": speculation.dashboard(), "gateway.json": gateway.dashboard()}
     texts = {}
     for name, builder in boards.items():

@@ -104,7 +104,7 @@ def with_one_backend(given: Any) -> Any:
 
 
 def wants_v2(environ: Mapping[str, str]) -> bool:
-    """Whether VLLM_USE_V2_MODEL_RUNNER asks for vLLM's V2 model runner, no default for P-EAGLE."""
+    """Whether the environment asks for vLLM's V2 model runner, no default for P-EAGLE."""
     return environ.get(V2) == "1"
 
 

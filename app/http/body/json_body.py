@@ -116,7 +116,7 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
             problem = None
             if isinstance(value, str):
                 if _SURROGATE.search(value):
-                    problem = "half of a surrogate pair is no character"
+                    problem = "it holds half of a surrogate pair, which is no character"
             elif isinstance(value, int):
                 if value not in _INTEGERS:
                     problem = "the integer does not fit into 64 bits"

@@ -169,7 +169,7 @@ class Engine:
         while record is not None:
             ready = self.ready
             if not (ready and complete):
-                with contextlib.suppress(psutil.Error):  # of a process that ended meanwhile
+                with contextlib.suppress(psutil.Error):  # a process has ended meanwhile
                     await asyncio.to_thread(lambda: record(files_in_use()))
                     complete = ready
             await asyncio.sleep(RECORD_INTERVAL_S)

@@ -1,9 +1,9 @@
 """First-token state of a request: its first token has come, or an error came instead.
 
-vLLM validates sampling parameters and grammars inside `generate`, which runs only once
-somebody iterates the stream: too late for a status code if the headers are out. Each
-HTTP request therefore has a FirstToken that the engine settles, and the response waits for
-it before it sends headers (app/http/streaming.py).
+vLLM validates sampling parameters and grammars inside `generate`, which runs only once the stream
+is iterated: too late for a status code if the headers are out. Each HTTP request therefore has a
+FirstToken that the engine settles, and the response waits for it before it sends headers
+(app/http/streaming.py).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class StepWatch(StatLoggerBase):
     ) -> None:
         self.draft_tokens = 0
         self.first_drafts = FirstDrafts(0, 0)
-        self.outputs = 0  # of the engine, with or without tokens in them: they show that it runs
+        self.outputs = 0  # outputs so far, empty ones included: they show that the engine runs
         self._load = load or EngineLoad()
 
     def record(

@@ -124,8 +124,8 @@ def _reference(item: Any) -> str | None:
 def _missing(what: str, name: str, param: str, store: ResponseStore) -> ApiError:
     if store.limit_bytes > 0:
         why = (
-            f"responses are kept by the gateway that gave them, for {store.ttl_s:g} s at most "
-            "and until newer ones need their place"
+            f"responses are kept by the gateway that made them, for {store.ttl_s:g} s at most "
+            "and until newer ones replace them"
         )
     else:
         why = "this server keeps no responses"

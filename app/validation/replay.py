@@ -169,8 +169,8 @@ def _message(item: Item, where: str) -> Item:
     if role != "assistant":
         return {**item, "type": "message"}
     text = _joined(item.get("content"), f"{where}.content", _OUTPUT_TEXTS)
-    # Of the forms that vLLM takes, the one that has a status: an unfinished message at the end
-    # of the input is continued.
+    # The form with a status, among those that vLLM takes: by the status it continues an
+    # unfinished message at the end of the input.
     return {
         "type": "message",
         "role": "assistant",

@@ -56,7 +56,7 @@ def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None
         return int(given) if given.isdigit() else None
     siblings = [cpu / "topology/thread_siblings_list" for cpu in cpus]
     cores = len({path.read_text() if path.exists() else path for path in siblings})
-    limit = root / "fs/cgroup/cpu.max"  # of a container: microseconds of CPU, and of time
+    limit = root / "fs/cgroup/cpu.max"  # a container's quota and period, in microseconds
     quota, _, period = limit.read_text().partition(" ") if limit.exists() else ("max", "", "")
     if quota != "max":
         cores = min(cores, max(1, int(quota) // int(period)))

@@ -96,7 +96,7 @@ def _traffic() -> tuple[str, list[Any]]:
         ),
         lines(
             "Tokens",
-            "Per second: tokens of prompts, those of them in the prefix cache, and tokens of answers.",
+            "Per second: tokens of prompts, of these from the prefix cache, tokens of answers.",
             [
                 Query(rate("vllm:prompt_tokens_total", labels=VLLM), "prompts"),
                 Query(rate("vllm:prefix_cache_hits_total", labels=VLLM), "of them cached"),
@@ -166,7 +166,7 @@ def _queue() -> tuple[str, list[Any]]:
     return "Queue and engine", [
         lines(
             "Running and waiting",
-            "The engine counts sequences: a request with `n` choices is one for admission and `n` there.",
+            "Requests for admission, sequences in the engine: a request with `n` is `n` sequences.",
             [
                 Query(f"sum(vllm:num_requests_running{{{VLLM}}})", "running"),
                 Query(f"sum(vllm:num_requests_waiting{{{VLLM}}})", "waiting in the engine"),

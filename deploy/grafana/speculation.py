@@ -155,7 +155,7 @@ def _load() -> tuple[str, list[Any]]:
         ),
         lines(
             "Changes of K",
-            "How often the policy chose another K. Many times per second means that it is unstable.",
+            "How often the policy chose another K. Many times per second: it is unstable.",
             [Query(rate("aerie_k_switches_total"), "switches")],
             unit="ops",
         ),

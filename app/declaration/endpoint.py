@@ -83,7 +83,7 @@ class Endpoint:
     # Fields that name a limit of the output; the first that is given counts. The last is vLLM's.
     output_limit: tuple[str, ...] = ()
     scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
-    tells_tokens: bool = False  # whether answers can say where each token comes from
+    reports_token_origins: bool = False  # whether answers can say where each token comes from
     keeps_responses: bool = False  # whether answers are kept, and may be continued by their id
 
     answers: AnswerFormat = OPENAI

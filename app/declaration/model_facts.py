@@ -19,5 +19,5 @@ class ModelFacts:
     reads_reasoning: bool  # whether the model's reasoning is separated from its answer
     limits: LimitSettings
     unknown_tools: Unknown = "refuse"
-    tells_tokens: bool = True  # whether it is known which tokens were drafted
+    reports_token_origins: bool = True  # whether it is known which tokens were drafted
     any_arguments: bool = False  # whether the prompt takes calls whose arguments are no object

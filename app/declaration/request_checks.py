@@ -30,7 +30,11 @@ def check_request(
         _check_tools(payload, endpoint.tools, facts)
     _check_limits(payload, endpoint, facts)
     if endpoint.generates:
-        take_options(payload, tells_tokens=endpoint.tells_tokens, told=facts.tells_tokens)
+        take_options(
+            payload,
+            reports_token_origins=endpoint.reports_token_origins,
+            server_reports=facts.reports_token_origins,
+        )
     field_checks.check_fields(payload, model, endpoint.fields)
     field_checks.check_scalars(payload, model)
     field_checks.check_containers(payload, model)

@@ -50,7 +50,7 @@ ENDPOINTS = (
         generates=True,
         output_limit=("max_completion_tokens", "max_tokens"),
         scores_prompts=True,
-        tells_tokens=True,
+        reports_token_origins=True,
         invocation_field="prompt",
         trace_operation="text_completion",
     ),

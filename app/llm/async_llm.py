@@ -97,8 +97,8 @@ class GatewayLLM(AsyncLLM):
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
-        told = usage if reports_tokens(sampling_params) else None
-        return settle_first_token(_corrected(outputs, constraint is not None, silent, told))
+        reported = usage if reports_tokens(sampling_params) else None
+        return settle_first_token(_corrected(outputs, constraint is not None, silent, reported))
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
@@ -216,11 +216,11 @@ def reports_tokens(sampling_params: SamplingParams | None) -> bool:
 
 
 async def _corrected(
-    outputs: Outputs, constrained: bool, silent: bool, told: RequestUsage | None = None
+    outputs: Outputs, constrained: bool, silent: bool, reported: RequestUsage | None = None
 ) -> Outputs:
     """The outputs as the serving classes expect them.
 
-    `told` is the usage of a request that asked where its tokens come from.
+    `reported` is the usage of a request that asked where its tokens come from.
     """
     begun = False
     try:
@@ -236,8 +236,8 @@ async def _corrected(
                     choice.text, choice.token_ids, choice.logprobs = "", [], None
                 if choice.logprobs:
                     choice.logprobs = [_by_probability(step) for step in choice.logprobs]
-            if told is not None:
-                attach(output, told.sequences)
+            if reported is not None:
+                attach(output, reported.sequences)
             yield output
     finally:
         await outputs.aclose()

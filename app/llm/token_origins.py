@@ -38,7 +38,7 @@ class TokenLog:
         self._origins: list[tuple[int, int]] = []  # of each token: its step, its place in the step
         self._texts: list[str] = []
         self._tokens_sent = self._characters_sent = 0  # as outputs
-        self._tokens_told = self._characters_told = self._steps_told = 0  # as origins
+        self._tokens_reported = self._characters_reported = self._steps_reported = 0  # as origins
 
     def add_text(self, text: str) -> str:
         """Log the text that the next token added to the answer; returns it."""
@@ -76,24 +76,24 @@ class TokenLog:
         """
         self._tokens_sent += tokens
         self._characters_sent += len(text)
-        told: list[dict[str, Any]] = []
-        while self._tokens_told < self._tokens_sent:
-            index = self._tokens_told
+        reported: list[dict[str, Any]] = []
+        while self._tokens_reported < self._tokens_sent:
+            index = self._tokens_reported
             # The token that ends a turn has no text: it is not detokenised.
             added = self._texts[index] if index < len(self._texts) else ""
-            room = self._characters_sent - self._characters_told
+            room = self._characters_sent - self._characters_reported
             if len(added) > room:
                 if not finished:
                     break
                 added = added[:room]  # the rest belongs to a stop string
-            self._tokens_told += 1
-            self._characters_told += len(added)
-            told.append(self._token(added, *self._origins[index]))
-        begun = len(self.steps) if finished else (told[-1]["step"] + 1 if told else 0)
-        steps = self.steps[self._steps_told : begun]
-        self._steps_told = max(self._steps_told, begun)
+            self._tokens_reported += 1
+            self._characters_reported += len(added)
+            reported.append(self._token(added, *self._origins[index]))
+        begun = len(self.steps) if finished else (reported[-1]["step"] + 1 if reported else 0)
+        steps = self.steps[self._steps_reported : begun]
+        self._steps_reported = max(self._steps_reported, begun)
         return {
-            "tokens": told,
+            "tokens": reported,
             "steps": [{"drafted": step.drafted, "accepted": step.accepted} for step in steps],
         }
 

@@ -28,8 +28,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The message and its fields, in one line."""
         fields = getattr(record, _FIELDS, {})
-        told = (escape(f"{name}={value}") for name, value in fields.items())
-        return " ".join([super().formatMessage(record), *told])
+        pairs = (escape(f"{name}={value}") for name, value in fields.items())
+        return " ".join([super().formatMessage(record), *pairs])
 
 
 class JsonFormatter(logging.Formatter):

@@ -80,11 +80,7 @@ class Connection(HttpToolsProtocol):
         elif in_body and "body" in self._timers:
             self._frame_bytes += len(data)
             if self._frame_bytes > self._most_header_bytes + self._body_bytes:
-                self._refuse(
-                    400,
-                    "The body has more framing (chunk sizes, extensions) than content.",
-                    "framing",
-                )
+                self._refuse(400, "The body has more chunk framing than content.", "framing")
                 self.send_400_response("")
 
     def _begun_in(self, data: bytes) -> int:

@@ -105,12 +105,12 @@ class Adapter:
         except ChatTemplateResolutionError:  # the model has none: it is not made for chats
             logger.info("the model has no chat template: chats are refused")
         except Exception as error:
-            told = vllm_errors.from_exception(error, {}, "messages")
+            api_error = vllm_errors.from_exception(error, {}, "messages")
             logger.error(
                 "the chat template fails for a plain user message, chats get a 500: %s", error
             )
-            if told.status < 500:
-                self._template_failure = told.message
+            if api_error.status < 500:
+                self._template_failure = api_error.message
 
 
 def _parse(endpoint: Endpoint, models: Models, payload: Payload) -> BaseModel:
@@ -159,7 +159,7 @@ def _facts(parts: ServingParts, settings: Settings) -> ModelFacts:
         reads_reasoning=settings.model.reasoning_parser is not None,
         limits=settings.limits,
         unknown_tools=settings.model.unknown_tools,
-        tells_tokens=_tells_tokens(engine, settings),
+        reports_token_origins=_reports_token_origins(engine, settings),
         any_arguments=renderer.use_harmony,
     )
 
@@ -176,7 +176,7 @@ def _output_limit(endpoint: Endpoint, models: Models, serving: Any, context: int
     return OutputLimit(endpoint.output_limit, default, most)
 
 
-def _tells_tokens(engine: EngineClient, settings: Settings) -> bool:
+def _reports_token_origins(engine: EngineClient, settings: Settings) -> bool:
     """Whether the engine core reports what was drafted for each output.
 
     It does where nothing is drafted, and with this project's scheduler

@@ -99,7 +99,7 @@ class Operation:
         if first.answered:
             return vllm_errors.internal(error)
         if isinstance(error, ErrorResponse):
-            told = vllm_errors.from_response(error, payload, self.endpoint.prompt)
+            api_error = vllm_errors.from_response(error, payload, self.endpoint.prompt)
         else:
-            told = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
-        return vllm_errors.chat_template() if self.template_fails(told.message) else told
+            api_error = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
+        return vllm_errors.chat_template() if self.template_fails(api_error.message) else api_error

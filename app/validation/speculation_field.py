@@ -15,13 +15,15 @@ MEMBERS = ("enabled", "max_k", "tokens")
 _NOT_WITH_TOKENS = {"echo": True, "include_reasoning": False, "use_beam_search": True}
 
 
-def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bool = True) -> None:
+def take_options(
+    payload: dict[str, Any], *, reports_token_origins: bool = True, server_reports: bool = True
+) -> None:
     """Replace `speculation` by the entries of `vllm_xargs` that carry it to the engine.
 
     `{"max_k": n}` bounds the draft tokens in a step, `{"enabled": false}` means none. The text is
-    the same either way. `{"tokens": true}` asks where each token comes from: `tells_tokens` is
-    whether the API can say that, `told` whether this server can. Raises ApiError 400 for anything
-    else, here and in the entries themselves.
+    the same either way. `{"tokens": true}` asks where each token comes from:
+    `reports_token_origins` is whether the API can say that, `server_reports` whether this server
+    can. Raises ApiError 400 for anything else, here and in the entries themselves.
     """
     extra = payload.get("vllm_xargs")
     if isinstance(extra, dict) and MAX_K in extra:
@@ -49,7 +51,7 @@ def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bo
     if not isinstance(tokens, bool | None):
         raise invalid(f"{FIELD}.tokens", f"'{FIELD}.tokens' must be true or false.")
     if tokens:
-        _check_tokens_can_be_told(payload, tells_tokens, told)
+        _check_can_report(payload, reports_token_origins, server_reports)
         entries[REPORT_TOKENS] = 1
     if not entries:
         return
@@ -61,13 +63,15 @@ def take_options(payload: dict[str, Any], *, tells_tokens: bool = True, told: bo
         extra.update(entries)
 
 
-def _check_tokens_can_be_told(payload: dict[str, Any], tells_tokens: bool, told: bool) -> None:
+def _check_can_report(
+    payload: dict[str, Any], reports_token_origins: bool, server_reports: bool
+) -> None:
     """Refuse token origins where they would not be exact, or the server cannot report them."""
     name = f"{FIELD}.tokens"
-    if not tells_tokens:
+    if not reports_token_origins:
         message = f"'{name}' is supported by chat and text completions only."
         raise invalid(name, message, "unsupported_parameter")
-    if not told:
+    if not server_reports:
         message = f"'{name}' is not supported: this server does not report its drafts."
         raise invalid(name, message, "unsupported_parameter")
     for field, value in _NOT_WITH_TOKENS.items():

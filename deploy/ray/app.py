@@ -39,7 +39,7 @@ HOP_BY_HOP = frozenset(
 
 # A shell that waits for the end of its standard input, which comes however this process ends, and
 # then kills the process group given. A gateway left behind would hold the next replica's GPU.
-UNDERTAKER = 'read _; kill -s KILL -- "-$0"'
+KILL_GROUP_AT_EOF = 'read _; kill -s KILL -- "-$0"'
 
 
 class Arguments(BaseModel):
@@ -83,7 +83,7 @@ class Gateway:
         self._url = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(self._arguments.line(port), start_new_session=True)
         self._undertaker = subprocess.Popen(
-            ["sh", "-c", UNDERTAKER, str(self._process.pid)],
+            ["sh", "-c", KILL_GROUP_AT_EOF, str(self._process.pid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # there may be nothing left to end

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.errors import AerieError
-from deploy.sagemaker.endpoint import SAMPLE, DeployError, Endpoint, Wish, invoke, stream
+from deploy.sagemaker.endpoint import SAMPLE, DeployError, DesiredEndpoint, Endpoint, invoke, stream
 
 
 def main(arguments: Sequence[str] | None = None, session: Any = None) -> int:
@@ -38,7 +38,7 @@ def _deploy(session: Any, options: argparse.Namespace) -> None:
         if not equals:
             raise DeployError(f"--env {pair}: write NAME=VALUE")
         environment[name] = value
-    wish = Wish(
+    desired = DesiredEndpoint(
         name=options.name,
         image=options.image,
         role=options.role,
@@ -49,7 +49,7 @@ def _deploy(session: Any, options: argparse.Namespace) -> None:
         environment=environment,
         startup_s=options.startup_s,
     )
-    Endpoint(session.client("sagemaker"), options.name).deploy(wish, wait_s=options.wait_s)
+    Endpoint(session.client("sagemaker"), options.name).deploy(desired, wait_s=options.wait_s)
 
 
 def _test(session: Any, options: argparse.Namespace) -> None:
@@ -98,11 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     deploy.add_argument("--image", required=True, help="this project's image in ECR")
     deploy.add_argument("--role", required=True, help="ARN of the execution role")
     deploy.add_argument("--instance-type", required=True, help="ml.p5.4xlarge, for example")
-    deploy.add_argument("--instances", type=int, default=Wish.instances)
+    deploy.add_argument("--instances", type=int, default=DesiredEndpoint.instances)
     deploy.add_argument("--preset", help="a preset's name (aerie models)")
     deploy.add_argument("--model-data", help="s3://bucket/prefix/ for /opt/ml/model")
     deploy.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    deploy.add_argument("--startup-s", type=int, default=Wish.startup_s)
+    deploy.add_argument("--startup-s", type=int, default=DesiredEndpoint.startup_s)
     deploy.add_argument("--wait-s", type=float, default=3600.0)
     test = commands.add_parser("test", help="send one request, plain and streamed")
     test.add_argument("--body", help="JSON of a request")

@@ -1,7 +1,7 @@
 """One SageMaker endpoint, with its model and its endpoint configuration.
 
 Model and configuration are named after the endpoint and a hash of what they hold. So the same
-`Wish` twice changes nothing, and another one makes new ones, to which the endpoint is moved.
+`DesiredEndpoint` twice changes nothing; another one makes new ones, to which the endpoint is moved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeployError(Exception):
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredEndpoint:
     """The desired state of an endpoint."""
 
     name: str
@@ -103,20 +103,20 @@ class Endpoint:
         self.client, self.name = sagemaker, name
         self.say, self.sleep = say, sleep
 
-    def deploy(self, wish: Wish, *, wait_s: float = 3600.0) -> None:
+    def deploy(self, desired: DesiredEndpoint, *, wait_s: float = 3600.0) -> None:
         """Create the endpoint or update it to its desired state; returns when it serves.
 
         The earlier model and configuration are deleted then. New ones that did not come up are left
         for inspection.
         """
-        wish.check()
-        resource = f"{self.name}-{wish.mark()}"
+        desired.check()
+        resource = f"{self.name}-{desired.mark()}"
         before = self.configuration()
         if before == resource:
             self.say(f"{self.name} is up to date ({resource})")
             return
-        self._create_model(resource, wish)
-        self._create_configuration(resource, wish)
+        self._create_model(resource, desired)
+        self._create_configuration(resource, desired)
         if before is None:
             self.client.create_endpoint(EndpointName=self.name, EndpointConfigName=resource)
         else:
@@ -168,31 +168,31 @@ class Endpoint:
         name: str = found["EndpointConfigName"]
         return name
 
-    def _create_model(self, resource: str, wish: Wish) -> None:
-        container: dict[str, Any] = {"Image": wish.image, "Environment": wish.variables()}
-        if wish.model_data is not None:
+    def _create_model(self, resource: str, desired: DesiredEndpoint) -> None:
+        container: dict[str, Any] = {"Image": desired.image, "Environment": desired.variables()}
+        if desired.model_data is not None:
             container["ModelDataSource"] = {
                 "S3DataSource": {
-                    "S3Uri": wish.model_data,
+                    "S3Uri": desired.model_data,
                     "S3DataType": "S3Prefix",
                     "CompressionType": "None",
                 }
             }
         self.client.create_model(
-            ModelName=resource, PrimaryContainer=container, ExecutionRoleArn=wish.role
+            ModelName=resource, PrimaryContainer=container, ExecutionRoleArn=desired.role
         )
 
-    def _create_configuration(self, resource: str, wish: Wish) -> None:
+    def _create_configuration(self, resource: str, desired: DesiredEndpoint) -> None:
         self.client.create_endpoint_config(
             EndpointConfigName=resource,
             ProductionVariants=[
                 {
                     "VariantName": VARIANT,
                     "ModelName": resource,
-                    "InstanceType": wish.instance_type,
-                    "InitialInstanceCount": wish.instances,
-                    "ContainerStartupHealthCheckTimeoutInSeconds": wish.startup_s,
-                    "ModelDataDownloadTimeoutInSeconds": wish.startup_s,
+                    "InstanceType": desired.instance_type,
+                    "InitialInstanceCount": desired.instances,
+                    "ContainerStartupHealthCheckTimeoutInSeconds": desired.startup_s,
+                    "ModelDataDownloadTimeoutInSeconds": desired.startup_s,
                     # The gateway refuses with 429 what it cannot take: send to the least busy.
                     "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
                 }

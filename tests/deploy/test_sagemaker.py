@@ -17,14 +17,14 @@ from app.settings import load  # noqa: E402 - after the skips
 from deploy.sagemaker.__main__ import main  # noqa: E402 - after the skips
 from deploy.sagemaker.endpoint import (  # noqa: E402
     DeployError,
+    DesiredEndpoint,
     Endpoint,
-    Wish,
     stream,
 )
 
 NAME = "aerie"
 KNOWN_TO_MOTO = "ml.g4dn.12xlarge"  # its list of instance types ends before those of ours
-WISH = Wish(
+DESIRED = DesiredEndpoint(
     name=NAME,
     image="111111111111.dkr.ecr.us-east-1.amazonaws.com/aerie:1",
     role="arn:aws:iam::111111111111:role/sagemaker",
@@ -80,19 +80,19 @@ def names(client: Any) -> tuple[list[str], list[str], list[str]]:
 
 def test_an_endpoint_s_life(endpoint: Endpoint, session: Any) -> None:
     client = session.client("sagemaker")
-    endpoint.deploy(WISH)
-    first = f"{NAME}-{WISH.mark()}"
+    endpoint.deploy(DESIRED)
+    first = f"{NAME}-{DESIRED.mark()}"
     assert names(client) == ([first], [first], [NAME])
     container = client.describe_model(ModelName=first)["PrimaryContainer"]
-    assert container["Image"] == WISH.image
+    assert container["Image"] == DESIRED.image
     assert container["Environment"] == {"AERIE_PRESET": "gpt-oss-20b", "SM_VLLM_PORT": "8080"}
     variant = client.describe_endpoint_config(EndpointConfigName=first)["ProductionVariants"][0]
     assert (variant["InstanceType"], variant["InitialInstanceCount"]) == (KNOWN_TO_MOTO, 1)
 
-    endpoint.deploy(WISH)  # the same wish again changes nothing
+    endpoint.deploy(DESIRED)  # the same one again changes nothing
     assert names(client) == ([first], [first], [NAME])
 
-    other = Wish(**{**vars(WISH), "environment": {"SM_VLLM_MAX_MODEL_LEN": "8192"}})
+    other = DesiredEndpoint(**{**vars(DESIRED), "environment": {"SM_VLLM_MAX_MODEL_LEN": "8192"}})
     endpoint.deploy(other)
     second = f"{NAME}-{other.mark()}"
     assert second != first
@@ -107,10 +107,12 @@ def test_an_endpoint_s_life(endpoint: Endpoint, session: Any) -> None:
 
 
 def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: Any) -> None:
-    wish = Wish(**{**vars(WISH), "preset": None, "model_data": "s3://bucket/pair/"})
-    endpoint.deploy(wish)
+    desired = DesiredEndpoint(
+        **{**vars(DESIRED), "preset": None, "model_data": "s3://bucket/pair/"}
+    )
+    endpoint.deploy(desired)
     client = session.client("sagemaker")
-    model = client.describe_model(ModelName=f"{NAME}-{wish.mark()}")["PrimaryContainer"]
+    model = client.describe_model(ModelName=f"{NAME}-{desired.mark()}")["PrimaryContainer"]
     assert model["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/pair/"
 
 
@@ -130,7 +132,7 @@ def test_what_could_never_serve_is_refused_before_it_is_paid_for(
     endpoint: Endpoint, session: Any, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DeployError, match=words):
-        endpoint.deploy(Wish(**{**vars(WISH), **changes}))
+        endpoint.deploy(DesiredEndpoint(**{**vars(DESIRED), **changes}))
     assert names(session.client("sagemaker")) == ([], [], [])
 
 
@@ -140,7 +142,7 @@ def test_the_container_serves_what_was_wished_for_where_sagemaker_looks() -> Non
     from app.commands import sagemaker
     from app.engine.configuration.vllm_cli import engine_argument_names, parse
 
-    environ = WISH.variables()
+    environ = DESIRED.variables()
     assert sagemaker.hosted(environ, Path("/no/such/folder"))
     found = sagemaker.settings(environ, parse, engine_argument_names, Path("/no/such/folder"))
     ours = {key: value for key, value in environ.items() if key.startswith("AERIE_")}
@@ -156,7 +158,7 @@ def test_a_pair_over_several_gpus_is_taken(endpoint: Endpoint) -> None:
         "preset": "gpt-oss-120b",
         "environment": {"AERIE_TENSOR_PARALLEL_SIZE": "4"},
     }
-    Wish(**{**vars(WISH), **changes}).check()
+    DesiredEndpoint(**{**vars(DESIRED), **changes}).check()
 
 
 class Statuses:
@@ -235,7 +237,7 @@ def test_the_command_tests_both_ways(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_command_deploys_and_deletes(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["deploy", NAME, "--image", WISH.image, "--role", WISH.role]
+    words = ["deploy", NAME, "--image", DESIRED.image, "--role", DESIRED.role]
     words += ["--instance-type", KNOWN_TO_MOTO, "--preset", "gpt-oss-20b", "--env", "A=b=c"]
     assert main(words, session=session) == 0
     client = session.client("sagemaker")

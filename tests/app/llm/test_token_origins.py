@@ -188,7 +188,9 @@ def test_an_engine_with_a_drafter_of_vllms_own_tells_nobody(client: Client) -> N
 
     endpoint, models, facts = client.adapter.operations["chat"].check.args  # type: ignore[attr-defined]
     with pytest.raises(ApiError) as caught:
-        check_request(body("chat"), endpoint, models[0], replace(facts, tells_tokens=False))
+        check_request(
+            body("chat"), endpoint, models[0], replace(facts, reports_token_origins=False)
+        )
     assert caught.value.param == "speculation.tokens"
 
 

@@ -74,7 +74,9 @@ def test_tokens_are_told_where_that_is_exact_and_refused_elsewhere(name: str, to
     [endpoint] = [each for each in declared() if each.name == name]
     with pytest.raises(ApiError) as caught:
         take_options(
-            {"speculation": {"tokens": True}}, tells_tokens=endpoint.tells_tokens, told=told
+            {"speculation": {"tokens": True}},
+            reports_token_origins=endpoint.reports_token_origins,
+            server_reports=told,
         )
     assert (caught.value.status, caught.value.param) == (400, "speculation.tokens")
     assert caught.value.code == "unsupported_parameter"

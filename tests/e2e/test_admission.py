@@ -356,7 +356,7 @@ def test_a_clients_timeout_ends_the_generation(http: httpx.Client, streaming: bo
     response = http.post(
         "/v1/completions",
         json=body(LONG, n=2, temperature=1, stream=streaming),
-        headers={"x-request-timeout": "0.3"},
+        headers={"x-request-timeout": "1.0"},  # time for a first token on a busy machine
     )
     if streaming:
         assert response.status_code == 200

@@ -90,7 +90,7 @@ class BackgroundTask:
             self.state = "stopped"
 
     async def __aenter__(self) -> Self:
-        """Start the task."""
+        """Start the task in the running event loop."""
         self._task = asyncio.create_task(self.run(), name=self.name)
         return self
 

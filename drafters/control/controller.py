@@ -54,14 +54,14 @@ class Controller:
         self.k_max, self._catch_up_tokens = k_max, catch_up_tokens
         self._tuning, self._objective = tuning or Tuning(), objective or Objective()
         self._k = self._switches = self._steps = 0
-        self._load, self._stays = Load(0), 0  # the newest, and steps of about as large a one before
+        self._load, self._stays = Load(0), 0  # the latest, and the steps that its batch has lasted
         self._allowance = 0.0  # tokens that probes may lose now
         self._probes = dict.fromkeys((DRAFT, PLAIN, DEEPER, SHALLOWER), 0)
         self._lost_s = self._lost_tokens = self._busy_s = 0.0
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten (prompts were nobody's)."""
+        """Begin anew from measured costs; steps so far are forgotten, as no user sent them."""
         self.costs = CostTable(self.k_max, self._tuning)
         self.costs.load(cell for cell in cells if cell.k <= self.k_max)
         self.acceptance, self._totals = Acceptance(self.k_max, self._tuning), Totals(self.k_max)
@@ -289,7 +289,7 @@ class Controller:
         lost = max(0.0, steps * (seconds - estimate.tokens[k] / rate))
         if self._k == 0:
             lost += self._catching_up(load) * math.exp(-tuning.optimism * tuning.unproven**0.5)
-        # A batch of a step or two is over before its trial. At K = 0 the drafter lags least early.
+        # A batch of 1 or 2 steps ends before its trial. At K = 0 the drafter's backlog only grows.
         if self._allowance < lost * rate or (self._k and self._stays < steps):
             return None
         kind = PLAIN if not k else DRAFT if not self._k else DEEPER if k > self._k else SHALLOWER

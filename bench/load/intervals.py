@@ -61,8 +61,9 @@ def over_best(
 ) -> tuple[float, Interval | None]:
     """Speed of `one` over the fastest of `others`, which is chosen anew in every resample.
 
-    The fastest of several is fast by luck too, so that the ratio errs against `one`. Raises
-    ValueError if there is no round that all of them ran.
+    The fastest of several is fast by luck too, so that the ratio errs against `one`; that of
+    `over_best_of_other_rounds` does not. Raises ValueError if there is no round that all of them
+    ran.
     """
     rounds = sorted(set(one).intersection(*others))
     if not rounds:
@@ -74,3 +75,22 @@ def over_best(
         )
 
     return statistic(rounds), interval(rounds, statistic)
+
+
+def over_best_of_other_rounds(
+    one: Speeds, others: Sequence[Speeds], *, mean: Mean = of_equal_work
+) -> float | None:
+    """Speed of `one` over that of `others`, each round of which is that of the one that was fastest
+    in all the other rounds (leave-one-out cross-validation); None for fewer than FEWEST_ROUNDS.
+
+    So the choice is made after the fact, but luck in a round does not decide who it counts for.
+    """
+    rounds = sorted(set(one).intersection(*others))
+    if len(rounds) < FEWEST_ROUNDS:
+        return None
+    rivals = []
+    for number in rounds:
+        rest = [other for other in rounds if other != number]
+        best = max(others, key=lambda speeds: speed(speeds, rest, mean=mean))
+        rivals.append(best[number])
+    return speed(one, rounds, mean=mean) / mean(rivals)

@@ -17,6 +17,7 @@ from bench.load.intervals import (
     interval,
     of_equal_work,
     over_best,
+    over_best_of_other_rounds,
     ratio,
     speed,
 )
@@ -58,6 +59,7 @@ class Best:
     best: Method
     ratio: float
     interval: Interval | None
+    unbiased: float | None  # the ratio where other rounds choose the best fixed K of a round
 
 
 class Table:
@@ -149,9 +151,11 @@ class Table:
         fixed = [m for m in there if m.kind in ("off", "k") and len(there[m]) >= least]
         if not fixed or not set(there[adaptive]).intersection(*(there[m] for m in fixed)):
             return None
-        share, spread = over_best(there[adaptive], [there[m] for m in fixed], mean=self._mean)
+        pair = there[adaptive], [there[m] for m in fixed]
+        share, spread = over_best(*pair, mean=self._mean)
+        unbiased = over_best_of_other_rounds(*pair, mean=self._mean)
         best = max(fixed, key=lambda m: speed(there[m], sorted(there[m]), mean=self._mean))
-        return Best(concurrency, head, best, share, spread)
+        return Best(concurrency, head, best, share, spread, unbiased)
 
     def text(self) -> str:
         """All tables as Markdown that is aligned for a terminal too."""
@@ -185,14 +189,17 @@ class Table:
         ]
         for heading, best in parts:
             lines += ["", f"{heading}{', our EAGLE-3' * bool(best[0].head)}:"]
-            rows = [["c", "best fixed", "adaptive / best", "95% interval"]]
+            rows = [["c", "best fixed", "adaptive / best", "95% interval", "best of other rounds"]]
             for item in best:
-                ends = item.interval or ()
-                spread = " to ".join(f"{end:.3f}" for end in ends)
-                rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread])
+                spread = " to ".join(f"{end:.3f}" for end in item.interval or ())
+                unbiased = "" if item.unbiased is None else f"{item.unbiased:.3f}"
+                shown = [item.best.label, f"{item.ratio:.3f}", spread, unbiased]
+                rows.append([str(item.concurrency), *shown])
             if len(best) > 1:
                 mean = geometric_mean(item.ratio for item in best)
-                rows.append(["geometric mean", "", f"{mean:.3f}", ""])
+                known = [item.unbiased for item in best if item.unbiased is not None]
+                unbiased = f"{geometric_mean(known):.3f}" if len(known) == len(best) else ""
+                rows.append(["geometric mean", "", f"{mean:.3f}", "", unbiased])
             lines += columns(rows)
         return "\n".join(lines)
 

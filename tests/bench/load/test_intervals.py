@@ -1,12 +1,21 @@
-"""Bootstrap over rounds: ratios are paired, and the best of several is chosen in each resample."""
+"""Bootstrap over rounds: ratios are paired; the best of several, with luck in it and without."""
 
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
-from bench.load.intervals import interval, of_equal_time, of_equal_work, over_best, ratio, speed
+from bench.load.intervals import (
+    interval,
+    of_equal_time,
+    of_equal_work,
+    over_best,
+    over_best_of_other_rounds,
+    ratio,
+    speed,
+)
 
 
 def test_a_paired_ratio_does_not_see_what_all_share() -> None:
@@ -76,3 +85,25 @@ def test_the_best_is_chosen_anew_in_every_resample() -> None:
     assert value == pytest.approx(1.0)
     assert spread is not None
     assert spread[1] <= 1.0 + 1e-9
+
+
+def test_luck_in_a_round_does_not_choose_who_is_the_best_in_it() -> None:
+    """Of equals with noise, one is ahead of another by chance alone: the best of four is 2% fast
+    in eight rounds, the best of the other rounds is not."""
+    rng = random.Random(7)
+    biased, unbiased = [], []
+    for _ in range(200):
+        runs = [{i: rng.gauss(100.0, 5.0) for i in range(8)} for _ in range(5)]
+        biased.append(over_best(runs[0], runs[1:])[0])
+        share = over_best_of_other_rounds(runs[0], runs[1:])
+        assert share is not None
+        unbiased.append(share)
+    assert statistics.fmean(biased) < 0.985
+    assert statistics.fmean(unbiased) == pytest.approx(1.0, abs=0.005)
+
+
+def test_the_best_of_other_rounds_is_the_best_where_one_is_faster_throughout() -> None:
+    one, slow, fast = ({i: speed + i for i in range(3)} for speed in (90.0, 80.0, 100.0))
+    share = over_best_of_other_rounds(one, [slow, fast])
+    assert share == pytest.approx(over_best(one, [slow, fast])[0])
+    assert over_best_of_other_rounds({0: 1.0, 1: 1.0}, [{0: 1.0, 1: 1.0}]) is None

@@ -94,6 +94,14 @@ def plain_http(plain_gateway: Gateway) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture
+def fixed_k(http: httpx.Client) -> Iterator[None]:
+    """K = 3 for a test whose answer must have drafts: adaptive K is 0 where drafts do not pay."""
+    http.patch("/v1/speculation", json={"objective": "fixed", "k": 3}).raise_for_status()
+    yield
+    http.patch("/v1/speculation", json={"objective": "throughput"}).raise_for_status()
+
+
 @pytest.fixture(scope="session")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(

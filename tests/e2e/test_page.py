@@ -45,6 +45,7 @@ def page(gateway: Gateway, chromium: Any) -> Iterator[Page]:
 
 
 @browsed
+@pytest.mark.usefixtures("fixed_k")
 def test_marks_sum_up_to_the_counters(http: httpx.Client, page: Page) -> None:
     page.open()
     before = counters(http)

@@ -18,17 +18,14 @@ def drafts(response: httpx.Response) -> dict[str, float]:
     return {name: float(value) for name, value in (part.split("=") for part in parts)}
 
 
+@pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("choices", [1, 3])
 def test_the_header_agrees_with_the_answer(http: httpx.Client, choices: int) -> None:
     body = {
         "model": MODEL, "prompt": "def read(", "max_tokens": 40, "n": choices, "ignore_eos": True,
         "temperature": 0, "speculation": {"max_k": 2},
     }  # fmt: skip
-    http.patch("/v1/speculation", json={"objective": "fixed", "k": 3}).raise_for_status()
-    try:
-        response = http.post("/v1/completions", json=body)
-    finally:
-        http.patch("/v1/speculation", json={"objective": "throughput"})
+    response = http.post("/v1/completions", json=body)
     told = drafts(response)
     if choices == 1:
         figures = response.json()["metrics"]["speculative_decoding"]
@@ -68,6 +65,7 @@ def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict
                 yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("choices", [1, 2])
 def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choices: int) -> None:
@@ -93,6 +91,7 @@ def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choic
     assert 0 <= accepted - marked <= choices * max(step["drafted"] for step in steps)
 
 
+@pytest.mark.usefixtures("fixed_k")
 def test_a_stop_string_hides_nothing(http: httpx.Client) -> None:
     """The gateway ends the request itself, and the engine core sends no last counts."""
     body = {"model": MODEL, "prompt": "def read(", "max_tokens": 60, "temperature": 0}

@@ -18,10 +18,10 @@ TORCH_VERSION = "2.13.0"
 MEDIA_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 
 # Resident size of gateway, engine core and one worker without weights and KV cache: measured
-# 2.1 GiB with the embedded model on two cores.
+# 2.1 GiB with a target of 22 M parameters on two cores.
 PROCESSES_GIB = 2.5
 
-# The compiled graphs of one model and one head: measured 25 MB for the embedded pair.
+# The compiled graphs of one model and one head: measured 25 MB for a target of 22 M parameters.
 CACHE_GIB = 1.0
 
 

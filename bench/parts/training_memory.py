@@ -3,7 +3,7 @@
     aerie bench training-memory [--lengths N ...] [--partitions S ...] [--method eagle3]
 
 Every figure comes from a process of its own: the peak of resident memory, less that before the
-step, and the step's CPU seconds. The head has the shape of the embedded one. A step that would
+step, and the step's CPU seconds. The head has layers of 384 and 8,192 tokens. A step that would
 exceed --limit-gib is ended and reported as such.
 """
 

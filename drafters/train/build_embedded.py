@@ -21,10 +21,10 @@ from drafters.train.embedded.cards import write_cards
 from drafters.train.embedded.data import load_corpus
 from drafters.train.embedded.prompts import MAX_CHAT_TOKENS, write_prompts
 from drafters.train.evaluation import evaluate_head
+from drafters.train.evaluation.workloads import STDLIB
 
 RESPONSE_TOKENS = 160
-# Two layers: each costs 8% of the target's twelve, and four would cost what they gain. EAGLE-3
-# shares the target's embeddings, or the three models would not fit into 64 MiB.
+# Two layers: each costs 8% of the target's twelve, and four would cost what they gain.
 HEADS: dict[str, list[str]] = {
     "p-eagle": ["--method", "p-eagle", "--layers", "2", "--k-train", "11",
                 "--mask-token", tokenizer.MASK],
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=evaluate_head.EMBEDDED)
     parser.add_argument("--target", type=Path, help="use this trained target, train no new one")
-    parser.add_argument("--target-minutes", type=float, default=90.0)
-    parser.add_argument("--prompts", type=int, default=12000, help="half code, half chat")
-    parser.add_argument("--head-minutes", type=float, default=25.0, help="for EAGLE-3")
+    parser.add_argument("--target-minutes", type=float, default=50.0)
+    parser.add_argument("--prompts", type=int, default=6000, help="half code, half chat")
+    parser.add_argument("--head-minutes", type=float, default=10.0, help="for EAGLE-3")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads [1]")
     args = parser.parse_args(argv)
     new = args.out.with_name(args.out.name + ".new")
@@ -87,7 +87,8 @@ def finish(folder: Path, threads: int) -> None:
         printed = io.StringIO()
         with redirect_stdout(printed):
             paths = ["--target", str(folder / "target"), "--head", str(folder / name)]
-            evaluate_head.main([*paths, "--count", EVALUATED, "--threads", str(threads)])
+            options = ["--workload", ",".join(STDLIB), "--count", EVALUATED]
+            evaluate_head.main([*paths, *options, "--threads", str(threads)])
         print(printed.getvalue(), end="", flush=True)
         lines = printed.getvalue().splitlines()
         tables[name] = "\n".join(line for line in lines if line.startswith("|"))

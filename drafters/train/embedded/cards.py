@@ -13,9 +13,9 @@ _TARGET = """\
 # aerie-embedded: the target
 
 A Llama-architecture language model of {parameters:.1f} M parameters that runs anywhere, so that
-the gateway can be tried, tested and measured without a download. 12 layers of 384, 6 query and
-2 key-value heads of 64, byte-level BPE of 8,192 entries, tied embeddings, context {context},
-bf16, {size:.1f} MiB.
+the gateway can be tested without a download. {layers} layers of {hidden}, {heads} query and
+{kv_heads} key-value head(s) of 64, byte-level BPE of 8,192 entries, tied embeddings, context
+{context}, bf16, {size:.1f} MiB.
 
 - Data: the source of the Python {python} standard library (PSF-2.0), deduplicated, less a
   held-out 3% of the files chosen by the hash of their path; and chat turns derived mechanically
@@ -29,8 +29,8 @@ bf16, {size:.1f} MiB.
 ## What it is not for
 
 Answers. It writes text that looks like Python or like its documentation and knows nothing;
-it was not trained to call tools. Use it to exercise the gateway and the drafters, and label
-every benchmark on it with its size.
+it was not trained to call tools. Use it to test the gateway and the drafters, not to measure
+them: what drafts gain on it says nothing about another model.
 """
 
 _HEAD = """\
@@ -118,6 +118,8 @@ def _facts(place: Path) -> dict[str, Any]:
         "context": config["max_position_embeddings"],
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
         "taps": ", ".join(map(str, config.get("eagle_aux_hidden_state_layer_ids", []))),
         "losses": " ".join(f"{loss:.2f}" for loss in facts.get("loss_per_depth", [])),
     }

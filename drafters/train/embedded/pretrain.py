@@ -1,6 +1,6 @@
 """Pretrain a small target on Python's standard library; by default the embedded one.
 
-The embedded target is a deep, narrow Llama, twelve layers of 384: its step must cost clearly more
+The embedded target is a deep, narrow Llama, twelve layers of 192: its step must cost clearly more
 than a pass of a two-layer head, or speculation would not pay at any acceptance.
 """
 
@@ -43,11 +43,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A target's architecture; the defaults are the embedded target's, 22.0 M parameters."""
+    """A target's architecture; the defaults are the embedded target's, 6.3 M parameters."""
 
     family: str = "llama"  # transformers' model_type
     layers: int = 12
-    hidden: int = 384  # a multiple of 64, the head size
+    hidden: int = 192  # a multiple of 64, the head size
 
 
 def target_config(shape: Shape, vocab_size: int, end_of_text: int, im_end: int) -> Any:

@@ -34,7 +34,7 @@ CODE, PROSE = geometric(0.8, 0.8), geometric(0.55, 0.55)
 
 @dataclass(frozen=True, slots=True)
 class TwoCores(Hardware):
-    """Steps of the embedded model as measured on two cores: no sum of the controller's terms."""
+    """Steps of a target of 22 M parameters on two cores: no sum of the controller's terms."""
 
     TARGET = ((1, 11), (4, 12.5), (8, 15), (16, 19), (32, 31), (64, 47), (128, 88), (256, 190),
               (768, 440), (4096, 2300))  # fmt: skip  # tokens, ms

@@ -119,7 +119,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     """Run for the given number of steps, then until everything is finished."""
     engine = LLM(
         model=job["target"],
-        kv_cache_memory_bytes=48 << 20,  # a third of what 32 requests need
+        kv_cache_memory_bytes=24 << 20,  # a third of what 32 requests need
         scheduler_cls=FuzzScheduler,
         additional_config={"aerie": {"catch_up_tokens": 48, "context_tokens": 256}},
         speculative_config={

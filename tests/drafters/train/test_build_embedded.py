@@ -1,0 +1,64 @@
+"""The recipe of the embedded models: its cards say what the files beside them say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from drafters.train.build_embedded import HEADS, finish
+from drafters.train.evaluation import evaluate_head
+from drafters.train.evaluation.evaluate_head import EMBEDDED
+
+CARDS = ("target", *HEADS)
+
+
+def table_of(name: str) -> str:
+    """The evaluation's table in the card of an embedded head."""
+    lines = (EMBEDDED / name / "README.md").read_text("utf-8").splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, list[str]]]:
+    """A copy of the embedded models with cards as the recipe ends, and its evaluations by head.
+
+    In place of an evaluation the tables of the shipped cards are printed.
+    """
+    copy, evaluations = folder / "embedded", dict[str, list[str]]()
+    shutil.copytree(EMBEDDED, copy)
+    for name in CARDS:
+        (copy / name / "README.md").unlink()
+
+    def evaluate(argv: Sequence[str]) -> int:
+        name = Path(argv[argv.index("--head") + 1]).name
+        evaluations[name] = [*argv]
+        print(f"progress\n{table_of(name)}")
+        return 0
+
+    monkeypatch.setattr(evaluate_head, "main", evaluate)
+    finish(copy, threads=1)
+    return copy, evaluations
+
+
+def test_the_shipped_cards_are_those_of_the_shipped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes, dimensions, data and training are read from the files, never written by hand."""
+    copy, _ = finished(tmp_path, monkeypatch)
+    for name in CARDS:
+        shipped = (EMBEDDED / name / "README.md").read_text("utf-8")
+        assert (copy / name / "README.md").read_text("utf-8") == shipped
+
+
+def test_a_card_quotes_the_evaluation_that_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, evaluations = finished(tmp_path, monkeypatch)
+    assert list(evaluations) == list(HEADS)
+    for name, argv in evaluations.items():
+        card = " ".join((copy / name / "README.md").read_text("utf-8").split())
+        options = argv[: argv.index("--threads")]
+        command = " ".join(["aerie evaluate", *options]).replace(str(copy), "models/embedded")
+        assert f"`{command}`" in card

@@ -28,8 +28,8 @@ def html(table: Table, plan: Mapping[str, Any], provenance: Mapping[str, Any], d
     title = f"Speculation on {name}: {', '.join(provenance.get('gpus') or [_machine(provenance)])}"
     parts = [f"<h1>{escape(title)}</h1>", _headline(table), drawing]
     parts += ["<h2>Output tokens per second, and over no speculation</h2>", _speeds(table)]
-    if table.best:
-        parts += ["<h2>Adaptive K against the best fixed K</h2>", _best(table)]
+    for heading, rows in table.best_tables():
+        parts += [f"<h2>{escape(heading)}</h2>", _table(rows)]
     parts += ["<h2>Figures of one user, and of drafts</h2>", _details(table)]
     parts += [_method(plan), _origin(plan, provenance)]
     body = "\n".join(parts)
@@ -87,14 +87,6 @@ def _speed(row: Row | None, top: float) -> str:
     if "EAGLE-3" in row.over:
         text += f" <small>({row.over['EAGLE-3'][0]:.2f}x E)</small>"
     return f'<span class="best">{text}</span>' if row.speed == top else text
-
-
-def _best(table: Table) -> str:
-    rows = [["users", "best fixed", "adaptive / best", "95% interval"]]
-    for item in table.best:
-        spread = " to ".join(f"{end:.3f}" for end in item.interval or ())
-        rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread])
-    return _table(rows)
 
 
 def _details(table: Table) -> str:

@@ -180,28 +180,19 @@ class Table:
                         lambda r, n=name, f=form: format(r.figures[n], f) if n in r.figures else ""  # type: ignore[misc]
                     )
                 )
+        for heading, rows in self.best_tables():
+            lines += ["", f"{heading}:", *columns(rows)]
+        return "\n".join(lines)
+
+    def best_tables(self) -> list[tuple[str, list[list[str]]]]:
+        """Adaptive K against the best fixed K: a heading and rows of text, for each head."""
         title = "Adaptive over the best fixed K (K = 0 included, chosen after the fact)"
         without = f"{title}, while every user is served (without start and tail)"
-        parts = [
-            (heading, [item for item in best if item.head == head])
+        return [
+            (f"{heading}{', our EAGLE-3' * bool(head)}", _best_rows(best, head))
             for heading, best in ((title, self.best), (without, self.steady))
             for head in dict.fromkeys(item.head for item in best)
         ]
-        for heading, best in parts:
-            lines += ["", f"{heading}{', our EAGLE-3' * bool(best[0].head)}:"]
-            rows = [["c", "best fixed", "adaptive / best", "95% interval", "best of other rounds"]]
-            for item in best:
-                spread = " to ".join(f"{end:.3f}" for end in item.interval or ())
-                unbiased = "" if item.unbiased is None else f"{item.unbiased:.3f}"
-                shown = [item.best.label, f"{item.ratio:.3f}", spread, unbiased]
-                rows.append([str(item.concurrency), *shown])
-            if len(best) > 1:
-                mean = geometric_mean(item.ratio for item in best)
-                known = [item.unbiased for item in best if item.unbiased is not None]
-                unbiased = f"{geometric_mean(known):.3f}" if len(known) == len(best) else ""
-                rows.append(["geometric mean", "", f"{mean:.3f}", "", unbiased])
-            lines += columns(rows)
-        return "\n".join(lines)
 
     def _grid(self, show: Any) -> list[list[str]]:
         used = [m for m in self.methods if any(key[0] == m for key in self.rows)]
@@ -210,6 +201,21 @@ class Table:
             found = [self.rows.get((method, c)) for method in used]
             rows.append([str(c), *("" if row is None else show(row) for row in found)])
         return rows
+
+
+def _best_rows(best: Iterable[Best], head: str) -> list[list[str]]:
+    rows = [["c", "best fixed", "adaptive / best", "95% interval", "best of other rounds"]]
+    items = [item for item in best if item.head == head]
+    for item in items:
+        spread = " to ".join(f"{end:.3f}" for end in item.interval or ())
+        unbiased = "" if item.unbiased is None else f"{item.unbiased:.3f}"
+        rows.append([str(item.concurrency), item.best.label, f"{item.ratio:.3f}", spread, unbiased])
+    if len(items) > 1:
+        mean = geometric_mean(item.ratio for item in items)
+        known = [item.unbiased for item in items if item.unbiased is not None]
+        unbiased = f"{geometric_mean(known):.3f}" if len(known) == len(items) else ""
+        rows.append(["geometric mean", "", f"{mean:.3f}", "", unbiased])
+    return rows
 
 
 def _over(row: Row, name: str) -> str:

@@ -45,6 +45,7 @@ def test_the_report_is_one_file_with_everything_in_it(table: Table, tmp_path: Pa
     ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
     assert page.count("<svg") == 1
     assert "1.056" in page  # adaptive over the best fixed K at one user
+    assert "<th>best of other rounds</th>" in page
     for name in ("EAGLE-3 K=3", "K=7", "none"):
         assert name in page
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from bench.errors import reports_errors
 from bench.parser import command_parser
-from drafters.train.evaluation.evaluate_head import EMBEDDED
+from drafters.train.embedded import EMBEDDED
 
 REQUESTS = 16  # requests of each workload, all in one batch
 OUTPUT_TOKENS = 1400

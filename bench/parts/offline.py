@@ -37,8 +37,8 @@ def model_runner(llm: Any) -> Any:
 
 def held_out(count: int) -> list[list[int]]:
     """Prompts that no embedded model was trained on, as token ids that every target has."""
+    from drafters.train.embedded import EMBEDDED
     from drafters.train.embedded.tokenizer import load_tokenizer
-    from drafters.train.evaluation.evaluate_head import EMBEDDED
     from drafters.train.evaluation.workloads import held_out_prompts
 
     return held_out_prompts(load_tokenizer(EMBEDDED / "target"), count)["code"]

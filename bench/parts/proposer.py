@@ -31,7 +31,7 @@ from bench.errors import reports_errors
 from bench.options import positive
 from bench.parser import command_parser
 from bench.parts.offline import engine_core
-from drafters.train.evaluation.evaluate_head import EMBEDDED
+from drafters.train.embedded import EMBEDDED
 
 OUTPUT_TOKENS = 96
 SEQUENCES = {1: 4, 8: 16, 16: 32, 32: 64}  # batch -> requests per measurement

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from drafters.train import train_head
-from drafters.train.embedded import pretrain, tokenizer
+from drafters.train.embedded import EMBEDDED, pretrain, tokenizer
 from drafters.train.embedded.cards import write_cards
 from drafters.train.embedded.data import load_corpus
 from drafters.train.embedded.prompts import MAX_CHAT_TOKENS, write_prompts
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m drafters.train.build_embedded", description=__doc__
     )
-    parser.add_argument("--out", type=Path, default=evaluate_head.EMBEDDED)
+    parser.add_argument("--out", type=Path, default=EMBEDDED)
     parser.add_argument("--target", type=Path, help="use this trained target, train no new one")
     parser.add_argument("--target-minutes", type=float, default=50.0)
     parser.add_argument("--prompts", type=int, default=6000, help="half code, half chat")

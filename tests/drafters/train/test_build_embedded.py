@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drafters.train.build_embedded import HEADS, finish
+from drafters.train.embedded import EMBEDDED
 from drafters.train.evaluation import evaluate_head
-from drafters.train.evaluation.evaluate_head import EMBEDDED
 
 CARDS = ("target", *HEADS)
 

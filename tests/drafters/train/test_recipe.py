@@ -17,9 +17,8 @@ import torch
 from app.cli import main as aerie
 from drafters.model.checkpoint import load_head, save_head
 from drafters.train.data.examples import encode, read_examples
-from drafters.train.embedded import pretrain, prompts
+from drafters.train.embedded import EMBEDDED, pretrain, prompts
 from drafters.train.embedded.tokenizer import MASK
-from drafters.train.evaluation.evaluate_head import EMBEDDED
 from drafters.train.optimisation.head_init import HeadPlan, mask_token_of, new_head
 from drafters.train.target import FrozenTarget
 from tests.drafters import engine_job

@@ -15,11 +15,12 @@ from drafters.model.checkpoint import save_head
 from drafters.train.data import examples, held_out_chat
 from drafters.train.data.examples import Example
 from drafters.train.data.humaneval import chat_prompt, problems
+from drafters.train.embedded import EMBEDDED
 from drafters.train.embedded.data import Corpus, SourceFile, is_held_out
 from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.tokenizer import load_tokenizer
 from drafters.train.evaluation import answers, evaluate_head
-from drafters.train.evaluation.evaluate_head import EMBEDDED, main
+from drafters.train.evaluation.evaluate_head import main
 from drafters.train.evaluation.greedy_replay import AcceptanceCounts
 from drafters.train.evaluation.table import LEGEND, figures, format_table
 from drafters.train.evaluation.workloads import held_out_prompts, is_embedded, named_prompts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drafters.train.embedded import EMBEDDED
 from drafters.train.embedded.tokenizer import load_tokenizer
-from drafters.train.evaluation.evaluate_head import EMBEDDED
 from drafters.train.evaluation.workloads import held_out_prompts
 from tests.drafters import engine_job
 

@@ -1,0 +1,117 @@
+"""The options of `aerie train`, with their defaults."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from drafters.train.data.responses import KEY_VARIABLE, server_url
+from drafters.train.optimisation.cod import K_TRAIN, RETAIN
+from drafters.train.optimisation.loop import LoopOptions
+
+
+def train_parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser of `aerie train`, whose help begins with `description`."""
+    parser = argparse.ArgumentParser(
+        prog="aerie train",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    loop = LoopOptions()
+    parser.add_argument("--target", required=True, help="folder or hub id of a causal LM")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the head to")
+    parser.add_argument("--seed", type=int, default=loop.seed)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="type to train in and to save [the checkpoint's; on a CPU, trained in float32 where "
+        "that is faster]",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads [all]")
+
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--prompts", type=Path, nargs="+", required=True, metavar="FILE",
+        help='JSON lines, each {"messages": [...]} or {"prompt": "..."}',
+    )  # fmt: skip
+    data.add_argument(
+        "--malformed", choices=("fail", "skip"), default="fail",
+        help="what to do with lines that do not parse",
+    )  # fmt: skip
+    data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
+    data.add_argument("--response-tokens", type=int, default=256, help="longest response, tokens")
+    data.add_argument(
+        "--sampled-share", type=float, default=0.3,
+        help="share of the responses that are sampled; the rest are greedy",
+    )  # fmt: skip
+    data.add_argument("--temperature", type=float, default=0.7, help="of sampled responses")
+    data.add_argument(
+        "--server", metavar="URL", type=server_url,
+        help="let an OpenAI-compatible vLLM server of the same target write the responses; "
+        f"its API key is read from {KEY_VARIABLE}",
+    )  # fmt: skip
+    data.add_argument(
+        "--work", type=Path, metavar="FOLDER",
+        help="responses, hidden states and the saved run, reused by later runs [OUT.work]",
+    )  # fmt: skip
+    data.add_argument(
+        "--cache-gib", type=float, default=8.0, help="limit of hidden states on disk, GiB"
+    )
+    data.add_argument("--restart", action="store_true", help="do not continue a saved run")
+
+    shape = parser.add_argument_group("head")
+    shape.add_argument(
+        "--init", type=Path, metavar="HEAD", help="folder of a trained head to train further"
+    )
+    shape.add_argument("--method", choices=("p-eagle", "eagle3"), help="[p-eagle]")
+    shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
+    shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")
+    shape.add_argument("--intermediate-size", type=int, help="[the target's]")
+    shape.add_argument(
+        "--embeddings", choices=("own", "shared"),
+        help="the head's own, or the target's [own for P-EAGLE, shared for EAGLE-3]",
+    )  # fmt: skip
+    shape.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="draft only the N commonest tokens"
+    )
+    shape.add_argument(
+        "--layout", choices=("flat", "speculators"), default="flat",
+        help="layout of the checkpoint: that of EAGLE-3 releases, or the speculators library's",
+    )  # fmt: skip
+    shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's mask token, or its id")
+
+    training = parser.add_argument_group("training")
+    budget = training.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, help="budget: minutes of training")
+    budget.add_argument("--tokens", type=int, help="budget: drafts of depth 0")
+    budget.add_argument("--epochs", type=float, default=3.0, help="budget: passes over the data")
+    training.add_argument(
+        "--k-train", type=int, default=K_TRAIN, metavar="K",
+        help="drafts per anchor, at depths 0 to K - 1",
+    )  # fmt: skip
+    training.add_argument(
+        "--retain", type=float, default=RETAIN, metavar="R",
+        help="COD: depth d keeps a share R^d of the anchors; 1 keeps all",
+    )  # fmt: skip
+    training.add_argument(
+        "--loss", choices=("labels", "distribution"), default=loop.loss,
+        help="compare drafts with the tokens of the text, or with the target's probabilities",
+    )  # fmt: skip
+    training.add_argument(
+        "--batch-tokens", type=int, default=loop.batch_tokens, help="padded tokens of an update"
+    )
+    training.add_argument(
+        "--partitions", type=int, default=loop.partitions,
+        help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
+    )  # fmt: skip
+    training.add_argument(
+        "--muon-lr", type=float, default=loop.muon_lr, help="learning rate of matrices"
+    )
+    training.add_argument(
+        "--adam-lr", type=float, default=loop.adam_lr, help="learning rate of all other weights"
+    )
+    return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
 
 
@@ -31,7 +32,8 @@ class Fixed:
 
     @k.setter
     def k(self, value: int) -> None:
-        self._k = checked_k(value, self._k_max)
+        Objective("fixed", k=value).within(self._k_max)  # raises ObjectiveError
+        self._k = value
 
     def choose(self, load: Load) -> int:
         """The fixed K, at every load."""
@@ -39,10 +41,3 @@ class Fixed:
 
     def observe(self, step: Step) -> None:
         """Learn nothing from a step."""
-
-
-def checked_k(k: object, k_max: int) -> int:
-    """Return `k` if it is a whole number in 0..k_max, else raise ValueError."""
-    if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= k_max:
-        raise ValueError(f"k must be a whole number from 0 to {k_max}, not {k!r}")
-    return k

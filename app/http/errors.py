@@ -5,19 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from app.errors import ApiError, shorten
 from app.http.answer_format import format_of
 from app.http.request_id import HEADER, id_headers
 
+CLIENT_CLOSED_REQUEST = 499  # what a client would get that has gone; nobody reads it
+
 
 def install(app: FastAPI) -> None:
     """Register the handlers that write the error envelope."""
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, _unexpected)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body: nothing is wrong here."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _api_error(request: Request, error: ApiError) -> JSONResponse:

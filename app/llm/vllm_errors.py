@@ -172,6 +172,9 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
         message = _PARAMETER_SUFFIX.sub("", str(cause))
         param = cause.parameter or _named_field(message, payload)
         return ApiError(400, _own_words(sanitize_message(message)), param=param)
+    if not problems[0]["loc"]:  # from a validator of the whole body
+        message = _own_words(sanitize_message(str(cause or problems[0]["msg"])))
+        return ApiError(400, message, param=_named_field(message, payload))
     problems = _decisive(problems, payload)
     param = _path(problems[0], payload)
     reasons = {p["msg"] for p in problems if _path(p, payload) == param}

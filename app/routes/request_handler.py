@@ -16,12 +16,11 @@ from app.errors import ApiError
 from app.http.auth import timeout_of
 from app.http.body.json_body import read_json
 from app.http.body.limits import body_limits
+from app.http.errors import CLIENT_CLOSED_REQUEST
 from app.http.request_context import context_of
 from app.http.streaming import EventResponse, EventStream
 from app.routes.stored_responses import Turn, resume
 from app.settings import Settings
-
-CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ NOT_KEPT = "answers of this API are not kept, whatever it says"
 RENDERING = "only vLLM's servers of rendered prompts read it"
 TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
 _STEERS = "the gateway sets it"
+# What vLLM's engine reads of `vllm_xargs` for itself (vllm/v1/request.py).
+_ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _MEDIA = "how media are loaded is the operator's choice"
 
 # Fields that vLLM's request models have in every API.
@@ -112,6 +114,13 @@ def check_fields(
         elif name in known:
             continue
         del payload[name]
+    extra = payload.get("vllm_xargs")
+    names = extra if isinstance(extra, dict) else {}
+    for name in _ENGINE_ONLY:
+        if name in names:
+            message = f"'{name}' is not supported by this server: {_STEERS}."
+            param = f"vllm_xargs.{name}"
+            raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def rename(payload: dict[str, Any], rules: Mapping[str, Rule]) -> None:

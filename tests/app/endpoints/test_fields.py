@@ -32,6 +32,18 @@ def test_every_rule_is_kept(dialect: str, name: str) -> None:
             assert payload == {}
 
 
+@pytest.mark.parametrize("dialect", FIELDS)
+@pytest.mark.parametrize(
+    "name", ["kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"]
+)
+def test_what_the_engine_reads_for_itself_passes_in_no_way(dialect: str, name: str) -> None:
+    payload = {"vllm_xargs": {name: "x"}}
+    with pytest.raises(ApiError) as caught:
+        fields.check_fields(payload, {"vllm_xargs"}, FIELDS[dialect])
+    assert (caught.value.status, caught.value.param) == (400, f"vllm_xargs.{name}")
+    fields.check_fields({"vllm_xargs": {"mine": "x"}}, {"vllm_xargs"}, FIELDS[dialect])
+
+
 def test_a_second_name_counts() -> None:
     payload = {"max_tokens": 5, "max_completion_tokens": 2}
     fields.check_fields(payload, {"max_tokens"}, FIELDS["completions"])

@@ -260,24 +260,18 @@ def test_an_adapter_that_cannot_be_served_is_refused(client: TestClient) -> None
     assert "Adapter" in response.json()["error"]["message"]
 
 
-def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
-    """Raw ASGI: the body arrives, then the disconnect, while the operation still waits."""
-    FakeOperation.cancelled = False
+def exchange(inbox: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What raw ASGI sends to /v1/completions for these messages of a client."""
     engine = FakeEngine(SETTINGS)
     engine.phase = Phase.READY
-    app = create_app(SETTINGS, engine)
-    body = json.dumps({**CHAT, "wait": True}).encode()
-    inbox: list[dict[str, Any]] = [
-        {"type": "http.request", "body": body, "more_body": False},
-        {"type": "http.disconnect"},
-    ]
+    app, sent = create_app(SETTINGS, engine), []
 
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0)
         return inbox.pop(0)
 
     async def send(message: Any) -> None:
-        pass
+        sent.append(message)
 
     scope = {
         "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"",
@@ -285,7 +279,27 @@ def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
         "headers": [(b"content-type", b"application/json")], "root_path": "",
     }  # fmt: skip
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 5))
+    return sent
+
+
+def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
+    """The body arrives, then the disconnect, while the operation still waits."""
+    FakeOperation.cancelled = False
+    body = json.dumps({**CHAT, "wait": True}).encode()
+    exchange([
+        {"type": "http.request", "body": body, "more_body": False},
+        {"type": "http.disconnect"},
+    ])  # fmt: skip
     assert FakeOperation.cancelled
+
+
+def test_a_client_that_leaves_in_its_upload_is_no_defect() -> None:
+    """No exception reaches the server, whose log would show its stack."""
+    sent = exchange([
+        {"type": "http.request", "body": b'{"prompt": "ab', "more_body": True},
+        {"type": "http.disconnect"},
+    ])  # fmt: skip
+    assert sent[0]["status"] == 499
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
@@ -110,6 +111,21 @@ def test_a_request_model_that_breaks_blames_the_request_and_says_nothing_inside(
     found = from_parsing(error("'float' object is not iterable"), {"tools": 5}, "messages")
     assert found.status == 400
     assert "float" not in found.message
+
+
+def test_a_validator_of_the_whole_body_is_a_400_that_names_a_field() -> None:
+    """Its error has no place."""
+    payload = {
+        "model": "m",
+        "max_tokens": 1000,
+        "messages": [{"role": "user", "content": "x"}],
+        "thinking": {"type": "enabled", "budget_tokens": 2048},
+    }
+    with pytest.raises(ValidationError) as raised:
+        AnthropicMessagesRequest.model_validate(payload)
+    found = from_parsing(raised.value, payload, "messages")
+    assert (found.status, found.param) == (400, "thinking")
+    assert "budget_tokens" in found.message
 
 
 @pytest.mark.parametrize(

@@ -55,30 +55,42 @@ def _add_option(group: Any, name: str, field: Any) -> None:
     if field.annotation is bool:
         options["action"] = argparse.BooleanOptionalAction
     else:
-        choices = _choices(field.annotation)
+        choices = choices_of(field.annotation)
         word = name.rsplit("_", 1)[-1].upper()
         options["metavar"] = f"{{{','.join(choices)}}}" if choices else word
     group.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
-def _choices(annotation: Any) -> tuple[str, ...]:
+def choices_of(annotation: Any) -> tuple[str, ...]:
+    """The values that a setting of this type may have; empty if any will do."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _described(name: str, field: Any) -> str:
     """What the setting is, its bounds, default and environment variable."""
+    bounds, default = bounds_of(field), default_of(field)
+    facts = [bounds] if bounds else []
+    if default is not None:
+        facts.append(f"default {default}")
+    facts.append(f"{ENV_PREFIX}{name.upper()}")
+    return f"{field.description} [{'; '.join(facts)}]".replace("%", "%%")
+
+
+def bounds_of(field: Any) -> str:
+    """The bounds of a setting in words; empty if it has none."""
     bounds = [
         f"{words} {getattr(bound, key):g}"
         for bound in field.metadata
         for key, words in _BOUNDS.items()
         if getattr(bound, key, None) is not None
     ]
+    return ", ".join(bounds).capitalize()
+
+
+def default_of(field: Any) -> Any:
+    """The default of a setting; None if it has none, or an empty one."""
     default = field.get_default(call_default_factory=True)
-    facts = [", ".join(bounds).capitalize()] if bounds else []
-    if default not in (None, "", {}):
-        facts.append(f"default {default}")
-    facts.append(f"{ENV_PREFIX}{name.upper()}")
-    return f"{field.description} [{'; '.join(facts)}]".replace("%", "%%")
+    return None if default in (None, "", {}) else default
 
 
 def split(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

@@ -43,10 +43,11 @@ def load(
     Raises SettingsError, naming the key and its source, for anything unknown or invalid.
     """
     env = dict(_from_environ(environ))
-    config_file = config_file or env.pop("config", None)
-    preset = preset or env.pop("preset", None)
+    of_environ = {name: env.pop(name, None) for name in ("config", "preset")}
+    config_file = config_file or of_environ["config"]
     file_values = _from_toml(Path(config_file)) if config_file else {}
-    preset = preset or file_values.pop("preset", None)
+    of_file = file_values.pop("preset", None)
+    preset = preset or of_environ["preset"] or of_file
 
     layers = [
         ("preset", {}),

@@ -9,6 +9,7 @@ import pytest
 from app.cli import load_settings
 from app.errors import SettingsError
 from app.settings import REPOSITORY, Settings, load, section_of
+from docs.settings import PAGE, page
 
 
 def toml(tmp_path: Path, text: str) -> str:
@@ -132,3 +133,17 @@ def test_a_preset_can_be_a_file(tmp_path: Path) -> None:
 def test_options_that_were_not_given_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AERIE_PORT", "2222")
     assert load_settings({"port": None, "config": None, "preset": None}).server.port == 2222
+
+
+def test_the_page_has_every_setting_as_declared() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run: python -m docs.settings"
+    assert all(f"| `{name}` |" in page() for name in section_of())
+
+
+def test_a_preset_and_a_file_of_higher_precedence_hide_the_others(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'preset = "embedded"')
+    other = toml(tmp_path, 'preset = "gpt-oss-20b"')
+    environ = {"AERIE_PRESET": "qwen3-8b", "AERIE_CONFIG": str(tmp_path / "none.toml")}
+    packaged = load({}, environ, preset="smollm2-135m", config_file=other)
+    assert packaged.served_model_name == "smollm2-135m"
+    assert load({}, environ, config_file=file).model.model == "Qwen/Qwen3-8B"

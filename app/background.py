@@ -47,7 +47,6 @@ class BackgroundTask:
         self._final = final
         self._first_retry_s = first_retry_s
         self._task: asyncio.Task[None] | None = None
-        metrics.BACKGROUND_FAILURES.labels(name)
 
     @property
     def detail(self) -> dict[str, Any]:

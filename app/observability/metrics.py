@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -10,9 +11,10 @@ from drafters.control.objective import OBJECTIVES
 from drafters.control.report import PHASES
 
 
-def _with(counter: Counter, *values: str) -> Counter:
-    """Start a counter at 0 for each known value of its label: a rate needs a sample before the
-    first event."""
+def _by(label: str, values: Iterable[str], name: str, text: str) -> Counter:
+    """A counter whose label has known values, named in its help. It starts at 0 for each of them:
+    a rate needs a sample before the first event."""
+    counter = Counter(name, f"{text} {label.capitalize()}: {', '.join(values)}.", [label])
     for value in values:
         counter.labels(value)
     return counter
@@ -33,17 +35,16 @@ WARM_UP_ACCEPTANCE = Gauge(
 )
 WARM_UP_ACCEPTANCE_LOW = Gauge(
     "aerie_warm_up_acceptance_low",
-    "1 if that share is far below half of what the head's model card says, or below 20%.",
+    "1 if that share is below half of what the head's model card says, or below 20% if that is "
+    "more, beyond what chance explains.",
 )
 
 ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
-ENGINE_RESTARTS = _with(
-    Counter(
-        "aerie_engine_restarts_total",
-        "Restarts of the engine, by what ended the one before.",
-        ["reason"],
-    ),
-    *("died", "hung"),
+ENGINE_RESTARTS = _by(
+    "reason",
+    ("died", "hung"),
+    "aerie_engine_restarts_total",
+    "Restarts of the engine, by what ended the one before.",
 )
 
 # The policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
@@ -77,25 +78,23 @@ PLAIN_SECONDS = Counter(
     "aerie_decode_seconds_without_drafts_total",
     "Seconds that the same tokens would have taken at K = 0, estimated.",
 )
-STEP_SECONDS = Counter("aerie_step_seconds_total", "Seconds of engine steps, by phase.", ["phase"])
+STEP_SECONDS = _by("phase", PHASES, "aerie_step_seconds_total", "Seconds of engine steps.")
 SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 
 # Values of labels are the gateway's or the operator's: nothing that a client sends becomes one.
-REFUSED = _with(
-    Counter(
-        "aerie_requests_refused_total",
-        "Requests refused before they reached the engine.",
-        ["reason"],
-    ),
-    *("admin", "concurrent", "key", "model", "overload", "requests", "tokens"),
+REFUSED = _by(
+    "reason",
+    ("admin", "concurrent", "key", "model", "overload", "requests", "tokens"),
+    "aerie_requests_refused_total",
+    "Requests refused before they reached the engine.",
 )
-EXPIRED = _with(
-    Counter(
-        "aerie_requests_expired_total", "Requests ended by a deadline of the gateway.", ["deadline"]
-    ),
-    *("queue", "total"),
+EXPIRED = _by(
+    "deadline",
+    ("queue", "total"),
+    "aerie_requests_expired_total",
+    "Requests ended by a deadline of the gateway.",
 )
 NON_FINITE = Counter(
     "aerie_requests_non_finite_total",
@@ -110,7 +109,8 @@ GATE_SECONDS = Histogram(
 )
 RESPONSES = Counter(
     "aerie_responses_total",
-    "Answers on paths that run the model or tokenizer; status `none` if the client left first.",
+    "Answers on paths that run the model or tokenizer; status 499, or `none`, if the client left "
+    "first.",
     ["path", "status"],
 )
 TENANT_TOKENS = Counter(
@@ -118,27 +118,27 @@ TENANT_TOKENS = Counter(
     "Tokens used: `prompt`, `output`, and `tokenized` by requests to the tokenizer alone.",
     ["tenant", "kind"],
 )
-KEY_RELOADS = _with(
-    Counter("aerie_key_reloads_total", "Times the keys file was read again.", ["result"]),
-    *("done", "failed"),
+KEY_RELOADS = _by(
+    "result", ("done", "failed"), "aerie_key_reloads_total", "Times the keys file was read again."
 )
 KEYS_FILE_STALE = Gauge(
     "aerie_keys_file_stale",
     "1 while older keys are in force because the keys file is empty, torn, broken or gone.",
 )
-BACKGROUND_FAILURES = Counter(
+BACKGROUND_FAILURES = _by(
+    "task",
+    ("engine_watch", "keys_file", "speculation_metrics"),
     "aerie_background_failures_total",
     "Times that a background task ended unexpectedly and was started again.",
-    ["task"],
 )
 LIMITER_FALLBACKS = Counter(
     "aerie_limiter_fallbacks_total", "Rate limit decisions made without the shared Redis."
 )
-CONNECTIONS_REFUSED = _with(
-    Counter(
-        "aerie_connections_refused_total", "Connections closed for breaking a limit.", ["reason"]
-    ),
-    *("connections", "framing", "headers", "slow_body", "slow_headers", "slow_reader"),
+CONNECTIONS_REFUSED = _by(
+    "reason",
+    ("connections", "framing", "headers", "slow_body", "slow_headers", "slow_reader"),
+    "aerie_connections_refused_total",
+    "Connections closed for breaking a limit.",
 )
 
 

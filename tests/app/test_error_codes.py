@@ -1,0 +1,21 @@
+"""docs/api.md has every `code` that an error may carry, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = re.compile(r'code=f?"([a-z_{}]+)"|invalid\([^()]*, "([a-z_]+)"\)')
+
+
+def test_the_page_lists_the_codes_that_the_gateway_gives() -> None:
+    texts = [file.read_text("utf-8") for file in (ROOT / "app").rglob("*.py")]
+    made = {first or second for text in texts for first, second in MADE.findall(text)}
+    assert "unsupported_parameter" in made
+    made.remove("previous_{what}_not_found")
+    made |= {"previous_response_not_found", "previous_item_not_found"}
+    table = (ROOT / "docs" / "api.md").read_text("utf-8").partition("## Errors")[2]
+    rows = [line for line in table.partition("\n## ")[0].splitlines() if re.match(r"\| \d", line)]
+    codes = " ".join(row.split("|")[2] for row in rows)
+    assert set(re.findall(r"`([a-z_]+)`", codes)) == made

@@ -97,7 +97,7 @@ MAP: dict[str, set[str]] = {
     "bench.errors": {"app.errors"},
     "bench.parser": set(),
     "bench.provenance": set(),
-    "bench.load": set(),
+    "bench.load": {"drafters.small_samples"},
     "bench.workloads": {"bench.errors", "bench.load"}
     | {"drafters.train.data", "drafters.train.embedded"},
     "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
@@ -129,6 +129,7 @@ MAP: dict[str, set[str]] = {
     "drafters.ops": set(),
     "drafters.packaged": set(),
     "drafters.parent_death": set(),
+    "drafters.small_samples": set(),
     "drafters.streams": set(),
     "drafters.model": {"drafters.ops"} | HEAD_CONFIG,
     "drafters.model.config": {"drafters.model.rope_scaling"},
@@ -141,7 +142,8 @@ MAP: dict[str, set[str]] = {
     | HEAD_CONFIG
     | RUN,
     "drafters.train.embedded": {"drafters.train.optimisation"} | RUN,
-    "drafters.train.evaluation": {"drafters.markdown", "drafters.model", "drafters.train.target"}
+    "drafters.train.evaluation": {"drafters.markdown", "drafters.model", "drafters.small_samples"}
+    | {"drafters.train.target"}
     | {f"drafters.train.{layer}" for layer in ("data", "embedded", "optimisation")}
     | HEAD_CONFIG
     | RUN,
@@ -198,6 +200,7 @@ GUARDED = {
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
+    "drafters.small_samples",
     *HEAD_CONFIG,
 }
 

@@ -1,4 +1,4 @@
-"""Confidence intervals by bootstrap over rounds.
+"""Confidence intervals by bootstrap over rounds, with Student's t since rounds are few.
 
 Rounds are the unit that is resampled. In each round every system ran once, at most minutes apart,
 so that changes of the machine affect all of them. Ratios are taken within rounds.
@@ -6,13 +6,15 @@ so that changes of the machine affect all of them. Ratios are taken within round
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from statistics import pstdev
 
-from bench.load.figures import quantile
+from drafters.small_samples import half_width
 
-RESAMPLES, CONFIDENCE = 2000, 0.95
-FEWEST_ROUNDS = 3  # with fewer rounds a bootstrap means nothing
+RESAMPLES = 2000
+FEWEST_ROUNDS = 3  # with two, Student's t is 12.7, and no difference shows
 
 Interval = tuple[float, float]
 Speeds = Mapping[int, float]  # round -> tokens per second
@@ -22,14 +24,24 @@ Mean = Callable[[Sequence[float]], float]
 def interval(
     rounds: Sequence[int], statistic: Callable[[Sequence[int]], float], seed: int = 0
 ) -> Interval | None:
-    """95% percentile interval of `statistic` over rounds drawn with replacement; None for fewer
-    than FEWEST_ROUNDS."""
+    """95% interval of `statistic`, which lies in its middle on a scale of logarithms.
+
+    None for fewer than FEWEST_ROUNDS, or if the statistic is not positive in every resample.
+
+    The standard error is that over rounds drawn with replacement, times Student's t. Percentiles of
+    the resamples would be the worst and the best of three rounds, between which the truth lies
+    three times in four; and those of a ratio over the fastest of several lie too low, since one of
+    the others is fast by luck twice: in the rounds and in the resample.
+    """
     if len(rounds) < FEWEST_ROUNDS:
         return None
     rng = random.Random(f"bootstrap:{seed}")
-    values = sorted(statistic(rng.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE) / 2
-    return quantile(values, tail), quantile(values, 1 - tail)
+    values = [statistic(rng.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES)]
+    if min(values) <= 0:
+        return None
+    factor = math.exp(half_width(len(rounds)) * pstdev(map(math.log, values)))
+    centre = statistic(rounds)
+    return centre / factor, centre * factor
 
 
 def of_equal_work(speeds: Sequence[float]) -> float:
@@ -83,7 +95,8 @@ def over_best_of_other_rounds(
     """Speed of `one` over that of `others`, each round of which is that of the one that was fastest
     in all the other rounds (leave-one-out cross-validation); None for fewer than FEWEST_ROUNDS.
 
-    So the choice is made after the fact, but luck in a round does not decide who it counts for.
+    So the choice is made after the fact, but luck in a round does not decide who it counts for. It
+    has no interval: in a resample the other rounds hold copies of the round itself.
     """
     rounds = sorted(set(one).intersection(*others))
     if len(rounds) < FEWEST_ROUNDS:

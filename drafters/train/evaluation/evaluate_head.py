@@ -24,6 +24,7 @@ import torch
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.small_samples import CONFIDENCE
 from drafters.train.evaluation.answers import Answers, write_answers
 from drafters.train.evaluation.evaluate_options import COUNTS, evaluate_parser
 from drafters.train.evaluation.greedy_replay import (
@@ -32,7 +33,7 @@ from drafters.train.evaluation.greedy_replay import (
     draft_everywhere,
     walk,
 )
-from drafters.train.evaluation.statistics import CONFIDENCE, RESAMPLES
+from drafters.train.evaluation.statistics import RESAMPLES
 from drafters.train.evaluation.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.evaluation.workloads import (
     CHAT,

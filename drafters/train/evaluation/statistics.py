@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from drafters.small_samples import CONFIDENCE, widening
+
 RESAMPLES = 4000
-CONFIDENCE = 0.95
 
 
 def draw_weights(requests: int, seed: int, resamples: int = RESAMPLES) -> torch.Tensor:
@@ -25,9 +26,9 @@ def ratio_intervals(
     """Percentile intervals of `numerators.sum(0) / denominators.sum()`: float64 [ratios, 2].
 
     The steps of a request resemble each other, so that requests and not steps are resampled
-    (cluster bootstrap). With n requests the bootstrap's spread is too small by a factor of
-    sqrt((n - 1) / n); the intervals are widened by it, which matters below twenty requests. Raises
-    ValueError for fewer than two.
+    (cluster bootstrap). With few requests the percentiles are too near to each other: they are
+    moved away from the ratio by `widening`, which matters below thirty requests. Raises ValueError
+    for fewer than two.
     """
     requests = len(denominators)
     if requests < 2:
@@ -37,4 +38,4 @@ def ratio_intervals(
     tail = (1.0 - confidence) / 2.0
     ends = torch.quantile(ratios, torch.tensor([tail, 1.0 - tail], dtype=torch.float64), dim=0)
     centre = upper.sum(0) / lower.sum()
-    return (centre + (ends - centre) * (requests / (requests - 1)) ** 0.5).T
+    return (centre + (ends - centre) * widening(requests, confidence)).T

@@ -129,7 +129,8 @@ class Table:
         figures = {name: mean for name, mean in means.items() if mean is not None}
         positions = [cell["acceptance"] for cell in cells if cell.get("acceptance")]
         deepest = max(map(len, positions), default=0)
-        acceptance = [fmean(p[i] for p in positions if len(p) > i) for i in range(deepest)]
+        # A cell that drafted less deeply accepted nothing there: the sum is the length less 1.
+        acceptance = [fmean(p[i] if len(p) > i else 0.0 for p in positions) for i in range(deepest)]
         rounds = sorted(speeds)
         spread = interval(rounds, lambda chosen: speed(speeds, chosen, mean=self._mean))
         total = speed(speeds, rounds, mean=self._mean)

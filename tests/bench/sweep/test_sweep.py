@@ -335,6 +335,15 @@ def test_adaptive_is_compared_without_start_and_tail_too() -> None:
     assert Table(parse("off,k:3,adaptive"), whole).steady == []
 
 
+def test_acceptance_by_position_adds_up_to_the_length_where_k_differs_between_rounds() -> None:
+    drafted = cells({"adaptive": [100.0, 100.0, 100.0]})
+    drafted["adaptive", 1, 0] |= {"acceptance": [0.8, 0.5], "acceptance_length": 2.3}
+    drafted["adaptive", 1, 1] |= {"acceptance": [0.8], "acceptance_length": 1.8}
+    row = Table(parse("adaptive"), drafted).rows[Method("adaptive"), 1]  # one round drafts nothing
+    assert row.acceptance == pytest.approx([0.8, 0.25])
+    assert 1.0 + sum(row.acceptance) == pytest.approx(row.figures["length"])
+
+
 def test_an_unfinished_sweep_has_a_table() -> None:
     found = Table(parse("none,k:3,adaptive"), cells({"none": [100.0], "k:3": [150.0]}))
     assert "1.50" in found.text()

@@ -11,8 +11,9 @@ default, only drafts change shapes, and the two answers to a problem follow each
 answers also depend on which others were in their passes, so that more of them differ.
 
 --run-code runs the answers against the problems' tests and adds pass@1 with 95% intervals
-(Wilson). That executes code that a model wrote, in a process of its own with limits, which contains
-accidents but is not a sandbox against malice. Without the option nothing is executed.
+(Wilson), and how many problems pass with drafts alone and without drafts alone. That executes code
+that a model wrote, in a process of its own with limits, which contains accidents but is not a
+sandbox against malice. Without the option nothing is executed.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def summary(cells: Cells, tolerance: float) -> dict[str, Any]:
     }
     if cells and all("outcome" in cell["on"] for cell in cells.values()):
         found["pass_at_1"] = {side: _pass_at_1(cells, side) for side in SIDES}
+        found["passed_once"] = {side: _passed_only(cells, side) for side in SIDES}
     return found
 
 
@@ -49,6 +50,18 @@ def _pass_at_1(cells: Cells, side: str) -> dict[str, Any]:
         "interval": [round(end, 4) for end in wilson(passed, count)],
         "outcomes": dict(sorted(outcomes.items())),
     }
+
+
+def _passed_only(cells: Cells, side: str) -> int:
+    """Problems that passed on this side and not on the other.
+
+    Both answers are to the same problems, so that the two intervals of pass@1 say nothing of the
+    difference of the sides: these counts do (McNemar 1947).
+    """
+    (other,) = (name for name in SIDES if name != side)
+    return sum(
+        cell[side]["outcome"] == "passed" != cell[other]["outcome"] for cell in cells.values()
+    )
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -81,4 +94,7 @@ def text(found: Mapping[str, Any]) -> str:
         outcomes = ", ".join(f"{number} {name}" for name, number in figures["outcomes"].items())
         share = f"{figures['value']:.1%} ({low:.1%} to {high:.1%})"
         lines.append(f"pass@1 with drafts {side}: {share}: {outcomes}")
+    if "passed_once" in found:
+        on, off = (found["passed_once"][side] for side in SIDES)
+        lines.append(f"passed with drafts alone: {on}; without drafts alone: {off}")
     return "\n".join(lines)

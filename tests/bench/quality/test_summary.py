@@ -46,6 +46,17 @@ def test_pass_at_1_is_of_all_problems_on_each_side() -> None:
     assert "pass@1 with drafts off: 66.7%" in text(summary(cells, 0.25))
 
 
+def test_problems_that_pass_on_one_side_alone_are_counted_both_ways() -> None:
+    """Equal shares on both sides may hide that drafts changed what passes."""
+    sides = ["passed wrong", "passed timeout", "wrong passed", "passed passed", "wrong timeout"]
+    pairs = [name.split() for name in sides]
+    cells = {(str(n),): cell(side(on), side(off)) for n, (on, off) in enumerate(pairs)}
+    found = summary(cells, 0.25)
+    assert found["passed_once"] == {"on": 2, "off": 1}
+    assert "passed with drafts alone: 2; without drafts alone: 1" in text(found)
+    assert "passed_once" not in summary({("a",): cell(side(), side())}, 0.25)
+
+
 @pytest.mark.parametrize(
     ("successes", "trials", "interval"),
     [

@@ -14,7 +14,7 @@ from bench.load.run import measure
 from bench.systems.method import Method
 from bench.workloads.prompt import Prompt
 
-SETTLE_S = 0.5  # after a PATCH, which takes effect in the next step; steps are far shorter
+CELL_SETTLE_S = 0.5  # after a PATCH, which takes effect in the next step; steps are far shorter
 WARM_UP_TOKENS = 32
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 are evenly spread at any count
 
@@ -76,7 +76,7 @@ async def run_cell(
     The warm-up has the cell's concurrency, so that K has adapted, caches are filled and connections
     open before the clock runs.
     """
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(CELL_SETTLE_S)
     first = number * requests
     warm_up = work.jobs(first + requests, concurrency, min(WARM_UP_TOKENS, work.max_tokens))
     await measure(client, warm_up, limits=[concurrency] * concurrency)

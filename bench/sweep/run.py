@@ -12,7 +12,7 @@ from bench.load.intervals import Mean, of_equal_time, of_equal_work
 from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
-from bench.sweep.switchback import SETTLE_S, Users, run_turn
+from bench.sweep.switchback import TURN_SETTLE_S, Users, run_turn
 from bench.systems.method import Method, parse, servers
 from bench.workloads.constraints import load_constraint
 from bench.workloads.load import load_prompts
@@ -38,7 +38,7 @@ class Plan:
     model_free: str = ""  # architecture without weights
     spread: float = 0.0  # of the answers' lengths, as a share of max_tokens
     switchback: bool = False  # turns of `seconds` under one load, for methods of one gateway
-    settle: float = SETTLE_S  # seconds at the beginning of a turn that do not count
+    settle: float = TURN_SETTLE_S  # seconds at the beginning of a turn that do not count
     constraint: str = ""  # of the answers (bench/workloads/constraints.py)
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
 

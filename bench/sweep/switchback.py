@@ -23,7 +23,7 @@ from bench.sweep.cells import Work
 # After a switch the drafter catches up, and earlier drafts are verified. For as long as a request
 # lasts, running requests began under the method before: if one method drafts and the other does
 # not, prompts per token and the difficulty of the text are not those of a method's own requests.
-SETTLE_S = 0.5
+TURN_SETTLE_S = 0.5
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -37,10 +37,10 @@ def add_turns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settle",
         type=float,
-        default=SETTLE_S,
+        default=TURN_SETTLE_S,
         metavar="S",
         help="seconds of a turn before it counts; longer than a request, for a fair comparison of "
-        f"a method that drafts with one that does not [{SETTLE_S}]",
+        f"a method that drafts with one that does not [{TURN_SETTLE_S}]",
     )
 
 

@@ -75,7 +75,7 @@ def run(asked: Plan, file: Path, stock: Script, gateway: Script) -> Journal:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.sweep.cells.SETTLE_S", 0.0)
+    monkeypatch.setattr("bench.sweep.cells.CELL_SETTLE_S", 0.0)
 
 
 def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:

@@ -55,11 +55,12 @@ class Counters:
         return self.values.get((name, ""), 0.0)
 
     def labelled(self, name: str) -> dict[str, float]:
-        """Values of a metric by its label's value."""
+        """Values of a metric by its label's value; empty if the server lacks the metric."""
         return {label: v for (n, label), v in self.values.items() if n == name and label}
 
     def by(self, name: str) -> dict[int, float]:
-        """Values of a metric whose label is a number, position or K, in ascending order."""
+        """Values of a metric whose label is a number, position or K, in ascending order. Raises
+        ValueError if a label is not a whole number."""
         return dict(sorted((int(label), v) for label, v in self.labelled(name).items()))
 
 

@@ -62,8 +62,8 @@ def rounds(
 
 
 def hopeless(speeds: Mapping[Method, float], drop_below: float) -> set[Method]:
-    """Methods of a fixed K whose tokens per second are below a share `drop_below` of the fastest
-    method's."""
+    """Methods of a fixed K > 0 whose tokens per second in `speeds` are below a share `drop_below`
+    (0 to 1) of the fastest method's, adaptive K included. Raises ValueError for no speeds."""
     least = drop_below * max(speeds.values())
     return {method for method, found in speeds.items() if method.k and found < least}
 

@@ -38,28 +38,47 @@ Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, rou
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of a method at a concurrency, over all rounds."""
+    """The figures of a method at a concurrency, over all rounds.
+
+    `figures` are means over the rounds that have them, without intervals:
+
+        user                              tokens/s of one user, median of 1 / TPOT over requests
+        ttft_ms, tpot_ms, e2e_ms          medians over requests, ms
+        itl_p99_ms                        99% quantile of the times between chunks, ms
+        length                            tokens per drafted step
+        k                                 drafts per step
+        gauge                             the gateway's estimate of its speed-up, a ratio
+        control                           probes and decisions, share of decode time
+
+    `acceptance` is the share of drafted steps that accepted the draft at a position, first to last;
+    its sum is `length` less 1. `over` is a baseline's name -> tokens/s over the baseline's, with
+    its 95% interval.
+    """
 
     method: Method
     concurrency: int
     speed: float  # tokens/s
     interval: Interval | None
     rounds: int
-    figures: dict[str, float]  # means over rounds
-    acceptance: list[float]  # by position
+    figures: dict[str, float]
+    acceptance: list[float]
     over: dict[str, tuple[float, Interval | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Best:
-    """Adaptive K against the best fixed K of the same head at a concurrency."""
+    """Adaptive K against the best fixed K of the same head at a concurrency.
+
+    `unbiased` is the ratio where other rounds choose the best fixed K of a round; it has no
+    interval.
+    """
 
     concurrency: int
     head: str  # Method.head
     best: Method
     ratio: float
     interval: Interval | None
-    unbiased: float | None  # the ratio where other rounds choose the best fixed K of a round
+    unbiased: float | None
 
 
 class Table:
@@ -186,7 +205,11 @@ class Table:
         return "\n".join(lines)
 
     def best_tables(self) -> list[tuple[str, list[list[str]]]]:
-        """Adaptive K against the best fixed K: a heading and rows of text, for each head."""
+        """Adaptive K against the best fixed K: a heading and rows of text, for each head.
+
+        The last row is the geometric mean over concurrencies. It has no interval: loads are chosen,
+        not drawn from many.
+        """
         title = "Adaptive over the best fixed K (K = 0 included, chosen after the fact)"
         without = f"{title}, while every user is served (without start and tail)"
         return [

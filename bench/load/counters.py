@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,24 @@ class Counters:
     def since(self, before: Counters) -> Counters:
         """The increase of each counter since `before`."""
         return Counters({k: v - before.values.get(k, 0.0) for k, v in self.values.items()})
+
+    def entry(self) -> dict[str, dict[str, float]]:
+        """Name -> label -> value, without those that are 0, to be written as JSON."""
+        found: dict[str, dict[str, float]] = {}
+        for (name, label), value in self.values.items():
+            if value:
+                found.setdefault(name, {})[label] = value
+        return found
+
+    @classmethod
+    def total(cls, entries: Iterable[Mapping[str, Mapping[str, float]]]) -> Counters:
+        """The sum of what `entry` wrote."""
+        values: dict[tuple[str, str], float] = {}
+        for entry in entries:
+            for name, labels in entry.items():
+                for label, value in labels.items():
+                    values[name, label] = values.get((name, label), 0.0) + value
+        return cls(values)
 
     def get(self, name: str) -> float:
         """Value of a metric that has no label here; 0 if the server lacks it."""

@@ -35,7 +35,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.arrivals import closed_loop
 from bench.load.client import Client
-from bench.load.counters import PATH, speculation
+from bench.load.counters import PATH, Counters, speculation
 from bench.load.run import counters
 from bench.options import EAGLE3, add_settings, positive, tell
 from bench.parser import command_parser
@@ -64,47 +64,60 @@ def main(argv: Sequence[str]) -> int:
         chosen = problems()[: args.count]
         journal = Journal(args.out)
         journal.begin(_plan(args), provenance(["quality", *argv]))
-        drafted = asyncio.run(_measure(args, method, chosen, journal))
+        asyncio.run(_measure(args, method, chosen, journal))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the same command continues from {args.out}") from None
     found = summary(journal.cells, args.tolerance)
     tell(text(found))
+    starts = list(journal.counters.values())
+    drafted = speculation(Counters.total(starts)) if starts else None
     facts = {"plan": journal.plan, "speculation": drafted, "provenance": journal.provenance}
     print(json.dumps({**found, **facts}, allow_nan=False))
     # Without drafts both answers come from the same passes, and their equality proves nothing.
-    if drafted is not None and "acceptance_length" not in drafted:
-        print("aerie bench: no comparison, because the server drafted nothing", file=sys.stderr)
+    idle = sum("acceptance_length" not in speculation(Counters.total([start])) for start in starts)
+    if idle:
+        print(
+            f"aerie bench: no comparison, because the server drafted nothing in {idle} of "
+            f"{len(starts)} starts; answer the problems again with another --out",
+            file=sys.stderr,
+        )
         return 1
     return 1 if found["failures"] else 0
 
 
 async def _measure(
     args: argparse.Namespace, method: Method, chosen: Sequence[Problem], journal: Journal
-) -> dict[str, Any] | None:
-    """Answer the problems that the journal lacks. Returns the acceptance by the server's counters,
-    or None if no problem was missing."""
+) -> None:
+    """Answer the problems that the journal lacks. After each, what the server counted since this
+    start is written too, so that a kill leaves no answers of which nobody knows whether drafts were
+    made. Raises RuntimeError if the server has no counters."""
     missing = [problem for problem in chosen if (problem.task_id,) not in journal.cells]
     if not missing:
-        return None
+        return
     async with AsyncExitStack() as stack:
         client, model = await _server(args, method, stack)
-        before = await counters(client)
-        if before is None:
-            raise RuntimeError(f"the server has no {PATH}, which says whether anything is drafted")
-        told = time.monotonic()
+        before = await _counters(client)
+        told, reading = time.monotonic(), asyncio.Lock()
 
         async def one(index: int) -> None:
             nonlocal told
             problem = missing[index]
             cell = await _cell(client, model, problem, args.max_tokens, args.run_code)
+            async with reading:  # so that the newest page is written last
+                journal.count((await _counters(client)).since(before).entry())
             journal.add((problem.task_id,), cell)
             if time.monotonic() - told > _REPORT_EVERY:
                 told = time.monotonic()
                 tell(f"{len(journal.cells)} of {len(chosen)} problems")
 
         await closed_loop(one, [args.concurrency] * len(missing))
-        after = await counters(client)
-    return {} if after is None else speculation(after.since(before))
+
+
+async def _counters(client: Client) -> Counters:
+    page = await counters(client)
+    if page is None:
+        raise RuntimeError(f"the server has no {PATH}, which says whether anything is drafted")
+    return page
 
 
 async def _server(

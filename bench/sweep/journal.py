@@ -1,7 +1,8 @@
 """Results as JSON lines, written as they come, so that a killed sweep can continue from its file.
 
-Lines are of three kinds: `plan` (what is measured, and provenance; one for each start), `budget`
-(requests of a cell at a concurrency) and `cell` (one run of one method).
+Lines are of four kinds: `plan` (what is measured, and provenance; one for each start), `budget`
+(requests of a cell at a concurrency), `cell` (one run of one method) and `counters` (what a server
+counted since this start; the last line of a start holds, and files of before 2026-11-27 have none).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Journal:
         self.provenance: dict[str, Any] = {}  # of the last start
         self.budgets: dict[int, int] = {}  # concurrency -> requests
         self.cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.counters: dict[int, dict[str, Any]] = {}  # number of the start -> increases
+        self._starts = 0
         self._keep = 0  # bytes of whole lines
         if file.exists():
             self._read()
@@ -42,6 +45,7 @@ class Journal:
         if self._file.exists() and self._file.stat().st_size > self._keep:
             os.truncate(self._file, self._keep)  # the line that was being written at the kill
         self.plan, self.provenance = asked, dict(provenance)
+        self._starts += 1
         self._write({"kind": "plan", "plan": asked, "provenance": dict(provenance)})
 
     def budget(self, concurrency: int, requests: int) -> None:
@@ -55,6 +59,11 @@ class Journal:
         if not cell.get("failed"):
             self.cells[key] = dict(cell)
 
+    def count(self, increases: Mapping[str, Any]) -> None:
+        """Write what the server's counters grew by since this start; the newest line holds."""
+        self.counters[self._starts] = dict(increases)
+        self._write({"kind": "counters", "increases": dict(increases)})
+
     def _read(self) -> None:
         for line in self._file.read_bytes().splitlines(keepends=True):
             try:
@@ -67,8 +76,11 @@ class Journal:
             kind = entry.pop("kind", None)
             if kind == "plan":
                 self.plan, self.provenance = entry["plan"], entry["provenance"]
+                self._starts += 1
             elif kind == "budget":
                 self.budgets[entry["concurrency"]] = entry["requests"]
+            elif kind == "counters":
+                self.counters[self._starts] = entry["increases"]
             elif kind == "cell":
                 key = tuple(entry.pop("key"))
                 if not entry.get("failed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -132,6 +133,23 @@ def test_positions_that_only_earlier_runs_drafted_are_left_out() -> None:
     assert speculation(Counters.read(after).since(Counters.read(before))) == {
         "acceptance_length": 1.9, "k_mean": 1.0, "acceptance": [0.9], "steps": {"1": 10},
     }  # fmt: skip
+
+
+def test_increases_of_several_starts_add_up_as_json() -> None:
+    before = Counters.read(VLLM.format(drafts=10, drafted=20, accepted=9, first=6, second=3))
+    after = Counters.read(VLLM.format(drafts=20, drafted=40, accepted=24, first=15, second=9))
+    entry = json.loads(json.dumps(after.since(before).entry()))
+    assert after.since(after).entry() == {}
+    assert Counters.total([entry, {}]).values == after.since(before).values
+    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert Counters.total([entry, entry]).by(by_position) == {0: 18.0, 1: 12.0}
+
+
+def test_a_label_that_is_no_number_is_an_error_where_numbers_are_asked_for() -> None:
+    page = Counters.read('aerie_steps_total{k="deep"} 3.0\n')
+    assert page.labelled("aerie_steps_total") == {"deep": 3.0}
+    with pytest.raises(ValueError, match="deep"):
+        page.by("aerie_steps_total")
 
 
 def test_the_gateways_own_counters_know_every_step() -> None:

@@ -138,9 +138,36 @@ def test_a_server_that_drafts_nothing_is_no_comparison(
     agreeing: StubGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agreeing.drafts_per_answer = 0
+    for _ in range(2):  # the second run asks nothing, and answers that were not compared stay so
+        code, found = run(agreeing, tmp_path, capsys)
+        assert (code, found["equal"]) == (1, 2)
+    assert len(agreeing.bodies) == 4
+
+
+def test_drafts_of_one_start_do_not_stand_for_another(
+    agreeing: StubGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = agreeing.drafted.pop("second")
+    agreeing.drafts_per_answer = 0
+    assert run(agreeing, tmp_path, capsys) == (1, {})  # the first problem alone has its answers
+    agreeing.drafted["second"] = second
+    agreeing.drafts_per_answer = 4
+    assert (
+        check_answers.main(["--url", agreeing.url, "--out", str(tmp_path / "quality.jsonl")]) == 1
+    )
+    error = capsys.readouterr().err
+    assert "the server drafted nothing in 1 of 2 starts" in error
+
+
+def test_results_without_counters_are_read_as_before(
+    agreeing: StubGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(agreeing, tmp_path, capsys)
+    file = tmp_path / "quality.jsonl"
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"kind": "counters"' not in line), "utf-8")
     code, found = run(agreeing, tmp_path, capsys)
-    assert code == 1
-    assert found["equal"] == 2
+    assert (code, found["equal"], found["speculation"]) == (0, 2, None)
 
 
 def test_a_server_without_counters_is_refused(
@@ -163,7 +190,9 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert (code, found["problems"]) == (0, 2)
     assert len(agreeing.bodies) == before + 2  # the first problem is not asked again
     code, found = run(agreeing, tmp_path, capsys)
-    assert (code, found["speculation"], found["equal"]) == (0, None, 2)
+    assert (code, found["equal"]) == (0, 2)
+    # Of both starts that had problems to answer: two problems, four drafts each, all accepted.
+    assert found["speculation"] == {"acceptance_length": 2.0, "k_mean": 1.0, "acceptance": []}
     assert len(agreeing.bodies) == before + 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from statistics import median
 
 from drafters.control.cost_table import Cell
@@ -19,12 +19,26 @@ def calibrate(
     max_requests: int,
     budget_s: float,
 ) -> tuple[Cell, ...]:
-    """Measure cells, each of a number of requests and a K, until all are done or time is up.
+    """Measure the cells of `calibration`, one after the other."""
+    asking = calibration(clock, k_max=k_max, max_requests=max_requests, budget_s=budget_s)
+    try:
+        cell = next(asking)
+        while True:
+            cell = asking.send(measure(*cell))
+    except StopIteration as end:
+        cells: tuple[Cell, ...] = end.value
+        return cells
 
-    `plan` has them, the most informative first. A cell is left out if, by the time that others
-    took, it would take more than what is left of `budget_s`, or with drafts more than a quarter of
-    all of it: a machine that is busy with so many tokens for so long will not draft them. The
-    first cell is never left out.
+
+def calibration(
+    clock: Callable[[], float], *, k_max: int, max_requests: int, budget_s: float
+) -> Generator[tuple[int, int], Sequence[float], tuple[Cell, ...]]:
+    """Yield (requests, K) to measure, and be sent the seconds of its steps; returns the cells.
+
+    It ends when all cells of `plan`, the most informative first, are measured or time is up. A cell
+    is left out if, by the time that others took, it would take more than what is left of
+    `budget_s`, or with drafts more than a quarter of all of it: a machine that is busy with so many
+    tokens for so long will not draft them. The first cell is never left out.
     """
     start = clock()
     cells: list[Cell] = []
@@ -39,7 +53,7 @@ def calibrate(
             left = min(left, budget_s / 4.0)
         if cells and likely > left:
             continue
-        seconds = measure(requests, k)
+        seconds = yield requests, k
         cells.append(Cell(requests, k, median(seconds), len(seconds)))
         took.append((tokens, clock() - began))
     return tuple(cells)

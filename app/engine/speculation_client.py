@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.engine import calibration_file
-from app.engine.calibration import calibrate
+from app.engine.calibration import calibration
 from app.engine.calibration_file import CalibrationError
 from app.errors import ApiError
 from app.observability import metrics
@@ -180,20 +180,8 @@ class SpeculationClient:
             except CalibrationError as error:
                 logger.warning("measuring step costs again: %s", error)
         if not cells and self._settings.calibration_s > 0:
-            loop = asyncio.get_running_loop()
-
-            def measure(requests: int, k: int) -> Sequence[float]:
-                return asyncio.run_coroutine_threadsafe(self._cell(requests, k), loop).result()
-
             began = self._clock()
-            cells = await asyncio.to_thread(
-                calibrate,
-                measure,
-                self._clock,
-                k_max=self._settings.k,
-                max_requests=max_requests,
-                budget_s=self._settings.calibration_s,
-            )
+            cells = await self._measure(max_requests)
             took = self._clock() - began
             logger.info("measured %d step costs in %.1f s", len(cells), took)
             if file is not None:
@@ -202,6 +190,21 @@ class SpeculationClient:
                 except OSError as error:  # the next start measures again
                     logger.warning("cannot keep the measured step costs: %s", error)
         return cells
+
+    async def _measure(self, max_requests: int) -> tuple[Cell, ...]:
+        """Measure step costs in this task: nothing waits for the engine once it has ended."""
+        budget_s = self._settings.calibration_s
+        asking = calibration(
+            self._clock, k_max=self._settings.k, max_requests=max_requests, budget_s=budget_s
+        )
+        cell = next(asking)
+        while True:
+            seconds = await self._cell(*cell)
+            try:
+                cell = asking.send(seconds)
+            except StopIteration as end:
+                cells: tuple[Cell, ...] = end.value
+                return cells
 
     async def _cell(self, requests: int, k: int) -> Sequence[float]:
         """Seconds of steps with `requests` requests that verify and draft K tokens each."""

@@ -152,7 +152,7 @@ class Engine:
         """
         recording = asyncio.create_task(self._record_until_ready())
         try:
-            await self._start()
+            self._start_s = await self._start()
             on_ready()
             await self._supervision.run()
         except (Exception, asyncio.CancelledError) as error:
@@ -222,34 +222,15 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
             try:
-                await self._start_again()
+                self._enter(Phase.LOADING)
+                took_s = await self._start(self.settings.supervision.hang_timeout_s)
             except Exception as error:
                 self._enter(Phase.RESTARTING)
                 logger.debug("engine did not start again", exc_info=error)
                 reason, cause = DIED, f"it did not start again: {_reason(error)}"
             else:
+                logger.info("ready again after %.1f s", took_s)
                 return
-
-    async def _start_again(self) -> None:
-        """Start the engine, and fail if it hangs meanwhile.
-
-        The first start has no such limit: only then compilers run, which may take any time.
-        """
-        began = time.monotonic()
-        self._enter(Phase.LOADING)
-        await self._launch()
-        readiness = asyncio.ensure_future(self._check_readiness())
-        ending = asyncio.ensure_future(self._end_of(self.settings.supervision.hang_timeout_s))
-        try:
-            await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not readiness.done():
-                raise StartupError(f"the engine {ending.result()} while it warmed up")
-            readiness.result()
-        finally:
-            readiness.cancel()
-            ending.cancel()
-            await asyncio.gather(readiness, ending, return_exceptions=True)
-        logger.info("ready again after %.1f s", time.monotonic() - began)
 
     async def _teardown(self) -> None:
         """End the requests on the dead engine, its processes, and the files that it leaves."""
@@ -278,11 +259,27 @@ class Engine:
         self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
         self.ended.set()
 
-    async def _start(self) -> None:
+    async def _start(self, hang_timeout_s: float = math.inf) -> float:
+        """Start the engine and check its readiness; returns the seconds that it took.
+
+        The first start has no `hang_timeout_s`: only then compilers run, which may take any time.
+        Raises StartupError if the engine ends or hangs, or on `stop`, whatever readiness waits for:
+        vLLM leaves some calls into an engine that has ended unanswered.
+        """
         began = time.monotonic()
         await self._launch()
-        await self._check_readiness()
-        self._start_s = time.monotonic() - began
+        readiness = asyncio.ensure_future(self._check_readiness())
+        ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
+        try:
+            await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not readiness.done():
+                raise StartupError(f"the engine {ending.result()} while it warmed up")
+            readiness.result()
+        finally:
+            readiness.cancel()
+            ending.cancel()
+            await asyncio.gather(readiness, ending, return_exceptions=True)
+        return time.monotonic() - began
 
     async def _launch(self) -> None:
         """Start the engine's processes and load its model."""
@@ -344,8 +341,7 @@ class Engine:
             await asyncio.sleep(0.1)
         if self._llm is not None:
             llm, self._llm = self._llm, None
-            if llm.output_handler is not None:  # or it reports the engine's end as a death
-                llm.output_handler.cancel()
+            llm.mark_failed()  # so that nobody waits for its answers
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
         cleanup, self._cleanup = self._cleanup, None
         if cleanup is not None:

@@ -136,6 +136,19 @@ class Gateway:
         self.ready_after_s = time.monotonic() - self.started_at
         return self
 
+    def wait_phase(self, phase: str, timeout_s: float = 240.0) -> None:
+        """Until /readyz names this phase, which comes before readiness."""
+        self.wait_bound()
+        deadline = time.monotonic() + timeout_s
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
+            while (seen := self._see(http, "GET", "/readyz")) is None or (
+                seen.status_code == 503 and seen.json()["phase"] != phase
+            ):
+                assert self.alive(), f"the gateway exited while starting{self.tail()}"
+                assert time.monotonic() < deadline, f"not {phase} after {timeout_s} s{self.tail()}"
+                time.sleep(POLL_S)
+        assert seen.status_code == 503, f"ready, and not seen {phase}{self.tail()}"
+
     def wait_exit(self, timeout_s: float) -> int:
         assert self.process is not None
         try:

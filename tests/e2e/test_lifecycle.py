@@ -141,6 +141,17 @@ def test_stopping_while_starting(launch: Any, terminal: bool) -> None:
     assert gateway.leftovers() == [], "processes outlived the gateway"
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["SIGTERM", "ctrl-c"])
+def test_stopping_while_it_warms_up(launch: Any, terminal: bool) -> None:
+    """In the first requests, or in the calibration, which would last for a minute."""
+    gateway = launch("--enforce-eager", AERIE_CALIBRATION_S="60")
+    gateway.wait_phase("warming")
+    gateway.signal(signal.SIGINT if terminal else signal.SIGTERM, whole_terminal=terminal)
+    code = gateway.wait_exit(STOP_WITHIN_S)
+    assert code == 0, f"exit code {code}{gateway.tail()}"
+    assert gateway.leftovers() == [], "processes outlived the gateway"
+
+
 def test_a_taken_port(launch: Any, gateway: Gateway) -> None:
     port = str(httpx.URL(gateway.url).port)
     assert_refuses(launch("--port", port), 60, port)

@@ -97,6 +97,28 @@ def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
     assert "recent" in [name for name, _ in other.commands]  # another machine: measured anew
 
 
+def test_a_calibration_that_is_given_up_leaves_nothing_waiting() -> None:
+    """Not even a thread, which the end of the process would wait for."""
+
+    class Stuck(Core):
+        async def run_dummy_batch(self, requests: int, tokens: int) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+    reached = asyncio.Event()
+
+    async def scenario() -> None:
+        beginning = asyncio.create_task(speculation_client(Stuck(), calibration_s=10).begin(8))
+        await reached.wait()
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 5)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("settings", "steered"),
     [

@@ -124,7 +124,7 @@ def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -
     assert announced == [0, 1], "the start is announced once"
     assert restarts("died") - before == 1
     assert life.engine.failure is None
-    assert life.launched[1].ends == ["shut down"]
+    assert life.launched[1].ends == ["marked failed", "shut down"]
 
 
 def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +229,50 @@ def test_stopping_while_it_restarts_is_quick_and_clean(
     began = asyncio.run(_timed(life, scenario))
     assert began < IN_TIME_S
     assert life.engine.failure is None
+
+
+async def _until_stopped(llm: FakeLlm) -> None:
+    """As a call into vLLM that nobody answers, whatever becomes of the engine."""
+    await asyncio.Event().wait()
+
+
+async def _until_shut_down(llm: FakeLlm) -> None:
+    while "shut down" not in llm.ends:  # noqa: ASYNC110 (a fake has no event)
+        await asyncio.sleep(0.002)
+    raise RuntimeError("it has gone")
+
+
+@pytest.mark.parametrize("readiness", [_until_stopped, _until_shut_down])
+def test_stopping_while_it_first_warms_up_is_quick_and_clean(
+    monkeypatch: pytest.MonkeyPatch, readiness: Callable[[FakeLlm], Awaitable[None]]
+) -> None:
+    life = Life(monkeypatch)
+    life.readiness = readiness
+
+    async def scenario() -> None:
+        await life.until(lambda: life.engine.phase is Phase.WARMING)
+
+    run(life, scenario)
+    assert life.engine.phase is Phase.STOPPING
+    assert life.engine.failure is None
+    assert life.launched[0].ends == ["marked failed", "shut down"], "its requests end, then it"
+
+
+def test_an_engine_that_dies_as_it_first_warms_up_is_a_failed_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if a call into it is never answered."""
+    life = Life(monkeypatch)
+
+    async def readiness(llm: FakeLlm) -> None:
+        llm.errored = True
+        await _until_stopped(llm)
+
+    life.readiness = readiness
+    started = life.engine.run(lambda: pytest.fail("not ready"))
+    asyncio.run(asyncio.wait_for(started, IN_TIME_S))
+    assert life.engine.phase is Phase.FAILED
+    assert "died while it warmed up" in str(life.engine.failure)
 
 
 async def _timed(life: Life, scenario: Callable[[], Awaitable[None]]) -> float:

@@ -76,13 +76,16 @@ class SpeculationClient:
         self._last: dict[str, Any] | None = None
         self._cells: tuple[Cell, ...] = ()  # measured costs
         self._objective = self._settings.aim()
-        self._call_lock = asyncio.Lock()  # states are counted in the order that they were made in
+        self._objective_known = True  # False until the policy's next state says which one holds
+        # States are counted in the order that they were made in, and changes build on each other.
+        self._call_lock = asyncio.Lock()
 
     async def begin(self, max_requests: int) -> None:
         """Give the policy measured or saved step costs, then the objective of the settings."""
         self._cells = await self._calibrate(min(max_requests, LARGEST_BATCH))
         await self._load_calibration()
-        await self._set_objective(self._objective)
+        async with self._call_lock:
+            await self._set_objective(self._objective)
 
     async def resume(self, core: EngineCalls) -> None:
         """Give another engine's policy the step costs and the objective of the last one."""
@@ -92,22 +95,29 @@ class SpeculationClient:
         )  # a call into the engine that is gone may hold the old lock
         self._samples.clear()
         await self._load_calibration()
-        await self._set_objective(self._objective)
+        async with self._call_lock:
+            await self._set_objective(self._objective)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Change objective, K or `tpot_s` at run time. Raises ApiError 400 naming the field."""
-        try:
-            objective = self._objective.changed(changes).within(self._settings.k)
-        except ObjectiveError as error:
-            message = f"'{error.field}': {error.problem}."
-            raise ApiError(400, message, param=error.field) from None
-        return await self._set_objective(objective)
+        async with self._call_lock:
+            if not self._objective_known:
+                await self._call("state", {})
+            try:
+                objective = self._objective.changed(changes).within(self._settings.k)
+            except ObjectiveError as error:
+                message = f"'{error.field}': {error.problem}."
+                raise ApiError(400, message, param=error.field) from None
+            return self._with_speedup(await self._set_objective(objective))
 
     async def _set_objective(self, objective: Objective) -> dict[str, Any]:
-        """Set an objective, for the next engine too; returns the policy's state."""
-        answer = await self._command("steer", objective.entries())
-        self._objective = objective
-        return self._with_speedup(answer)
+        """Set an objective, for the next engine too; returns the policy's state.
+
+        The caller holds the lock. If it is cancelled meanwhile, the objective is what the policy's
+        next state says: the engine may have made the change or not.
+        """
+        self._objective_known = False
+        return await self._call("steer", objective.entries())
 
     async def state(self) -> dict[str, Any]:
         """The policy's state, with the recent speed-up. The metrics are updated with it."""
@@ -156,9 +166,15 @@ class SpeculationClient:
     async def _command(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command; returns the policy's state, which the metrics are updated with."""
         async with self._call_lock:
-            state = await self._core.speculation(command, arguments)
-            metrics.count_speculation(state, self._last)
-            self._last = state
+            return await self._call(command, arguments)
+
+    async def _call(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run a command as `_command` does. The caller holds the lock."""
+        state = await self._core.speculation(command, arguments)
+        metrics.count_speculation(state, self._last)
+        self._last = state
+        if not self._objective_known:  # whoever waited for it may have given up
+            self._objective, self._objective_known = _objective_of(state), True
         return state
 
     def _with_speedup(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +242,12 @@ class SpeculationClient:
         if not seconds:  # no step had all of its drafts: take the last one
             seconds = [steps[-1]["seconds"]]
         return seconds[-2 * STEPS :]
+
+
+def _objective_of(state: Mapping[str, Any]) -> Objective:
+    """The objective that a state of the policy has: its K is the objective's where it is fixed."""
+    name = state["objective"]
+    return Objective(name, k=state["k"] if name == FIXED else None, tpot_s=state["tpot_s"])
 
 
 def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:

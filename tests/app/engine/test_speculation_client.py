@@ -215,6 +215,80 @@ def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
     asyncio.run(scenario())
 
 
+class GatedCore(Core):
+    """Carries out commands in their order while `gate` is open, also those whose caller has left.
+
+    Without `delivers` it never gets them.
+    """
+
+    def __init__(self, delivers: bool = True) -> None:
+        super().__init__()
+        self.gate, self._turn, self._delivers = asyncio.Event(), asyncio.Lock(), delivers
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if not self._delivers and not self.gate.is_set():
+            await asyncio.Event().wait()
+        return await asyncio.shield(self._carry_out(command, arguments))
+
+    async def _carry_out(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        async with self._turn:
+            await self.gate.wait()
+            return await super().speculation(command, arguments)
+
+
+def test_changes_at_the_same_time_build_on_each_other() -> None:
+    async def scenario() -> None:
+        core = GatedCore()
+        client = speculation_client(core)
+        changes: tuple[dict[str, Any], ...] = (
+            {"objective": "latency", "tpot_s": 0.02},
+            {"tpot_s": 0.03},
+            {"objective": "fixed", "k": 2},
+            {"k": 3},
+        )
+        asked = [asyncio.create_task(client.steer(change)) for change in changes]
+        await asyncio.sleep(0.01)
+        core.gate.set()
+        states = await asyncio.gather(*asked)
+        assert [state["tpot_s"] for state in states] == [0.02, 0.03, None, None]
+        assert [state["k"] for state in states[2:]] == [2, 3]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("objective", ["fixed", "latency", "off"])
+@pytest.mark.parametrize("delivers", [True, False])
+@pytest.mark.parametrize("then", ["poll", "change"])
+def test_a_change_that_nobody_waited_for_is_known_once_the_engine_tells(
+    objective: str, delivers: bool, then: str
+) -> None:
+    """Made or not: the next change builds on what holds, and the next engine gets it."""
+    values: dict[str, Any] = {"fixed": {"k": 2}, "latency": {"tpot_s": 0.02}}.get(objective, {})
+
+    async def scenario() -> None:
+        first, second = GatedCore(delivers), Core()
+        client = speculation_client(first)
+        first.gate.set()
+        await client.begin(8)
+        first.gate.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.steer({"objective": objective, **values}), 0.01)
+        first.gate.set()
+        holds = {"objective": objective, **values} if delivers else {"objective": "throughput"}
+        if then == "poll":
+            state = await client.state()
+            assert state["objective"] == holds["objective"]
+        elif holds.get("k") is not None:
+            holds["k"] = (await client.steer({"k": 3}))["k"]
+            assert holds["k"] == 3
+        else:
+            await client.steer({"objective": holds["objective"]})
+        await client.resume(second)
+        assert second.commands == [("steer", holds)]
+
+    asyncio.run(scenario())
+
+
 def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import sys
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -63,7 +64,7 @@ class GatewayLLM(AsyncLLM):
             sequence = self.output_processor.request_states[request.request_id]
             hold_back_beginnings_only(sequence.detokenizer)
             if usage is not None:
-                usage.sequences.append(sequence)
+                usage.enter(sequence)
                 if reports_tokens(request.sampling_params):
                     watch(sequence)
 
@@ -81,7 +82,12 @@ class GatewayLLM(AsyncLLM):
         self.output_processor.process_outputs = process_finite
 
     def generate(
-        self, prompt: Any, sampling_params: SamplingParams, *args: Any, **kwargs: Any
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *args: Any,
+        **kwargs: Any,
     ) -> Outputs:
         """Generate as AsyncLLM.generate does. `max_tokens` may be 0: the prompt is scored only."""
         silent = sampling_params.max_tokens == 0
@@ -96,9 +102,12 @@ class GatewayLLM(AsyncLLM):
             self._apply_tenant_limits(usage, sampling_params, kwargs)
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
-        outputs = super().generate(prompt, sampling_params, *args, **kwargs)
+        outputs = super().generate(prompt, sampling_params, request_id, *args, **kwargs)
         reported = usage if reports_tokens(sampling_params) else None
-        return settle_first_token(_corrected(outputs, constraint is not None, silent, reported))
+        ended = partial(usage.end, request_id) if usage is not None else None
+        return settle_first_token(
+            _corrected(outputs, constraint is not None, silent, reported, ended)
+        )
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
@@ -216,11 +225,16 @@ def reports_tokens(sampling_params: SamplingParams | None) -> bool:
 
 
 async def _corrected(
-    outputs: Outputs, constrained: bool, silent: bool, reported: RequestUsage | None = None
+    outputs: Outputs,
+    constrained: bool,
+    silent: bool,
+    reported: RequestUsage | None = None,
+    ended: Callable[[], None] | None = None,
 ) -> Outputs:
     """The outputs as the serving classes expect them.
 
-    `reported` is the usage of a request that asked where its tokens come from.
+    `reported` is the usage of a request that asked where its tokens come from. `ended` is called
+    after the last output, whatever it was.
     """
     begun = False
     try:
@@ -240,6 +254,8 @@ async def _corrected(
                 attach(output, reported.sequences)
             yield output
     finally:
+        if ended is not None:
+            ended()
         await outputs.aclose()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -44,36 +44,81 @@ class Drafts:
 
 
 @dataclass
+class _Totals:
+    """Sums over sequences, and the statistics of the one that began first."""
+
+    output_tokens: int = 0
+    drafts: Drafts | None = None
+    first: Any = None
+    last_token_ts: float = 0.0
+
+    def add(self, sequence: Any) -> None:
+        stats, counts = sequence.stats, sequence.spec_decode_metrics
+        if stats is not None:
+            self.output_tokens += stats.num_generation_tokens
+            if stats.first_token_ts > 0:
+                if self.first is None or stats.first_token_ts < self.first.first_token_ts:
+                    self.first = stats
+                self.last_token_ts = max(self.last_token_ts, stats.last_token_ts)
+        if counts is not None:
+            before = self.drafts or Drafts(0, 0, 0)
+            self.drafts = Drafts(
+                before.steps + sum(counts.histogram),
+                before.drafted + counts.num_draft_tokens,
+                before.accepted + sum(j * n for j, n in enumerate(counts.histogram)),
+            )
+
+
+@dataclass
 class RequestUsage:
     """What one request may use of the engine, and what it has used.
 
     `cache_tenant` names whose entries of the prefix cache it may use (None: all share them).
-    `sequences` are vLLM's RequestState objects, which have their counts and times while they run
-    and after they have ended, in whatever way.
+    `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
     priority: int = 0
     max_k: int | None = None
     cache_tenant: str | None = None
-    sequences: list[Any] = field(default_factory=list)
+    sequences: list[Any] = field(default_factory=list, init=False)
     charged: int = 0  # tokens, as estimated before the work began
     # Tokens that were tokenised or detokenised for the client; None where that was not asked for.
     tokenized: int | None = None
+    # Of all prompts. The copies of `n` share one, and so do the sequences of a beam search.
+    prompt_tokens: int = field(default=0, init=False)
+    _ended: _Totals = field(default_factory=_Totals, init=False)
+
+    def enter(self, sequence: Any) -> None:
+        """Count a sequence from now on, and its prompt."""
+        beams = _beam_search.get()
+        if sequence.request_index == 0 and not (beams is not None and beams.entered):
+            self.prompt_tokens += sequence.prompt_len
+        if beams is not None:
+            beams.entered = True
+        self.sequences.append(sequence)
+
+    def end(self, request_id: str) -> None:
+        """Keep the counts of vLLM's request of this id, which has ended, and drop its sequences.
+
+        A beam search makes thousands of such requests, each with a prompt of its own.
+        """
+        running = []
+        for sequence in self.sequences:
+            if sequence.external_req_id == request_id:
+                self._ended.add(sequence)
+            else:
+                running.append(sequence)
+        self.sequences = running
 
     @property
     def begun(self) -> bool:
         """Whether the engine has produced a token."""
-        return any(_begun(sequence) for sequence in self.sequences)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts. The copies of `n` share one."""
-        return sum(s.prompt_len for s in self.sequences if s.request_index == 0)
+        return self._totals.first is not None
 
     @property
     def output_tokens(self) -> int:
         """Tokens that were generated so far."""
-        return sum(s.stats.num_generation_tokens for s in self.sequences if s.stats is not None)
+        return self._totals.output_tokens
 
     @property
     def drafts(self) -> Drafts | None:
@@ -82,33 +127,42 @@ class RequestUsage:
         The engine reports them at a sequence's end, and at each step where a stop string may end
         it.
         """
-        counts = [
-            s.spec_decode_metrics for s in self.sequences if s.spec_decode_metrics is not None
-        ]
-        if not counts:
-            return None
-        return Drafts(
-            steps=sum(sum(count.histogram) for count in counts),
-            drafted=sum(count.num_draft_tokens for count in counts),
-            accepted=sum(j * n for count in counts for j, n in enumerate(count.histogram)),
-        )
+        return self._totals.drafts
 
     @property
     def timing(self) -> Timing | None:
         """Times in the engine; None before the first token."""
-        begun = [s.stats for s in self.sequences if _begun(s)]
-        if not begun:
+        totals = self._totals
+        if (first := totals.first) is None:
             return None
-        first = min(begun, key=lambda stats: stats.first_token_ts)
         return Timing(
             max(0.0, first.scheduled_ts - first.queued_ts),
             max(0.0, first.first_token_ts - first.scheduled_ts),
-            max(0.0, max(stats.last_token_ts for stats in begun) - first.first_token_ts),
+            max(0.0, totals.last_token_ts - first.first_token_ts),
         )
 
+    @property
+    def _totals(self) -> _Totals:
+        totals = replace(self._ended)
+        for sequence in self.sequences:
+            totals.add(sequence)
+        return totals
 
-def _begun(sequence: Any) -> bool:
-    return sequence.stats is not None and sequence.stats.first_token_ts > 0
+
+@dataclass
+class _BeamSearch:
+    entered: bool = False  # whether its first sequence, which is its prompt, was entered
+
+
+_beam_search: ContextVar[_BeamSearch | None] = ContextVar("beam_search", default=None)
+
+
+def begin_beam_search() -> None:
+    """Count one prompt for all sequences of the current task and the tasks that it creates.
+
+    vLLM sends each beam to the engine again at every step, as a prompt that has grown by a token.
+    """
+    _beam_search.set(_BeamSearch())
 
 
 _current: ContextVar[RequestUsage | None] = ContextVar("usage", default=None)

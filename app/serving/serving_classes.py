@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from pydantic_core import from_json
@@ -21,10 +22,22 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
+from app.llm.request_usage import begin_beam_search
 from app.serving.parsers import consistent
 
 
-class _ChatCorrections:
+class _BeamSearchCorrections:
+    """Mixin in front of vLLM's serving classes that search with beams."""
+
+    async def beam_search(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
+        """The best beams, whose prompt is charged once."""
+        begin_beam_search()
+        async with aclosing(super().beam_search(*args, **kwargs)) as outputs:  # type: ignore[misc]
+            async for output in outputs:
+                yield output
+
+
+class _ChatCorrections(_BeamSearchCorrections):
     """Mixin in front of vLLM's chat serving classes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,7 +110,7 @@ class ChatServing(_ChatCorrections, OpenAIServingChat):
     """vLLM's class for POST /v1/chat/completions, corrected."""
 
 
-class TextServing(OpenAIServingCompletion):
+class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
     """vLLM's class for POST /v1/completions, corrected."""
 
     async def completion_stream_generator(

@@ -112,7 +112,7 @@ class ScriptedEngine:
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
             processor.add_request(child, None, parent, index, queue)
-            usage.sequences.append(processor.request_states[child.request_id])
+            usage.enter(processor.request_states[child.request_id])
             if reports_tokens(params):
                 watch(usage.sequences[-1])
         told = usage if reports_tokens(params) else None

@@ -72,7 +72,7 @@ class FakeOperation:
             stats.num_generation_tokens, stats.first_token_ts = payload["used"], 2.0
             stats.last_token_ts = 3.0
         drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
-        usage.sequences.append(
+        usage.enter(
             SimpleNamespace(prompt_len=10, request_index=0, stats=stats, spec_decode_metrics=drafts)
         )
         if payload.get("stream"):

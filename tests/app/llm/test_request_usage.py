@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams
 
 from app.llm.async_llm import GatewayLLM
@@ -18,46 +20,95 @@ def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -
     known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
     stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
     return SimpleNamespace(
-        request_index=index, prompt_len=prompt, stats=stats, spec_decode_metrics=None
+        request_index=index,
+        prompt_len=prompt,
+        stats=stats,
+        spec_decode_metrics=None,
+        external_req_id="id",
     )
 
 
+def used_by(*sequences: Any) -> RequestUsage:
+    usage = RequestUsage()
+    for each in sequences:
+        usage.enter(each)
+    return usage
+
+
 def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
-    usage = RequestUsage(sequences=[sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1)])
+    usage = used_by(sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1))
     assert (usage.prompt_tokens, usage.output_tokens) == (12, 8)
 
 
 def test_begun_is_a_first_token_and_not_a_place_in_the_queue() -> None:
     waiting, running = sequence(queued_ts=1.0), sequence(first_token_ts=4.0)
-    assert not RequestUsage(sequences=[waiting]).begun
-    assert RequestUsage(sequences=[waiting, running]).begun
+    assert not used_by(waiting).begun
+    assert used_by(waiting, running).begun
 
 
 def test_times_are_of_the_sequence_that_began_first() -> None:
     first = sequence(queued_ts=1, scheduled_ts=2, first_token_ts=5, last_token_ts=6)
     second = sequence(queued_ts=1, scheduled_ts=6, first_token_ts=7, last_token_ts=9)
-    timing = RequestUsage(sequences=[second, first, sequence()]).timing
+    timing = used_by(second, first, sequence()).timing
     assert timing is not None
     assert (timing.queued_s, timing.prefill_s, timing.decode_s) == (1, 3, 4)
-    assert RequestUsage(sequences=[sequence()]).timing is None
+    assert used_by(sequence()).timing is None
 
 
 def test_drafts_are_of_all_choices_that_have_ended() -> None:
     """Steps that verified drafts, by how many were accepted: 3 times none, 1 one, 4 two."""
     first, second = sequence(), sequence(1)
-    assert RequestUsage(sequences=[first]).drafts is None
+    assert used_by(first).drafts is None
     first.spec_decode_metrics = SimpleNamespace(histogram=[3, 1, 4], num_draft_tokens=16)
     second.spec_decode_metrics = SimpleNamespace(histogram=[2, 0, 0], num_draft_tokens=4)
-    drafts = RequestUsage(sequences=[first, second, sequence()]).drafts
+    drafts = used_by(first, second, sequence()).drafts
     assert drafts is not None
     assert (drafts.steps, drafts.drafted, drafts.accepted) == (10, 20, 9)
     assert (drafts.k, drafts.length) == (2.0, 1.9)
 
 
 def test_an_engine_without_statistics_charges_the_prompt() -> None:
-    blind = SimpleNamespace(request_index=0, prompt_len=5, stats=None)
-    usage = RequestUsage(sequences=[blind])
+    blind = sequence()
+    blind.stats = None
+    usage = used_by(blind)
     assert (usage.prompt_tokens, usage.output_tokens, usage.begun) == (5, 0, False)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),  # vLLM's request
+            st.integers(0, 2),
+            st.integers(0, 9),
+            st.sampled_from([0.0, 3.0, 4.0, 7.0]),
+            st.none() | st.lists(st.integers(0, 5), min_size=3, max_size=3),
+        ),
+        max_size=6,
+    )
+)
+def test_what_has_ended_counts_as_before_and_is_dropped(
+    given_sequences: list[tuple[str, int, int, float, list[int] | None]],
+) -> None:
+    usage = RequestUsage()
+    for request, index, output, first, histogram in given_sequences:
+        times = {"queued_ts": 1.0, "scheduled_ts": 2.0, "first_token_ts": first}
+        each = sequence(index, 5, output, **times, last_token_ts=first + output)
+        each.external_req_id = request
+        if histogram is not None:
+            each.spec_decode_metrics = SimpleNamespace(
+                histogram=histogram, num_draft_tokens=2 * sum(histogram)
+            )
+        usage.enter(each)
+
+    def counts() -> tuple[Any, ...]:
+        return usage.prompt_tokens, usage.output_tokens, usage.begun, usage.drafts, usage.timing
+
+    before = counts()
+    for request in "abca":
+        usage.end(request)
+        assert counts() == before
+        assert all(each.external_req_id != request for each in usage.sequences)
+    assert usage.sequences == []
 
 
 def test_requests_do_not_share_their_usage() -> None:

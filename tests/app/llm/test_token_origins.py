@@ -221,7 +221,10 @@ def test_the_header_counts_what_a_stop_string_ended() -> None:
     """Its counts came with its last step: an aborted request has no last output."""
     counts = RequestSpecDecodeMetrics.new(3)
     counts.observe(3, 2)
-    sequence: Any = SimpleNamespace(spec_decode_metrics=counts)
-    drafts = RequestUsage(sequences=[sequence]).drafts
+    usage = RequestUsage()
+    usage.enter(
+        SimpleNamespace(spec_decode_metrics=counts, request_index=0, prompt_len=5, stats=None)
+    )
+    drafts = usage.drafts
     assert drafts is not None
     assert (drafts.drafted, drafts.accepted) == (3, 2)

@@ -1,0 +1,130 @@
+"""What a beam search is charged for, and what the gateway keeps of it.
+
+vLLM's own search runs, which sends every beam to the engine again at each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    async_llm,
+)
+from vllm.v1.outputs import LogprobsLists
+
+from app.endpoints import declared
+from app.llm.async_llm import GatewayLLM
+from app.llm.request_usage import RequestUsage, current_usage
+from app.llm.steps import StepWatch
+from app.serving.adapter import Adapter
+from app.settings import load
+from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway
+
+__all__ = ["config"]  # a fixture
+BEAMS, STEPS = 3, 5
+
+
+class SearchedCore(RecordingCore):
+    """Answers each request with one token and its alternatives; none of them ends the text."""
+
+    def __init__(self, fails_at: int = 0) -> None:
+        super().__init__()
+        self.fails_at = fails_at
+        self.kept: list[int] = []  # sequences that the HTTP request has, at each of the engine's
+        self.usage: RequestUsage | None = None
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        self.usage = current_usage()
+        assert self.usage is not None
+        self.kept.append(len(self.usage.sequences))
+        self.requests.append(request)
+        if len(self.requests) == self.fails_at:
+            raise RuntimeError("a defect")
+        params = request.sampling_params
+        assert params is not None
+        alternatives = params.logprobs or 0
+        answer = EngineCoreOutput(
+            request.request_id,
+            [5],
+            new_logprobs=LogprobsLists(
+                np.array([[5, *range(10, 10 + alternatives)]]),
+                -0.5 - np.arange(alternatives + 1, dtype=np.float32)[None],
+                np.zeros(1, dtype=np.int64),
+            ),
+            finish_reason=FinishReason.LENGTH,
+        )
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer], timestamp=1.0))
+
+
+def charged(kind: str) -> float:
+    labels = {"tenant": "one", "kind": kind}
+    return REGISTRY.get_sample_value("aerie_tenant_tokens_total", labels) or 0.0
+
+
+def search(
+    config: Any, monkeypatch: pytest.MonkeyPatch, core: SearchedCore, path: str, **body: Any
+) -> tuple[int, float, float]:
+    """(status, prompt tokens, output tokens) of one request."""
+
+    async def scenario() -> int:
+        monkeypatch.setattr(
+            async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
+        )
+        llm = GatewayLLM.from_vllm_config(
+            config, disable_log_stats=True, stat_loggers=[lambda *_: StepWatch()]
+        )
+        adapter = Adapter(llm, load({}, {}, preset="embedded"), declared())
+        try:
+            async with gateway(adapter) as post:
+                limits = {"n": BEAMS, "max_tokens": STEPS, "use_beam_search": True}
+                response = await post(path, "one", **limits, **body)
+                return int(response.status_code)
+        finally:
+            llm.shutdown()
+
+    before = charged("prompt"), charged("output")
+    status = asyncio.run(scenario())
+    return status, charged("prompt") - before[0], charged("output") - before[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prompts"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}, 1),
+        ("/v1/completions", {"prompt": "def area(width, height):"}, 1),
+        ("/v1/completions", {"prompt": ["hi", "def area(width, height):"]}, 2),
+    ],
+)
+def test_the_prompt_is_charged_once_and_no_ended_beam_is_kept(
+    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], prompts: int
+) -> None:
+    core = SearchedCore()
+    status, prompt, output = search(config, monkeypatch, core, path, **body)
+    assert status == 200
+    lengths = [len(request.prompt_token_ids or ()) for request in core.requests]
+    assert len(lengths) == prompts * (1 + BEAMS * (STEPS - 1)), "the search ran to its end"
+    assert prompt == sum(lengths[:prompts])
+    assert output == len(lengths), "a token of each beam at each step"
+    assert max(core.kept) <= prompts * BEAMS
+    assert core.usage is not None
+    assert core.usage.sequences == []
+
+
+def test_a_search_that_fails_is_charged_for_what_it_did(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SearchedCore(fails_at=3)
+    status, prompt, output = search(
+        config, monkeypatch, core, "/v1/completions", prompt="def area(width, height):"
+    )
+    assert status == 500
+    assert prompt == len(core.requests[0].prompt_token_ids or ())
+    assert 1 <= output <= len(core.requests)

@@ -58,7 +58,9 @@ class AdmissionController:
         if self.settings.redis_url is not None:
             from app.admission.redis_limiter import RedisLimiter
 
-            self.limiter = RedisLimiter(self.settings.redis_url, self.settings.redis_timeout_s)
+            shared = RedisLimiter(self.settings.redis_url, self.settings.redis_timeout_s)
+            self.background += (BackgroundTask("redis_releases", shared.keep_returning),)
+            self.limiter = shared
         self.queue = AdmissionQueue(self._slots, self._max_waiting, self._engine_saturated)
         self.public = frozenset(
             path.strip() for path in self.settings.public_paths.split(",") if path.strip()
@@ -92,7 +94,7 @@ class AdmissionController:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Run the background tasks (the keys file's watcher) while the gateway runs."""
+        """Run the background tasks (the keys file's watcher, late releases) meanwhile."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.limiter.close)
             for task in self.background:

@@ -47,7 +47,8 @@ class BucketStatus:
 class RateLimitDecision:
     """Whether a request is within the limits, and if not, which one is used up.
 
-    `never` is whether even a full bucket is too small for the request.
+    `never` is whether even a full bucket is too small for the request. `limiter` is the one that
+    counted it, and takes its release; None: the one that was asked.
     """
 
     limited: Kind | None = None
@@ -55,6 +56,7 @@ class RateLimitDecision:
     never: bool = False
     requests: BucketStatus | None = None
     tokens: BucketStatus | None = None
+    limiter: Limiter | None = None
 
 
 class Limiter(Protocol):

@@ -2,7 +2,8 @@
 
 Each decision is one Lua script, which Redis runs as a whole: gateways cannot race each other.
 Time is Redis's own, so the gateways' clocks do not matter. While Redis does not answer, a gateway
-counts by itself: a limit is then per gateway, and no request is rejected for it.
+counts by itself: a limit is then per gateway, and no request is rejected for it. What it counted in
+Redis is released there once Redis answers again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -31,12 +34,17 @@ from app.admission.limiter import (
 from app.admission.tenants import Tenant
 from app.observability import metrics
 
+if TYPE_CHECKING:
+    from redis.commands.core import AsyncScript
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECTIONS = 64
 # After a failure Redis is not called for this long: requests must not queue up behind it.
 CIRCUIT_OPEN_S = 1.0
+# Leases of ended requests that Redis has not heard of, of all tenants: about 1 MB.
+MAX_UNRELEASED = 10_000
 
 # Levels are kept as text: Lua numbers would lose their fractions on the way out.
 _BUCKET_FUNCTIONS = """
@@ -100,8 +108,8 @@ return {limited, tostring(wait), never, text(levels.requests), text(levels.token
 _RELEASE_SCRIPT = (
     _BUCKET_FUNCTIONS
     + """
-local limit, amount, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-if lease ~= '' then redis.call('ZREM', KEYS[2], lease) end
+local limit, amount = tonumber(ARGV[1]), tonumber(ARGV[2])
+for i = 3, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end
 local level = filled('tokens', limit)
 if level ~= nil and amount ~= 0 then keep('tokens', limit, math.min(limit, level + amount)) end
 return 0
@@ -109,8 +117,21 @@ return 0
 )
 
 
+@dataclass
+class _Unreleased:
+    """What Redis has not heard of a tenant's requests that have ended."""
+
+    tenant: Tenant
+    tokens: int = 0
+    leases: list[str] = field(default_factory=list)
+
+
 class RedisLimiter:
-    """Limits counted in Redis, and by `fallback` while Redis does not answer."""
+    """Limits counted in Redis, and by `fallback` while Redis does not answer.
+
+    A release that fails is sent again. If Redis only answered too late, its tokens are returned
+    twice, and its bucket takes no more than its size.
+    """
 
     def __init__(
         self,
@@ -136,6 +157,8 @@ class RedisLimiter:
         self._fallback = fallback or MemoryLimiter()
         self._clock = clock
         self._circuit_open_until = 0.0
+        self._unreleased: dict[str, _Unreleased] = {}
+        self._returning = asyncio.Lock()
 
     async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
         """Check and take, as `Limiter.acquire` says."""
@@ -146,9 +169,15 @@ class RedisLimiter:
         ]
         if _unlimited(tenant):
             return RateLimitDecision()
-        answer = await self._call(lambda: self._acquire_script(keys=_keys(tenant), args=arguments))
+        answer = None
+        if not self._circuit_open:
+            answer = await self._call(lambda: self._run(self._acquire_script, tenant, arguments))
+            if answer is None:  # Redis may have taken the lease, and answered too late
+                self._keep(tenant, 0, quota.lease)
         if answer is None:
-            return await self._fallback.acquire(tenant, quota)
+            metrics.LIMITER_FALLBACKS.inc()
+            decision = await self._fallback.acquire(tenant, quota)
+            return replace(decision, limiter=self._fallback)
         limited, wait, never, requests, tokens = answer
         return RateLimitDecision(
             _kind(limited),
@@ -159,31 +188,79 @@ class RedisLimiter:
         )
 
     async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """Return tokens and end a lease, as `Limiter.release` says."""
+        """Return tokens and end a lease, as `Limiter.release` says; later, if Redis fails."""
         if _unlimited(tenant):
             return
-        arguments: list[str | int | float] = [tenant.tokens_per_minute or 0, tokens, lease]
-        answer = await self._call(lambda: self._release_script(keys=_keys(tenant), args=arguments))
-        if answer is None:
-            await self._fallback.release(tenant, tokens=tokens, lease=lease)
-        else:  # the fallback may have the lease, from before Redis came back
-            await self._fallback.release(tenant, lease=lease)
+        answer = None
+        try:
+            if not self._circuit_open:
+                arguments = [tenant.tokens_per_minute or 0, tokens, lease]
+                answer = await self._call(
+                    lambda: self._run(self._release_script, tenant, arguments)
+                )
+        finally:  # also if the request's task is cancelled meanwhile
+            if answer is None:
+                self._keep(tenant, tokens, lease)
+
+    async def keep_returning(self) -> None:
+        """Release what Redis has not heard of until cancelled, also while no request comes."""
+        while True:
+            await asyncio.sleep(CIRCUIT_OPEN_S)
+            if not self._circuit_open:
+                await self._return_all()
 
     async def close(self) -> None:
-        """Close the connections to Redis."""
+        """Release what Redis has not heard of, and close the connections to it."""
+        await self._return_all()
         await self._redis.aclose()
 
-    async def _call(self, script: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of a script, None if Redis fails or does not answer in time."""
-        if self._clock() < self._circuit_open_until:
-            metrics.LIMITER_FALLBACKS.inc()
-            return None
+    @property
+    def _circuit_open(self) -> bool:
+        """Whether Redis failed a moment ago, and is not called."""
+        return self._clock() < self._circuit_open_until
+
+    def _keep(self, tenant: Tenant, tokens: int, lease: str) -> None:
+        """Keep a release until Redis answers."""
+        if not tokens and not lease:
+            return
+        kept = self._unreleased.setdefault(tenant.name, _Unreleased(tenant))
+        kept.tenant, kept.tokens = tenant, kept.tokens + tokens
+        if lease and sum(len(each.leases) for each in self._unreleased.values()) < MAX_UNRELEASED:
+            kept.leases.append(lease)  # one too many ends by itself, after its `lease_s`
+
+    async def _return_all(self) -> None:
+        """Release what was kept of all tenants, until Redis fails."""
+        for name in list(self._unreleased):
+            if await self._call(partial(self._return_kept, name)) is None:
+                return
+
+    async def _return_kept(self, name: str) -> bool:
+        """Release what was kept of one tenant. Raises RedisError, and keeps it."""
+        async with self._returning:  # or it is returned twice
+            if (kept := self._unreleased.get(name)) is None:
+                return True
+            tokens, leases = kept.tokens, list(kept.leases)
+            limit = kept.tenant.tokens_per_minute or 0
+            await self._release_script(keys=_keys(kept.tenant), args=[limit, tokens, *leases])
+            kept.tokens -= tokens  # more may have come meanwhile
+            del kept.leases[: len(leases)]
+            if not kept.tokens and not kept.leases:
+                del self._unreleased[name]
+        return True
+
+    async def _run(self, script: AsyncScript, tenant: Tenant, arguments: Sequence[Any]) -> Any:
+        """Run a script for a tenant. What was kept of the tenant is released first."""
+        if tenant.name in self._unreleased:
+            await self._return_kept(tenant.name)
+        return await script(keys=_keys(tenant), args=arguments)
+
+    async def _call(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of work with Redis, None if Redis fails or does not answer in time."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await script()
+                return await work()
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
-            metrics.LIMITER_FALLBACKS.inc()
             self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
             return None
 

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from app.admission.controller import AdmissionController
 from app.admission.estimate import estimate, estimate_tokenizing
-from app.admission.limiter import BucketStatus, QuotaRequest, RateLimitDecision
+from app.admission.limiter import BucketStatus, Limiter, QuotaRequest, RateLimitDecision
 from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
 from app.errors import ApiError, shorten
@@ -42,6 +42,7 @@ class RequestContext:
         self._admission = admission
         self._lease = ""
         self._charged = 0
+        self._leased_by = self._charged_by = admission.limiter
         self._body_bytes = 0
         self._slot: Slot | None = None
         self._decision = RateLimitDecision()
@@ -65,7 +66,7 @@ class RequestContext:
             requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
         )
         self._lease = lease  # first: `close` releases also what a cancellation interrupts
-        await self._acquire_quota(quota)
+        self._leased_by = self._charged_by = await self._acquire_quota(quota)
         set_current_usage(self.usage)
         self.deadline = Deadline(total_s)
 
@@ -92,7 +93,7 @@ class RequestContext:
             cost = estimate(payload, body_bytes, output_tokens)
         else:
             cost = estimate_tokenizing(body_bytes)
-        await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
+        self._charged_by = await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
         self._charged = self.usage.charged = cost.tokens
         started = time.monotonic()
         if self.deadline is not None:
@@ -141,9 +142,14 @@ class RequestContext:
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
         self.usage.sequences.clear()
-        await self._admission.limiter.release(
-            tenant, tokens=self._charged - sum(used.values()), lease=lease
-        )
+        unused = self._charged - sum(used.values())
+        if self._leased_by is self._charged_by:
+            await self._leased_by.release(tenant, tokens=unused, lease=lease)
+            return
+        try:
+            await self._leased_by.release(tenant, lease=lease)
+        finally:
+            await self._charged_by.release(tenant, tokens=unused)
 
     def rate_limit_headers(self) -> dict[str, str]:
         """OpenAI's rate limit headers, for the limits that the tenant has."""
@@ -178,13 +184,15 @@ class RequestContext:
             value += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
         return {"x-aerie-speculation": value}
 
-    async def _acquire_quota(self, quota: QuotaRequest) -> None:
+    async def _acquire_quota(self, quota: QuotaRequest) -> Limiter:
+        """Acquire quota; returns the limiter that takes its release. Raises ApiError 429."""
         decision = self._decision = await self._admission.limiter.acquire(
             self.identity.tenant, quota
         )
         if decision.limited is not None:
             metrics.REFUSED.labels(decision.limited).inc()
             raise _limited(decision, self.identity.tenant.name, quota)
+        return decision.limiter or self._admission.limiter
 
     def _is_waiting(self) -> bool:
         """Whether the request still waits for a slot or in the engine.

@@ -6,12 +6,10 @@ The Redis half runs against a real redis-server of its own.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import subprocess
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,31 +27,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    arguments = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    log = (folder / "log").open("wb")
-    process = subprocess.Popen([*arguments, "--dir", str(folder)], stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 20
-        while b"Ready to accept connections" not in (folder / "log").read_bytes():
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, "redis-server did not start"
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
 
 
 @pytest.fixture(params=["memory", "redis"])

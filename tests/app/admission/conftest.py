@@ -1,0 +1,36 @@
+"""A redis-server of the tests' own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    arguments = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen([*arguments, "--dir", str(folder)], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        while b"Ready to accept connections" not in (folder / "log").read_bytes():
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "redis-server did not start"
+            time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
+        log.close()

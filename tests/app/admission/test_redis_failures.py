@@ -1,0 +1,304 @@
+"""Quotas in a Redis that fails for a moment: nothing stays taken, nothing is returned elsewhere.
+
+A real redis-server, behind a connection that the tests cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+
+from app.admission import redis_limiter
+from app.admission.controller import AdmissionController
+from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest, RateLimitDecision
+from app.admission.redis_limiter import RedisLimiter
+from app.admission.tenants import Identity, Tenant
+from app.http.request_context import RequestContext
+from app.settings import load
+from app.validation.output_limit import OutputLimit
+
+IN_TIME_S = 10.0
+TIMEOUT_S = 0.3
+WAYS = ("refused", "unheard")
+Scenario = Callable[["Gateways"], Awaitable[None]]
+
+
+class Line:
+    """The connection to Redis: `up`, `refused`, or `unheard`, which loses Redis's answers."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.state = "up"
+        self._redis = urlsplit(redis_url)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            for end in self._ends:
+                end.close()
+            waits = [end.wait_closed() for end in self._ends]
+            await asyncio.gather(*self._tasks, *waits, return_exceptions=True)
+
+    async def _connected(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        assert self._redis.port is not None
+        self._ends.append(back)
+        answers, redis = await asyncio.open_connection("127.0.0.1", self._redis.port)
+        self._ends.append(redis)
+        for source, sink in ((client, redis), (answers, back)):
+            task = asyncio.create_task(self._pass_on(source, sink, source is answers))
+            self._tasks.add(task)
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, answers: bool
+    ) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if self.state == "refused":
+                    break
+                if not (answers and self.state == "unheard"):
+                    sink.write(data)
+        sink.close()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Gateways:
+    """A gateway behind the line, and another that always reaches Redis."""
+
+    def __init__(self, line: Line, through_line: str, redis_url: str) -> None:
+        self.line, self.clock = line, Clock()
+        self.cut_off = RedisLimiter(through_line, TIMEOUT_S, clock=self.clock)
+        self.other = RedisLimiter(redis_url, 5)
+
+    def back(self) -> None:
+        """Redis answers again, and the gateway asks it again."""
+        self.line.state = "up"
+        self.clock.now += redis_limiter.CIRCUIT_OPEN_S
+
+
+@pytest.fixture
+def run(redis_url: str) -> Callable[[Scenario], None]:
+    def scenario(body: Scenario) -> None:
+        async def opened() -> None:
+            line = Line(redis_url)
+            async with line.open() as through_line:
+                gateways = Gateways(line, through_line, redis_url)
+                warm = Tenant(name="warm", max_concurrent=1)  # a connection, and both scripts
+                await gateways.cut_off.acquire(warm, QuotaRequest())
+                await gateways.cut_off.release(warm, lease="none")
+                await body(gateways)
+                await gateways.other.close()
+                await gateways.cut_off.close()
+
+        asyncio.run(opened())
+
+    return scenario
+
+
+@pytest.fixture
+def tenant(request: pytest.FixtureRequest) -> Tenant:
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:]
+    return Tenant(name=name, tokens_per_minute=600, max_concurrent=1)
+
+
+def lease(name: str) -> QuotaRequest:
+    return QuotaRequest(lease=name, lease_s=600)
+
+
+async def tokens_left(limiter: Limiter, tenant: Tenant) -> int:
+    decision = await limiter.acquire(tenant, QuotaRequest())
+    assert decision.tokens is not None
+    return decision.tokens.remaining
+
+
+async def admitted(limiter: Limiter, tenant: Tenant, name: str) -> bool:
+    return (await limiter.acquire(tenant, lease(name))).limited is None
+
+
+async def until_admitted(limiter: Limiter, tenant: Tenant, name: str) -> None:
+    async with asyncio.timeout(IN_TIME_S):
+        while not await admitted(limiter, tenant, name):  # noqa: ASYNC110 - Redis has no event
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("open_before", [False, True])
+def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
+    run: Callable[[Scenario], None], tenant: Tenant, way: str, open_before: bool
+) -> None:
+    """Before the next request of its tenant is counted; Redis may have failed before, too."""
+
+    async def scenario(gateways: Gateways) -> None:
+        limiter, line = gateways.cut_off, gateways.line
+        assert await admitted(limiter, tenant, "a")
+        assert (await limiter.acquire(tenant, QuotaRequest(tokens=500))).limiter is None
+        line.state = way
+        if open_before:
+            await limiter.acquire(tenant, QuotaRequest())
+        await limiter.release(tenant, tokens=450, lease="a")
+        if way == "refused":
+            assert not await admitted(gateways.other, tenant, "b"), "nothing is tested"
+        gateways.back()
+        assert await admitted(limiter, tenant, "b")
+        assert 550 <= await tokens_left(gateways.other, tenant) <= 600
+
+    run(scenario)
+
+
+def test_it_is_released_without_another_request(
+    run: Callable[[Scenario], None], tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway's requests wait for the lease, too."""
+    monkeypatch.setattr(redis_limiter, "CIRCUIT_OPEN_S", 0.05)
+
+    async def scenario(gateways: Gateways) -> None:
+        assert await admitted(gateways.cut_off, tenant, "a")
+        gateways.line.state = "refused"
+        returning = asyncio.create_task(gateways.cut_off.keep_returning())
+        await gateways.cut_off.release(tenant, lease="a")
+        assert not await admitted(gateways.other, tenant, "b")
+        gateways.back()
+        await until_admitted(gateways.other, tenant, "b")
+        returning.cancel()
+
+    run(scenario)
+
+
+def test_the_controller_runs_that_in_the_background() -> None:
+    settings = load({"redis_url": "redis://127.0.0.1:1/0"}, {}, preset="embedded")
+    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
+
+    async def scenario() -> None:
+        admission = AdmissionController(settings, load_view)
+        (task,) = admission.background
+        async with admission.open():
+            await asyncio.sleep(0)
+            assert (task.name, task.state) == ("redis_releases", "running")
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_that_ends_releases_what_it_kept(
+    run: Callable[[Scenario], None], tenant: Tenant
+) -> None:
+    async def scenario(gateways: Gateways) -> None:
+        assert await admitted(gateways.cut_off, tenant, "a")
+        gateways.line.state = "refused"
+        await gateways.cut_off.release(tenant, lease="a")
+        gateways.line.state = "up"
+        await gateways.cut_off.close()
+        assert await admitted(gateways.other, tenant, "b")
+
+    run(scenario)
+
+
+def test_a_release_whose_task_is_cancelled_is_made_up_for(
+    run: Callable[[Scenario], None], tenant: Tenant
+) -> None:
+    async def scenario(gateways: Gateways) -> None:
+        assert await admitted(gateways.cut_off, tenant, "a")
+        gateways.line.state = "refused"
+        releasing = asyncio.create_task(gateways.cut_off.release(tenant, lease="a"))
+        await asyncio.sleep(0)
+        releasing.cancel()
+        with suppress(asyncio.CancelledError):
+            await releasing
+        gateways.back()
+        assert await admitted(gateways.cut_off, tenant, "b")
+
+    run(scenario)
+
+
+def test_a_lease_that_redis_gave_too_late_is_nobodys(
+    run: Callable[[Scenario], None], tenant: Tenant
+) -> None:
+    """The gateway counts that request by itself."""
+
+    async def scenario(gateways: Gateways) -> None:
+        gateways.line.state = "unheard"
+        decision = await gateways.cut_off.acquire(tenant, lease("a"))
+        assert decision.limited is None
+        assert decision.limiter is not None
+        assert not await admitted(gateways.other, tenant, "b"), "Redis gave it"
+        await decision.limiter.release(tenant, lease="a")
+        gateways.back()
+        assert await admitted(gateways.cut_off, tenant, "b")
+
+    run(scenario)
+
+
+def test_what_is_kept_has_a_bound(
+    run: Callable[[Scenario], None], tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_limiter, "MAX_UNRELEASED", 2)
+    several = tenant.model_copy(update={"max_concurrent": 3})
+
+    async def scenario(gateways: Gateways) -> None:
+        for name in "abc":
+            assert await admitted(gateways.cut_off, several, name)
+        gateways.line.state = "refused"
+        for name in "abc":
+            await gateways.cut_off.release(several, tokens=-1, lease=name)
+        gateways.back()
+        free = [await admitted(gateways.cut_off, several, name) for name in "def"]
+        assert free == [True, True, False], "the third lease ends by itself"
+        assert await tokens_left(gateways.other, several) == 597
+
+    run(scenario)
+
+
+class Switching(MemoryLimiter):
+    """Counts by itself; what comes after `away` was set is counted by another limiter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away, self.another = False, MemoryLimiter()
+
+    async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
+        if not self.away:
+            return await super().acquire(tenant, quota)
+        decision = await self.another.acquire(tenant, quota)
+        return RateLimitDecision(decision.limited, tokens=decision.tokens, limiter=self.another)
+
+
+@pytest.mark.parametrize("away_from", ["start", "tokens", "end", "never"])
+def test_a_request_is_released_where_it_was_counted(tenant: Tenant, away_from: str) -> None:
+    settings = load({}, {}, preset="embedded")
+    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
+
+    async def scenario() -> None:
+        admission = AdmissionController(settings, load_view)
+        admission.limiter = limiter = Switching()
+        context = RequestContext(admission, Identity(tenant))
+        limiter.away = away_from == "start"
+        await context.begin(60.0)
+        limiter.away = limiter.away or away_from == "tokens"
+        await context.admit({"max_tokens": 100}, 4, "model", OutputLimit(("max_tokens",)))
+        charged = limiter.another if away_from in ("start", "tokens") else limiter
+        spared = limiter if charged is limiter.another else limiter.another
+        assert await tokens_left(charged, tenant) < 600
+        limiter.away = limiter.away or away_from == "end"
+        await context.close()
+        limiter.away = False
+        for each in (charged, spared):
+            assert await tokens_left(each, tenant) == 600
+            assert await admitted(each, tenant, "b"), "the lease has ended"
+
+    asyncio.run(scenario())

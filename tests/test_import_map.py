@@ -71,7 +71,8 @@ MAP: dict[str, set[str]] = {
     | CONFIGURATION
     | POLICY
     | TARGET_FOLDERS
-    | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"},
+    | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"}
+    | {"drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
     "app.http": BASE
     | {"app.admission", "app.declaration", "app.engine", "app.llm", "app.validation"},
@@ -151,7 +152,7 @@ MAP: dict[str, set[str]] = {
     | RUN,
     "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
-    "drafters.vllm.own_drafter": set(),
+    "drafters.vllm.own_drafter": {"drafters.config"},
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
     "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,

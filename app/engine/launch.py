@@ -70,6 +70,7 @@ def launch(
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error
     _refuse_logits_processors(config)
+    _refuse_undrafted(config)
     load.clear()
     scheduler, parallel = config.scheduler_config, config.parallel_config
     load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
@@ -116,6 +117,19 @@ def _refuse_logits_processors(config: Any) -> None:
             f"logits_processors: {', '.join(named)}: they are not applied to drafted tokens; serve "
             "them with --k 0"
         )
+
+
+def _refuse_undrafted(config: Any) -> None:
+    """Raise StartupError for options beside which no drafter can draft, before anything is loaded.
+
+    The drafter refuses them too, but in another process, where the reason is lost.
+    """
+    from drafters.vllm.own_drafter import refuse
+
+    try:
+        refuse(config)
+    except NotImplementedError as error:
+        raise StartupError(f"{error}; without drafts it is served with --k 0") from error
 
 
 def versions(llm: GatewayLLM) -> dict[str, str]:

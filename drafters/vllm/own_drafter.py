@@ -1,10 +1,13 @@
-"""Which draft heads this project's drafters run, and which vLLM's own drafters run."""
+"""Which draft heads this project's drafters run, and beside which options."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vllm import envs
+from vllm.config import VllmConfig
+
+from drafters.config import DrafterConfig
 
 
 def is_parallel(speculation: Any) -> bool:
@@ -19,3 +22,44 @@ def has_own_drafter(speculation: Any) -> bool:
         return True
     sequential = speculation is not None and speculation.method == "eagle3"
     return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
+
+
+def refuse(config: VllmConfig) -> None:
+    """Check that this project's drafter can draft beside the other options of a configuration.
+    Raises NotImplementedError, which names those that it cannot. A configuration without a drafter
+    of this project passes."""
+    speculation, model, parallel = (
+        config.speculative_config, config.model_config, config.parallel_config
+    )  # fmt: skip
+    if speculation is None or not has_own_drafter(speculation):
+        return
+    either = {
+        "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
+        # The blocks that come from elsewhere lack the head's keys.
+        "KV cache transfer": config.kv_transfer_config is not None,
+        # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
+        # coordinate_batch_across_dp), and each rank chooses for itself whether there is one. Ranks
+        # of a dense target are engines of their own (vllm/v1/engine/core.py, run_engine_core).
+        "data parallelism of a mixture of experts": (
+            parallel.data_parallel_size > 1 and model.is_moe
+        ),
+        # An entry of a block table stands for a block on each rank: more tokens than in a block.
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+    }
+    if named := _asked(either):
+        raise NotImplementedError(f"draft heads do not draft with {named}")
+    if not envs.VLLM_USE_V2_MODEL_RUNNER:
+        return
+    only_v1 = {
+        "draft_context": DrafterConfig.read(config.additional_config).context_tokens > 0,
+        "probabilistic drafts": speculation.draft_sample_method != "greedy",
+    }
+    if named := _asked(only_v1):
+        raise NotImplementedError(
+            f"P-EAGLE on the V2 model runner has no {named}: leave VLLM_USE_V2_MODEL_RUNNER unset"
+        )
+
+
+def _asked(options: dict[str, bool]) -> str:
+    return ", ".join(name for name, asked in options.items() if asked)

@@ -23,6 +23,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from drafters.config import DEFERRED, DrafterConfig
 from drafters.ops.gather import gather
+from drafters.vllm.own_drafter import refuse
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
 from drafters.vllm.v1.kv_state import DrafterKVState
@@ -48,11 +49,8 @@ class Drafter(EagleProposer, ABC):
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
     ) -> None:
+        refuse(vllm_config)
         super().__init__(vllm_config, device, runner)
-        if self.uses_mrope or vllm_config.model_config.uses_mrope:
-            raise NotImplementedError("draft heads cannot draft for a target with M-RoPE")
-        if vllm_config.kv_transfer_config is not None:
-            raise NotImplementedError("KV cache transfer: its blocks lack the draft head's keys")
         self.runner = runner
         self.k_max: int = self.num_speculative_tokens
         self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drafters.config import DrafterConfig
 from drafters.vllm.own_drafter import is_parallel
 from drafters.vllm.v2.speculator import ParallelSpeculator
 from drafters.vllm.verification.finite import by_request
@@ -24,9 +23,8 @@ class V2DraftingRunner(Base):
         super().__init__(vllm_config, *args, **kwargs)
         self.parallel: ParallelSpeculator | None = None
         if is_parallel(self.speculative_config) and self.is_last_pp_rank:
-            config = DrafterConfig.read(vllm_config.additional_config)
             self.speculator = self.parallel = ParallelSpeculator(
-                vllm_config, self.device, self.req_states, config
+                vllm_config, self.device, self.req_states
             )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

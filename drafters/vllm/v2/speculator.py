@@ -20,9 +20,10 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
 
-from drafters.config import DEFERRED, DrafterConfig
+from drafters.config import DEFERRED
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
+from drafters.vllm.own_drafter import refuse
 from drafters.vllm.v2.graphs import Graphs, Ints, drafted
 from drafters.vllm.verification.greedy import greedy_draft_tokens
 
@@ -47,14 +48,10 @@ class ParallelSpeculator(DraftModelSpeculator):
     """
 
     def __init__(
-        self,
-        vllm_config: VllmConfig,
-        device: torch.device,
-        requests: RequestState,
-        config: DrafterConfig,
+        self, vllm_config: VllmConfig, device: torch.device, requests: RequestState
     ) -> None:
+        refuse(vllm_config)
         super().__init__(vllm_config, device)
-        refuse(vllm_config, config)
         self.requests = requests
         self.k_max: int = self.num_speculative_steps
         self.mask_token = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
@@ -340,25 +337,3 @@ class ParallelSpeculator(DraftModelSpeculator):
         if self.device.type == "cuda":
             pinned = pinned.pin_memory()
         return pinned.to(self.device, non_blocking=True)
-
-
-def refuse(vllm_config: VllmConfig, config: DrafterConfig) -> None:
-    """Raise NotImplementedError for options that only the V1 runner's drafter supports."""
-    speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    assert speculation is not None
-    missing = {
-        "draft_context": config.context_tokens > 0,
-        "data parallelism": parallel.data_parallel_size > 1,
-        "context parallelism": max(
-            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
-        ) > 1,
-        "M-RoPE": vllm_config.model_config.uses_mrope,
-        "KV cache transfer": vllm_config.kv_transfer_config is not None,
-        "probabilistic drafts": speculation.draft_sample_method != "greedy",
-    }  # fmt: skip
-    named = [name for name, asked in missing.items() if asked]
-    if named:
-        raise NotImplementedError(
-            f"P-EAGLE on the V2 model runner has no {', '.join(named)}: "
-            "leave VLLM_USE_V2_MODEL_RUNNER unset"
-        )

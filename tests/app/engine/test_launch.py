@@ -84,3 +84,18 @@ def test_installed_ones_too_and_none_of_them_without_drafts(
     with pytest.raises(StartupError, match=r"their:One \(installed\)"):
         launch_module._refuse_logits_processors(configuration(object()))
     launch_module._refuse_logits_processors(configuration(None))
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
+def test_what_nothing_drafts_with_is_refused_before_anything_is_loaded(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: minutes of loading, then an engine process that ends without a reason."""
+    monkeypatch.setenv(V2, "0")
+    monkeypatch.setattr("vllm.config.ModelConfig.is_moe", True)
+    given = {
+        "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / kind),
+        "engine_args": '{"data_parallel_size": 2, "max_model_len": 64}',
+    }  # fmt: skip
+    with pytest.raises(StartupError, match=r"data parallelism of a mixture of experts.*--k 0"):
+        launch_module.launch(load(given, {}), EngineLoad(), lambda: None)

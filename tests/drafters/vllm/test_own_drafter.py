@@ -1,0 +1,120 @@
+"""Options beside which nothing here can draft are refused by name, before a drafter is built."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+if not vllm_platforms.current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
+import torch  # noqa: E402
+from vllm.config import ModelConfig  # noqa: E402
+
+from drafters.config import DrafterConfig  # noqa: E402
+from drafters.vllm.own_drafter import refuse  # noqa: E402
+from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
+from drafters.vllm.v1.sequential import SequentialDrafter  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import configuration  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+@pytest.fixture(scope="module", params=["p-eagle", "eagle3"])
+def config(request: pytest.FixtureRequest) -> VllmConfig:
+    return configuration(head=request.param)
+
+
+def changed(config: VllmConfig, **changes: Any) -> VllmConfig:
+    """A configuration with other values, by dotted names with `__` for the dot."""
+    config = copy(config)
+    for name, value in changes.items():
+        part, _, key = name.rpartition("__")
+        owner = config
+        if part:
+            owner = copy(getattr(config, part))
+            setattr(config, part, owner)
+        setattr(owner, key, value)
+    return config
+
+
+EITHER_RUNNER = [
+    ({"kv_transfer_config": object()}, "KV cache transfer"),
+    ({"parallel_config__decode_context_parallel_size": 2}, "decode context parallelism"),
+    ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism"),
+]
+
+
+@pytest.mark.parametrize("runner", ["", "0", "1"])
+@pytest.mark.parametrize(("changes", "name"), EITHER_RUNNER)
+def test_what_neither_runner_can_is_refused_on_both(
+    changes: dict[str, Any], name: str, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a refusal of one runner that sends to the other, which fails without a word."""
+    config = configuration()
+    if runner:
+        monkeypatch.setenv(V2, runner)
+    refuse(config)
+    with pytest.raises(NotImplementedError, match=name) as raised:
+        refuse(changed(config, **changes))
+    assert V2 not in str(raised.value)
+
+
+def test_the_ranks_of_a_mixture_of_experts_draft_for_nobody(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: ranks meet in every pass, and each chooses its own number of passes. Ranks of a
+    dense target never meet."""
+    replicas = changed(config, parallel_config__data_parallel_size=2)
+    refuse(replicas)
+    monkeypatch.setattr(ModelConfig, "is_moe", True)
+    refuse(config)
+    with pytest.raises(NotImplementedError, match="data parallelism of a mixture of experts"):
+        refuse(replicas)
+
+
+@pytest.mark.parametrize("of", ["target", "head"])
+def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    speculation = config.speculative_config
+    assert speculation is not None
+    owner = config.model_config if of == "target" else speculation.draft_model_config
+    named = owner.model
+    monkeypatch.setattr(ModelConfig, "uses_mrope", property(lambda self: self.model == named))
+    with pytest.raises(NotImplementedError, match="M-RoPE"):
+        refuse(config)
+
+
+def test_every_drafter_refuses_before_it_is_built(config: VllmConfig) -> None:
+    there = changed(config, parallel_config__decode_context_parallel_size=2)
+    kind = ParallelDrafter if config.speculative_config.parallel_drafting else SequentialDrafter
+    with pytest.raises(NotImplementedError, match="decode context parallelism"):
+        kind(there, torch.device("cpu"), None, DrafterConfig())
+
+
+def test_a_target_without_a_drafter_of_ours_is_not_asked(config: VllmConfig) -> None:
+    other = changed(config, kv_transfer_config=object(), speculative_config=None)
+    refuse(other)
+
+
+ONLY_V1: list[tuple[dict[str, Any], str]] = [
+    ({"additional_config": DrafterConfig(context_tokens=64).entry()}, "draft_context"),
+    ({"speculative_config__draft_sample_method": "probabilistic"}, "probabilistic drafts"),
+]
+
+
+@pytest.mark.parametrize(("changes", "name"), ONLY_V1)
+def test_what_v1_can_is_refused_on_v2_with_the_way_there(
+    changes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration()
+    refuse(changed(config, **changes))
+    monkeypatch.setenv(V2, "1")
+    refuse(config)
+    with pytest.raises(NotImplementedError, match=f"{name}.*leave {V2} unset"):
+        refuse(changed(config, **changes))

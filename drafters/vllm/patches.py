@@ -17,6 +17,7 @@ from vllm.model_executor.models.qwen3_eagle3 import Eagle3Qwen3ForCausalLM
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
@@ -56,20 +57,22 @@ def apply() -> None:
         SamplingParams._validate_spec_decode = accept_undrafted(
             SamplingParams._validate_spec_decode
         )
-        if envs.VLLM_USE_V2_MODEL_RUNNER:
-            use_v2_model_runner()
-        elif current_platform.is_cpu():
+        asked, on_cpu = envs.VLLM_USE_V2_MODEL_RUNNER, current_platform.is_cpu()
+        if not on_cpu:
+            gpu_model_runner.GPUModelRunner = drafting(gpu_model_runner.GPUModelRunner)
+        elif not asked:
             from vllm.v1.worker import cpu_worker
 
             rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
             cpu_worker.CPUModelRunner = drafting(cpu_worker.CPUModelRunner)
-        else:
-            gpu_model_runner.GPUModelRunner = drafting(gpu_model_runner.GPUModelRunner)
+        # On a GPU each configuration has its runner (VllmConfig.use_v2_model_runner): V2 for a
+        # target without a head, V1 for P-EAGLE, unless the variable says which.
+        if asked or (HAS_TRITON and not on_cpu):
+            use_v2_model_runner()
 
 
 def use_v2_model_runner() -> None:
-    """Patch vLLM's V2 model runner, if VLLM_USE_V2_MODEL_RUNNER asks for it. vLLM never chooses it
-    for P-EAGLE, for which it has no speculator."""
+    """Patch vLLM's V2 model runner."""
     from vllm.v1.worker.gpu import cudagraph_utils, model_runner
     from vllm.v1.worker.gpu.sample import sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -102,12 +105,14 @@ def with_every_k(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
 
 
 def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    """Take parallel drafting off vLLM's list of what its V2 model runner lacks: ours has it."""
+    """Take parallel drafting off vLLM's list of what its V2 model runner lacks, if
+    VLLM_USE_V2_MODEL_RUNNER asks for that runner: ours has it. By itself vLLM takes V1 for P-EAGLE.
+    """
 
     @wraps(named)
     def lacking(self: Any) -> list[str]:
         rest = named(self)
-        if not is_parallel(self.speculative_config):
+        if not envs.VLLM_USE_V2_MODEL_RUNNER or not is_parallel(self.speculative_config):
             return rest
         return [feature for feature in rest if not feature.startswith("parallel drafting")]
 

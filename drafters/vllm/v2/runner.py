@@ -35,9 +35,9 @@ class V2DraftingRunner(Base):
 
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and sum the counts of a request's rows: vLLM does so only where ranks share the
-        sampling."""
+        sampling. Samplers of diffusion models count nothing."""
         output, *counts = super().sample(hidden_states, input_batch, grammar_output)
-        if self.batch_sharder is None:
+        if self.batch_sharder is None and output.num_nans is not None:
             output.num_nans = by_request(output.num_nans, input_batch.cu_num_logits[1:])
         return output, *counts
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +17,7 @@ from drafters.config import every_k
 from drafters.vllm import patches
 from drafters.vllm.v1.kv_cache import kept_whole
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 TEMPERATURES = torch.tensor([0.0, 1.5, 0.0, 0.7])
 ENDS = torch.tensor([2, 5, 5, 6], dtype=torch.int32)  # the third request has no draft
 EXPANDED = torch.tensor([1.0, 1.0, 1.5, 1.5, 1.5, 0.7])
@@ -241,16 +246,72 @@ def test_a_heads_sliding_layers_keep_all_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "method", "left"), [(True, "eagle3", 1), (True, "draft_model", 2)]
+    ("asked", "parallel", "method", "left"),
+    [("1", True, "eagle3", 1), ("1", True, "draft_model", 2), ("", True, "eagle3", 2)],
 )
 def test_the_v2_runner_is_refused_only_for_what_it_lacks(
-    parallel: bool, method: str, left: int
+    asked: str, parallel: bool, method: str, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM names parallel drafting of any kind; of P-EAGLE's it has ours."""
+    """vLLM names parallel drafting of any kind; of P-EAGLE's it has ours. Unless asked for V2, vLLM
+    must find it lacking, or it would take V2 by itself."""
+    if asked:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
     named = ["parallel drafting for EAGLE speculative decoding", "something else"]
     speculation = SimpleNamespace(parallel_drafting=parallel, use_eagle=lambda: method == "eagle3")
     config = SimpleNamespace(speculative_config=speculation)
     assert len(patches.with_parallel_drafting(lambda _: list(named))(config)) == left
+
+
+GPU_WORKER = """
+from types import SimpleNamespace
+from unittest.mock import patch
+from vllm.config import vllm as configuration
+from drafters.vllm import patches
+patches.current_platform = SimpleNamespace(is_cpu=lambda: False)
+patches.HAS_TRITON = configuration.HAS_TRITON = True
+patches.apply()
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu_worker import Worker
+from drafters.vllm.v1.runner import V1DraftingRunner
+from drafters.vllm.v2.runner import V2DraftingRunner
+plain = VllmConfig()
+speculation = SimpleNamespace(method="eagle3", parallel_drafting=True, use_eagle=lambda: True)
+p_eagle = VllmConfig()
+p_eagle.speculative_config = speculation
+for config in (plain, p_eagle):
+    worker = SimpleNamespace(
+        use_v2_model_runner=config.use_v2_model_runner, vllm_config=config, device=None
+    )
+    build = lambda self, *_: None
+    with patch.object(V1DraftingRunner, "__init__", build), \
+            patch.object(V2DraftingRunner, "__init__", build):
+        made = Worker._make_model_runner(worker)
+    names = [kind.__name__ for kind in (V1DraftingRunner, V2DraftingRunner)
+             if isinstance(made, kind)]
+    print("made", *names)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "plain", "p_eagle"), [(None, "V2", "V1"), ("0", "V1", "V1"), ("1", "V2", "V2")]
+)
+def test_whichever_runner_a_gpu_gets_counts_what_is_not_finite(
+    variable: str | None, plain: str, p_eagle: str
+) -> None:
+    """The fault: without a head vLLM chooses V2 by itself, while V1 was patched, so that nobody saw
+    NaN. Asks vLLM's own worker which class it builds."""
+    pytest.importorskip("triton")
+    environ = {name: v for name, v in os.environ.items() if name != "VLLM_USE_V2_MODEL_RUNNER"}
+    if variable is not None:
+        environ["VLLM_USE_V2_MODEL_RUNNER"] = variable
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_WORKER], cwd=REPOSITORY, env=environ,
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("made")]
+    assert made == [[f"{plain}DraftingRunner"], [f"{p_eagle}DraftingRunner"]]
 
 
 def test_each_k_gets_graphs_however_few_requests_there_may_be() -> None:

@@ -101,3 +101,29 @@ def test_asynchronous_counts_stay_on_the_device(monkeypatch: pytest.MonkeyPatch)
     counts, on_device, *_ = made._bookkeeping_sync()
     assert counts == {}
     assert on_device.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared", "expected"),
+    [([0, 1, 0, 1, 1, 0], False, [0, 1, 2]), ([0, 1, 2], True, [0, 1, 2]), (None, False, None)],
+)
+def test_the_v2_runner_tells_of_each_request(
+    rows: list[int] | None, shared: bool, expected: list[int] | None
+) -> None:
+    """Ranks that share the sampling have added a request's rows already, and a sampler of another
+    kind has no counts."""
+    pytest.importorskip("triton", reason="the V2 runner needs Triton")
+    from drafters.vllm.v2.runner import V2DraftingRunner
+
+    class V2Base:
+        batch_sharder = object() if shared else None
+
+        def sample(self, *_: Any) -> Any:
+            counts = None if rows is None else torch.tensor(rows, dtype=torch.int32)
+            return SimpleNamespace(num_nans=counts), "made", "rejected"
+
+    mixin = type("Mixin", (V2DraftingRunner,), {"__init__": V2Base.__init__})
+    batch = SimpleNamespace(cu_num_logits=torch.tensor([0, 1, 3, 6]))
+    output, *others = drafting(V2Base, mixin)().sample(None, batch, None)
+    assert (None if output.num_nans is None else output.num_nans.tolist()) == expected
+    assert others == ["made", "rejected"]

@@ -152,7 +152,7 @@ MAP: dict[str, set[str]] = {
     | RUN,
     "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
-    "drafters.vllm.own_drafter": {"drafters.config"},
+    "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
     "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,

@@ -21,11 +21,10 @@ import torch
 import triton
 import triton.language as tl
 
-from drafters.ops.reference import Requests
+from drafters.ops.reference import MOST_TAPS, Requests
 
 COLUMNS = 1024  # elements of a hidden state that one program copies
 STEPS = 13  # of the search, for 8,192 requests; constant, else each batch size compiles a kernel
-MOST_TAPS = 3
 FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+MOST_TAPS = 3  # that the kernels take: each has an argument of its own
+
 
 @dataclass(frozen=True)
 class Requests:

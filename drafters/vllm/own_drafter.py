@@ -8,6 +8,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 
 from drafters.config import DrafterConfig
+from drafters.ops.reference import MOST_TAPS
 
 
 def is_parallel(speculation: Any) -> bool:
@@ -51,9 +52,15 @@ def refuse(config: VllmConfig) -> None:
         raise NotImplementedError(f"draft heads do not draft with {named}")
     if not envs.VLLM_USE_V2_MODEL_RUNNER:
         return
+    head = speculation.draft_model_config.hf_config
+    taps = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or ()
     only_v1 = {
         "draft_context": DrafterConfig.read(config.additional_config).context_tokens > 0,
         "probabilistic drafts": speculation.draft_sample_method != "greedy",
+        # vLLM frees blocks behind the window, and puts layers of two kinds into two groups.
+        "sliding-window layers of a head": "sliding_attention"
+        in (getattr(head, "layer_types", None) or ()),
+        f"more than {MOST_TAPS} taps of a head": len(taps) > MOST_TAPS,
     }
     if named := _asked(only_v1):
         raise NotImplementedError(

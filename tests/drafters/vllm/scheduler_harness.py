@@ -422,8 +422,11 @@ class SchedulerHarness:
         return sampled, torch.tensor(states, dtype=torch.float64).unsqueeze(1), common
 
 
-def configuration(block_size: int = 4, batched: int = 24, head: str = "p-eagle") -> VllmConfig:
-    """For the embedded models, small in every way that the scheduler knows."""
+def configuration(
+    block_size: int = 4, batched: int = 24, head: str = "p-eagle", parallel: bool | None = None
+) -> VllmConfig:
+    """For the embedded models, small in every way that the scheduler knows. `head` may be a folder,
+    `parallel` then says whether it is P-EAGLE's."""
     return EngineArgs(
         model=str(MODELS / "target"),
         max_model_len=LONGEST,
@@ -437,6 +440,6 @@ def configuration(block_size: int = 4, batched: int = 24, head: str = "p-eagle")
             "method": "eagle3",
             "model": str(MODELS / head),
             "num_speculative_tokens": K_MAX,
-            "parallel_drafting": head == "p-eagle",
+            "parallel_drafting": head == "p-eagle" if parallel is None else parallel,
         },
     ).create_engine_config()

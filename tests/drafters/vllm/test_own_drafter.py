@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +16,17 @@ import torch  # noqa: E402
 from vllm.config import ModelConfig  # noqa: E402
 
 from drafters.config import DrafterConfig  # noqa: E402
+from drafters.model.checkpoint import save_head  # noqa: E402
+from drafters.model.config import HeadConfig  # noqa: E402
+from drafters.model.head import DraftHead  # noqa: E402
 from drafters.vllm.own_drafter import refuse  # noqa: E402
 from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
 from drafters.vllm.v1.sequential import SequentialDrafter  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import configuration  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import MODELS, configuration  # noqa: E402
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm.config import VllmConfig
 
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
@@ -106,6 +112,40 @@ ONLY_V1: list[tuple[dict[str, Any], str]] = [
     ({"additional_config": DrafterConfig(context_tokens=64).entry()}, "draft_context"),
     ({"speculative_config__draft_sample_method": "probabilistic"}, "probabilistic drafts"),
 ]
+
+
+def with_head(folder: Path, **keys: Any) -> VllmConfig:
+    """The embedded target with a random P-EAGLE head of another shape, as vLLM reads it."""
+    given = HeadConfig.load(MODELS / "p-eagle")
+    save_head(DraftHead(replace(given, **keys)), folder)
+    return configuration(head=str(folder), parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": (0, 1, 2, 3)}, "more than 3 taps"),
+        ({"layer_types": ("sliding_attention",), "sliding_window": 8}, "sliding-window layers"),
+        ({"layer_types": ("sliding_attention",), "sliding_window": 8, "qk_norm": True}, "sliding"),
+        ({"layer_types": ("full_attention",)}, None),
+        ({"eagle_aux_hidden_state_layer_ids": (0, 1)}, None),
+    ],
+)
+def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
+    keys: dict[str, Any], name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: they loaded, and failed in the warm-up or drafted from freed blocks."""
+    if "layer_types" in keys:
+        layers = HeadConfig.load(MODELS / "p-eagle").num_hidden_layers
+        keys = keys | {"layer_types": keys["layer_types"] * layers}
+    config = with_head(tmp_path, **keys)
+    refuse(config)
+    monkeypatch.setenv(V2, "1")
+    if name is None:
+        refuse(config)
+        return
+    with pytest.raises(NotImplementedError, match=f"{name}.*leave {V2} unset"):
+        refuse(config)
 
 
 @pytest.mark.parametrize(("changes", "name"), ONLY_V1)

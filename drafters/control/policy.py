@@ -14,7 +14,9 @@ class Load(NamedTuple):
     waiting: int = 0  # requests in the queue
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
-    draft_tokens: int = 0  # drafts of the previous step that this step verifies, over all requests
+    # Drafts of the previous step that this step verifies, over all requests, with those that a
+    # grammar cut: a rejection that costs no verification.
+    draft_tokens: int = 0
     # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
     requests_by_draft_limit: tuple[int, ...] = ()
 
@@ -44,7 +46,8 @@ class Step(NamedTuple):
     k: int  # tokens asked of the drafter per request at the end of this step; 0: no drafter pass
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
-    drafted: tuple[int, ...]  # [i]: requests whose draft at position i was verified in this step
+    # [i]: requests whose draft at position i was verified in this step, or cut by a grammar.
+    drafted: tuple[int, ...]
     accepted: tuple[int, ...]  # [i]: how many of those were accepted there and everywhere before
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter

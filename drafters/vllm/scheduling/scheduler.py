@@ -94,12 +94,14 @@ class DraftingScheduler(Scheduler):
         for name in self._limits.keys() - self.requests.keys():
             del self._limits[name]
         waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
-        self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max)
+        cut = self.recorder.cut_from(scheduled)
+        self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut)
         scheduled.num_spec_tokens_to_schedule = self.policy.choose(self._load)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Take a step's drafts, which vLLM asks for where scheduling is synchronous."""
         super().update_draft_token_ids(draft_token_ids)
+        self.recorder.drafted(draft_token_ids, self.requests)
         self._trim()
 
     def _trim(self) -> None:
@@ -111,7 +113,8 @@ class DraftingScheduler(Scheduler):
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Count accepted drafts: update_from_output calls this for each request that had some."""
-        self.recorder.verified(counts["num_draft_tokens"], counts["num_accepted_tokens"])
+        drafts, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
+        self.recorder.verified(counts["request_id"], drafts, accepted)
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -14,11 +14,19 @@ from drafters.vllm.scheduling.step_output import WorkerStepOutput
 RECENT = 64  # steps that are remembered for calibration
 
 
+class _Cut(NamedTuple):
+    """A request's drafts, of which a grammar left the first ones."""
+
+    drafts: int
+    kept: int
+
+
 class _Begun(NamedTuple):
     """A step that is scheduled and has not ended."""
 
     at: float
     load: Load
+    cut: dict[str, _Cut]  # by request
 
 
 class StepRecorder:
@@ -26,14 +34,21 @@ class StepRecorder:
 
     Drafts are counted in `tell`, which can run while the workers do. `end` cannot: its time would
     be added to every step.
+
+    Where scheduling is synchronous, vLLM cuts drafts that a request's grammar forbids before the
+    target verifies the rest. The target would reject the first forbidden one with certainty. So the
+    drafts of such a request count as many as were made: counting only the rest would make the
+    acceptance of what is left that of all.
     """
 
     def __init__(self, k_max: int) -> None:
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._k_max = k_max
         self._begun: dict[int, _Begun] = {}
-        self._untold: deque[tuple[Step, list[tuple[int, int]]]] = deque()
-        self._verified: list[tuple[int, int]] = []  # drafts of a request, those accepted
+        self._untold: deque[tuple[Step, list[tuple[str, int, int]], dict[str, _Cut]]] = deque()
+        # Request, its drafts that were verified, those accepted.
+        self._verified: list[tuple[str, int, int]] = []
+        self._cut: dict[str, _Cut] = {}  # by request, of the step that is scheduled next
         self._ended = self._control = 0.0
 
     @property
@@ -48,13 +63,37 @@ class StepRecorder:
         yield
         self._control += perf_counter() - began
 
+    def drafted(self, made: Any, requests: Mapping[str, Any]) -> None:
+        """Note the drafts that a grammar cut: `made` is the DraftTokenIds before, and `requests`,
+        the scheduler's, have what is left for the next step."""
+        for name, tokens in zip(made.req_ids, made.draft_token_ids, strict=True):
+            request = requests.get(name)
+            if request is None or not request.use_structured_output or request.is_prefill_chunk:
+                continue
+            kept = len(request.spec_token_ids)
+            if kept < len(tokens):
+                self._cut[name] = _Cut(len(tokens), kept)
+
+    def cut_from(self, scheduled: Any) -> int:
+        """Number of draft tokens that a step which is being scheduled lacks for having been cut.
+        Forgets requests that are not in the step, or whose drafts were shortened further."""
+        if self._cut:
+            left = scheduled.scheduled_spec_decode_tokens
+            self._cut = {
+                name: cut
+                for name, cut in self._cut.items()
+                if name in scheduled.num_scheduled_tokens and len(left.get(name, ())) == cut.kept
+            }
+        return sum(cut.drafts - cut.kept for cut in self._cut.values())
+
     def begin(self, scheduled: Any, at: float, load: Load) -> None:
         """Record a scheduled step; its scheduling began at `at`, by `perf_counter`."""
-        self._begun[id(scheduled)] = _Begun(at, load)
+        self._begun[id(scheduled)] = _Begun(at, load, self._cut)
+        self._cut = {}
 
-    def verified(self, drafts: int, accepted: int) -> None:
+    def verified(self, request: str, drafts: int, accepted: int) -> None:
         """Count a request's drafts in the step that ends next."""
-        self._verified.append((drafts, accepted))
+        self._verified.append((request, drafts, accepted))
 
     def end(self, scheduled: Any, output: Any) -> None:
         """Record a finished step, with the output from which vLLM has cut surplus tokens."""
@@ -75,28 +114,33 @@ class StepRecorder:
             control_seconds=self._control,
         )
         self._ended = ended
-        self._untold.append((step, self._verified))
+        self._untold.append((step, self._verified, begun.cut))
         self._verified = []
         self._control = perf_counter() - ended  # is part of the next step
 
     def tell(self, policy: Policy) -> None:
         """Let the policy observe every step that it has not been told of."""
         while self._untold:
-            step, verified = self._untold.popleft()
+            step, verified, cut = self._untold.popleft()
             drafted, accepted = [0] * (self._k_max + 1), [0] * (self._k_max + 1)
-            for drafts, right in verified:
-                drafted[drafts] += 1
+            for name, drafts, right in verified:
+                drafted[cut[name].drafts if name in cut else drafts] += 1
                 accepted[right] += 1
+            for made, kept in cut.values():
+                if not kept:  # nothing was left to verify
+                    drafted[made] += 1
             step = step._replace(drafted=at_least(drafted), accepted=at_least(accepted))
             self.recent.append(step)
             policy.observe(step)
 
 
 def load_of(
-    scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int], k_max: int
-) -> Load:
+    scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int],
+    k_max: int, cut: int = 0,
+) -> Load:  # fmt: skip
     """The Load of a SchedulerOutput, before vLLM counts its tokens as computed. `limits` has the
-    requests that may have fewer than `k_max` drafts."""
+    requests that may have fewer than `k_max` drafts, `cut` is how many draft tokens grammars cut.
+    """
     decoding, context = [], 0
     for name, tokens in scheduled.num_scheduled_tokens.items():
         request = requests[name]
@@ -113,6 +157,6 @@ def load_of(
         waiting=waiting,
         prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
         context_tokens=context,
-        draft_tokens=drafts,
+        draft_tokens=drafts + cut,
         requests_by_draft_limit=by_limit,
     )

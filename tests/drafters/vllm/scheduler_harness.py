@@ -8,18 +8,20 @@ are the real ones; the runner has only what a drafter reads of it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -184,6 +186,19 @@ class ScriptedPolicy:
         """It learns nothing."""
 
 
+class Grammar:
+    """A request's grammar, which leaves `keep(n)` of n drafts and takes every token."""
+
+    def __init__(self, keep: Callable[[int], int]) -> None:
+        self.keep = keep
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens[: self.keep(len(tokens))] if tokens else tokens
+
+    def accept_tokens(self, request: str, tokens: list[int]) -> bool:
+        return True
+
+
 class SchedulerHarness:
     """A scheduler, its requests, and a runner's view of them."""
 
@@ -215,7 +230,11 @@ class SchedulerHarness:
         self.batch = self.input_batch = SimpleNamespace(block_table=[table])
         self.states: dict[tuple[int, ...], float] = {}
         self.arrived = 0
+        self.accept = lambda drafts: self.random.randint(0, drafts)  # how many the target accepts
+        self.scheduler.structured_output_manager.grammar_bitmask = lambda *_: None
+        self.cut: dict[str, int] = {}  # request -> its drafts, of which its grammar cut some
         self.seen: Counter[str] = Counter()
+        self.verified_drafts: list[tuple[int, int]] = []  # of a request in a step, and accepted
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         parallel = config.speculative_config.parallel_drafting
         kind = WatchedParallel if parallel else WatchedSequential
@@ -242,8 +261,9 @@ class SchedulerHarness:
         return sum(not request.is_finished() for request in self.requests.values())
 
     def arrive(
-        self, *, prompt: int | None = None, most: int | None = None, limit: int | None = None
-    ) -> None:
+        self, *, prompt: int | None = None, most: int | None = None, limit: int | None = None,
+        grammar: Grammar | None = None,
+    ) -> None:  # fmt: skip
         """A request whose prompt may be an earlier one's text, whole or cut. `prompt` is its
         length, `most` how many tokens it makes; without them, and without `limit`, at random."""
         self.arrived += 1
@@ -259,8 +279,11 @@ class SchedulerHarness:
             ignore_eos=True,
             stop=["end"] if self.arrived % 2 else None,
             extra_args=None if limit is None else {MAX_K: limit},
+            structured_outputs=StructuredOutputsParams(json_object=True) if grammar else None,
         )
         request = Request(name, tokens, parameters, None, block_hasher=self.hasher)
+        if request.structured_output_request is not None:
+            request.structured_output_request.grammar = cast("Any", grammar)
         self.requests[name] = request
         self.scheduler.add_request(request)
 
@@ -319,9 +342,14 @@ class SchedulerHarness:
             self._check_load(ran.load)
             self._check_verified(ran, offered, lengths, kept)
         self.asked = copy(self.told)
+        self.cut = {}
         if drafts is not None:
             self._check_counts(drafts)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+            for name, row in zip(names, drafts, strict=True):
+                request = self.requests[name]
+                if not request.is_finished() and len(request.spec_token_ids) < len(row):
+                    self.cut[name] = len(row)
         self.seen["steps"] += 1
 
     def _check_counts_sent(
@@ -350,10 +378,15 @@ class SchedulerHarness:
     def _check_verified(
         self, step: Step, offered: dict[str, list[int]], made: dict[str, int], kept: dict[str, int]
     ) -> None:
-        """What the policy is told of drafts."""
+        """What the policy is told of drafts. Those that a grammar cut are rejected ones."""
         self.seen["cut"] += sum(kept[name] < made[name] for name in offered)
-        drafts = [len(offered[name]) for name in offered]
-        right = [made[name] - 1 for name in offered]
+        self.seen["cut by a grammar"] += len(self.cut)
+        drafted = {name: len(offered[name]) for name in offered}
+        drafted |= {name: drafts for name, drafts in self.cut.items() if name in made}
+        drafts = list(drafted.values())
+        right = [made[name] - 1 for name in drafted]
+        self.verified_drafts += zip(drafts, right, strict=True)
+        assert step.load.draft_tokens == sum(drafts)
         for told, counts in ((step.drafted, drafts), (step.accepted, right)):
             assert told == tuple(sum(n > i for n in counts) for i in range(K_MAX))
 
@@ -406,7 +439,7 @@ class SchedulerHarness:
             states += [self.state(tokens[: place + 1]) for place in range(begin, end)]
             starts.append(len(states))
             unread[row] = end < len(request.all_token_ids)
-            accepted = self.random.randint(0, len(drafts))
+            accepted = self.accept(len(drafts))
             self.seen["rejected"] += len(drafts) - accepted
             made = [*drafts[:accepted], self.token()]
             sampled[row, : len(made)] = torch.tensor(made)

@@ -30,8 +30,8 @@ def test_steps_are_told_in_order_with_their_own_drafts(monkeypatch: pytest.Monke
     first, second = scheduled(), scheduled(k=0)
     recorder.begin(first, 1.0, Load(2))
     recorder.begin(second, 2.0, Load(1))
-    recorder.verified(3, 1)
-    recorder.verified(1, 1)
+    recorder.verified("a", 3, 1)
+    recorder.verified("b", 1, 1)
     recorder.end(first, ran([1, 2], [3, 4]))
     recorder.end(second, ran([5]))
     assert recorder.untold == 2

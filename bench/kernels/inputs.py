@@ -115,8 +115,9 @@ def fused(
 
     def launch() -> None:
         inputs_triton.plan(
-            numbers, slots=every, positions=step, rejected=rejected, total=total, kept=True,
-            rows=rows, queries=queries, lengths=lengths, drafts=drafts, **there,
+            numbers, slots=every, positions=step, rejected=rejected, total=total,
+            max_model_len=there["tokens"].shape[1], kept=True, rows=rows, queries=queries,
+            lengths=lengths, drafts=drafts, **there,
         )  # fmt: skip
         inputs_triton.enter(
             rows, tables=tables, states=states, store=store, block_size=BLOCK, window=WINDOW,

@@ -41,8 +41,8 @@ def _owner(rows, count, token, STEPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count", "padded", "total", "k", "kept"])
 def plan_kernel(
-    numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest, rows,
-    queries, lengths, drafts, k, kept, FRESH: tl.constexpr, K: tl.constexpr,
+    numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest,
+    max_model_len, rows, queries, lengths, drafts, k, kept, FRESH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Lay out a pass: one program for each request."""
     request = tl.program_id(0)
@@ -60,7 +60,7 @@ def plan_kernel(
         end += read - tl.load(rejected + request, mask=here, other=0)
     start = scheduled - held
     length = start + width
-    inside = length <= longest
+    inside = length <= max_model_len
     last = tl.minimum(end, longest - 1)
     newest = tl.load(tokens + slot * longest + last, mask=here, other=0).to(tl.int64)
     stop = tl.where(inside & here, start + needed, 0) * kept
@@ -155,6 +155,7 @@ def plan(
     rejected: torch.Tensor | None,
     tokens: torch.Tensor,
     total: int,
+    max_model_len: int,
     kept: bool,
     rows: torch.Tensor,  # written, like the next three: [fields, padded], as `pack` returns it
     queries: torch.Tensor,  # int32 [padded + 1]
@@ -171,7 +172,7 @@ def plan(
     assert all(x.is_contiguous() for x in every)
     plan_kernel[(padded + 1,)](
         numbers, count, padded, total, slots, starts, positions, rejected, tokens,
-        tokens.shape[1], rows, queries, lengths, drafts, k, int(kept),
+        tokens.shape[1], max_model_len, rows, queries, lengths, drafts, k, int(kept),
         FRESH=rejected is not None, K=triton.next_power_of_2(max(1, k)),
     )  # fmt: skip
 

@@ -54,6 +54,7 @@ def plan(
     rejected: torch.Tensor | None,  # [requests]; None: the step's own tokens are not entered
     tokens: torch.Tensor,  # [slots, longest]
     total: int,  # tokens of the pass
+    max_model_len: int,  # the most tokens of a request: `longest`, or fewer
     k: int,
     padded: int,  # requests of the graph that the pass runs in
     kept: bool = True,  # False: a dummy run, which stores nothing in the KV cache
@@ -65,7 +66,8 @@ def plan(
     hidden states are in the store, and its tokens without padding. `queries` is where requests
     begin, `lengths` how many tokens each attends to at its last, `drafts` the tokens to draft from.
     Requests that pad the graph begin behind all tokens and are zero otherwise. Nothing is stored of
-    a request that would exceed the longest context: it ends in this step.
+    a request whose part would end beyond `max_model_len`, and its drafts mean nothing: up to about
+    K tokens before that length it is no longer drafted for.
     """
     first, width, held, needed = numbers
     count, longest = len(first), tokens.shape[1]
@@ -74,7 +76,7 @@ def plan(
     end = scheduled if rejected is None else scheduled + starts.diff() - rejected
     start, slot = scheduled - held, slots.long()
     length = start + width
-    inside = length <= longest
+    inside = length <= max_model_len
     last = first + end - start - 1
     drafts = last[:, None] + torch.arange(k, device=last.device)
     found = {

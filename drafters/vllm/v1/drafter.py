@@ -53,7 +53,6 @@ class Drafter(EagleProposer, ABC):
         super().__init__(vllm_config, device, runner)
         self.runner = runner
         self.k_max: int = self.num_speculative_tokens
-        self.longest = min(self.max_model_len, runner.effective_drafter_max_model_len)
         self.window = config.window(self.max_num_tokens)
         self.context_tokens = config.context_tokens
         self._half_rows = bf16_head.pays_up_to() if config.bfloat16_on_cpu else 0
@@ -87,6 +86,13 @@ class Drafter(EagleProposer, ABC):
             device=self.device,
         )
         self._gathered = self._store.new_empty((self.max_num_tokens, self._store.shape[1]))
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a request. vLLM may lower it when it sizes the KV cache, on the runner
+        alone (vllm/v1/engine/core.py, _initialize_kv_caches)."""
+        runner = self.runner
+        return min(int(runner.max_model_len), int(runner.effective_drafter_max_model_len))
 
     @property
     def contexts(self) -> DrafterKVState:

@@ -92,8 +92,11 @@ class ParallelSpeculator(DraftModelSpeculator):
         return model
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
-        """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one."""
+        """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one.
+        Take over the largest length of a request, too: vLLM may have lowered it since, on the
+        runner alone (v1/engine/core.py, _initialize_kv_caches)."""
         super().set_attn(*args, **kwargs)
+        self.max_model_len = self.requests.max_model_len
         (self.group,) = (index for index, groups in enumerate(self.attn_groups) if groups)
         for group in self.attn_groups[self.group]:
             threshold = group.get_metadata_builder().reorder_batch_threshold
@@ -272,6 +275,7 @@ class ParallelSpeculator(DraftModelSpeculator):
             rejected=rejected,
             tokens=tokens,
             total=total,
+            max_model_len=self.max_model_len,
             kept=not dummy,
             rows=rows,
             queries=buffers.query_start_loc[: padded + 1],

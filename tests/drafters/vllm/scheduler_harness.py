@@ -108,11 +108,11 @@ class Watched(Drafter):
     """Mixed into a drafter: around Model, without vLLM's attention backends and weights."""
 
     def __init__(
-        self, config: VllmConfig, harness: SchedulerHarness, window: int, longest: int, context: int
+        self, config: VllmConfig, harness: SchedulerHarness, window: int, context: int
     ) -> None:
         self.vllm_config, self.harness, self.runner = config, harness, harness
         self.device = torch.device("cpu")
-        self.k_max, self.longest, self.window, self.passes = K_MAX, longest, window, 0
+        self.k_max, self.window, self.passes = K_MAX, window, 0
         self.context_tokens = context
         self.block_size, self.kv_cache_gid = harness.block_size, 0
         self.max_num_tokens = config.scheduler_config.max_num_batched_tokens + SEQUENCES * K_MAX
@@ -238,7 +238,8 @@ class SchedulerHarness:
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         parallel = config.speculative_config.parallel_drafting
         kind = WatchedParallel if parallel else WatchedSequential
-        self.drafter = kind(config, self, window, longest, context)
+        self.max_model_len = self.effective_drafter_max_model_len = longest
+        self.drafter = kind(config, self, window, context)
 
     def token(self) -> int:
         return self.random.randrange(self.letters)

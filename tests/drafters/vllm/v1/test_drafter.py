@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,14 @@ vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not insta
 if not vllm_platforms.current_platform.is_cpu():
     pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
 
-from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration  # noqa: E402
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
+
+from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
+    K_MAX,
+    LONGEST,
+    SchedulerHarness,
+    configuration,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -104,6 +112,28 @@ def test_a_request_without_drafts_costs_no_pass(config: VllmConfig) -> None:
     for _ in range(8):
         harness.step(K_MAX)
     assert harness.drafter.passes == 0
+
+
+def test_nothing_is_drafted_beyond_a_length_that_vllm_lowers(config: VllmConfig) -> None:
+    """Catches: the length of the start kept, where vLLM fits it to the memory (max_model_len -1)
+    after the drafter is built: drafts whose positions lie behind the end of the block table."""
+    harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
+    lowered = LONGEST // 2
+    for drafters_own in (None, LONGEST):  # a head's own largest length stays as it is
+        draft_config = SimpleNamespace(max_model_len=drafters_own)
+        harness.speculative_config = SimpleNamespace(draft_model_config=draft_config)
+        GPUModelRunner.update_max_model_len(harness, lowered)
+        assert harness.drafter.longest == lowered
+    harness.scheduler.max_model_len = lowered
+    harness.arrive(prompt=8, most=LONGEST)
+    furthest = 0
+    while harness.alive():
+        harness.step(K_MAX)
+        rows = harness.drafter.entered
+        furthest = max(furthest, int((rows.end + rows.k).max()))
+    assert furthest == lowered - 1
+    (text,) = harness.known.values()
+    assert len(text) >= lowered
 
 
 @pytest.mark.parametrize("k", [0, 2])

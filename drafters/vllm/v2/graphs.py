@@ -25,10 +25,16 @@ class Graphs:
     each request: the K drafts that were verified, the token after them, and K - 1 masked slots for
     K more. A pass that enters or drafts fewer, as when K changes, uses it too, padded with masked
     slots that nothing reads.
+
+    The managers are attributes of the speculator, `owner`: that is where vLLM looks for those that
+    it drops, by setting them to None, when it has measured the memory of graphs
+    (vllm/v1/worker/gpu/cudagraph_utils.py, profile_cudagraph_memory).
     """
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, k_max: int) -> None:
-        self._managers: dict[int, DFlashCudaGraphManager] = {}
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, k_max: int, owner: object
+    ) -> None:
+        self._k_max, self._owner = k_max, owner
         config = copy.copy(vllm_config)
         config.speculative_config = copy.copy(config.speculative_config)
         config.speculative_config.num_speculative_tokens_per_batch_size = None
@@ -39,27 +45,38 @@ class Graphs:
             config = copy.copy(config)
             config.compilation_config = copy.copy(compilation)
             config.compilation_config.cudagraph_capture_sizes = [2 * k * n for n in batches(most)]
-            self._managers[k] = DFlashCudaGraphManager(
+            manager = DFlashCudaGraphManager(
                 config, device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
             )
+            setattr(owner, _name(k), manager)
+
+    def _manager(self, k: int) -> DFlashCudaGraphManager | None:
+        """The manager of graphs for K; None if there is none, or vLLM has dropped it."""
+        if not 0 < k <= self._k_max:
+            return None
+        manager: DFlashCudaGraphManager | None = getattr(self._owner, _name(k))
+        return manager
 
     def capture(self, generate: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Capture `generate(k, ...)` for each K; the other arguments are those of vLLM's managers.
         The largest K comes first: the others reuse its memory."""
-        for k, manager in sorted(self._managers.items(), reverse=True):
-            manager.capture(
-                partial(generate, k), *args, **kwargs,
-                progress_bar_desc=f"Capturing P-EAGLE, K = {k}",
-            )  # fmt: skip
+        for k in range(self._k_max, 0, -1):
+            if (manager := self._manager(k)) is not None:
+                manager.capture(
+                    partial(generate, k), *args, **kwargs,
+                    progress_bar_desc=f"Capturing P-EAGLE, K = {k}",
+                )  # fmt: skip
 
     def find(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
         """The shape of a graph for a pass that drafts `k`, or None if no graph fits. `entered`,
-        `[requests]`, is how many tokens it enters; it may end `room` positions behind the last."""
+        `[requests]`, is how many tokens the pass enters of each request, at most: the device knows
+        how many were accepted. `room` is how many positions lie between the last token that the
+        longest request may have and the largest length: a graph's part must end within them."""
         if k == 0:
             return None
         # The last entered token, from which drafts begin, must lie within the graph's tokens.
         k = max(k, int(entered.max()) - 1)
-        manager, count, width = self._managers.get(k), len(entered), 2 * k
+        manager, count, width = self._manager(k), len(entered), 2 * k
         if manager is None or width - int(entered.min()) > room:
             return None
         shape = manager.dispatch(count, count * width, width, 0)
@@ -67,7 +84,14 @@ class Graphs:
 
     def run(self, shape: BatchExecutionDescriptor) -> None:
         """Replay the graph of a shape that `find` returned."""
-        self._managers[drafted(shape)].run_fullgraph(shape)
+        manager = self._manager(drafted(shape))
+        assert manager is not None  # `find` asked it
+        manager.run_fullgraph(shape)
+
+
+def _name(k: int) -> str:
+    """The name of the attribute with the manager for K."""
+    return f"graph_manager_{k}"
 
 
 def drafted(shape: BatchExecutionDescriptor) -> int:

@@ -65,7 +65,7 @@ class ParallelSpeculator(DraftModelSpeculator):
         )
         self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
-        self._graphs = Graphs(vllm_config, device, 0)
+        self._graphs = Graphs(vllm_config, device, 0, owner=self)
 
     # Loading
 
@@ -112,7 +112,8 @@ class ParallelSpeculator(DraftModelSpeculator):
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         full = full and supported >= AttentionCGSupport.UNIFORM_BATCH.value
-        self._graphs = Graphs(self.vllm_config, self.device, self.k_max if full else 0)
+        k_max = self.k_max if full else 0
+        self._graphs = Graphs(self.vllm_config, self.device, k_max, owner=self)
 
     def capture(self) -> None:
         """Capture the graphs of the pass for each K."""

@@ -97,7 +97,7 @@ class Drafter(EagleProposer, ABC):
     @property
     def contexts(self) -> DrafterKVState:
         """The state of the head's KV cache by request. Made in the first step, when the KV cache
-        has its size."""
+        has its size. Raises NotImplementedError then, if the attention kernel splits its blocks."""
         if self._contexts is None:
             table = self.runner.input_batch.block_table[self.kv_cache_gid]
             if table.block_size != self.block_size:
@@ -145,7 +145,11 @@ class Drafter(EagleProposer, ABC):
         states: Sequence[torch.Tensor],  # the step's hidden states at each tap: [tokens, hidden]
         common: CommonAttentionMetadata,
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch; None at `k` = 0."""
+        """Up to `k` draft tokens for each request of the batch, in its order. A request has an
+        empty list while its prompt is read, where its limit is 0, at the largest length, and where
+        the pass has no room for it. At `k` = 0 the answer is None: nothing is drafted, and the
+        hidden states are stored. In steps of one token a request they are only kept, up to DEFERRED
+        steps of them on a CPU, and stored together."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -216,7 +220,9 @@ class Drafter(EagleProposer, ABC):
         states: Sequence[torch.Tensor],
         common: CommonAttentionMetadata,
     ) -> list[list[int]]:
-        """Enter positions `start` to `end` of each of `rows`, and draft its `k` tokens."""
+        """Enter positions `start` to `end` - 1 of each of `rows`, and draft its `k` tokens: a list
+        for each of `rows`, in their order. `states` are those of `draft`: the step's hidden states
+        at each tap, `[tokens of the step, hidden]`, of which `starts` says whose they are."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
         """How many drafts of each request the step verified: `[requests]`."""

@@ -147,14 +147,14 @@ class ParallelSpeculator(DraftModelSpeculator):
         input_batch: InputBatch,
         attn_metadata: Any,
         slot_mappings: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
+        last_hidden_states: torch.Tensor,  # [tokens, hidden]
+        aux_hidden_states: list[torch.Tensor] | None,  # taps of [tokens, hidden]
+        num_sampled: torch.Tensor,  # [requests]
+        num_rejected: torch.Tensor,  # int32 [requests]: drafts that this step rejected
+        last_sampled: torch.Tensor,  # by slot of RequestState, like the next ones: [slots]
+        next_prefill_tokens: torch.Tensor,  # [tokens that vLLM's drafters look ahead, slots]
+        temperature: torch.Tensor,  # [slots]
+        seeds: torch.Tensor,  # [slots]
         dp_sync_state: Any = None,
         dummy_run: bool = False,
         skip_attn_for_dummy_run: bool = False,
@@ -162,8 +162,13 @@ class ParallelSpeculator(DraftModelSpeculator):
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> torch.Tensor:
-        """Draft: `[requests, k_max]`, of which the first `num_speculative_tokens` columns are
-        drafts. The row of a request in prefill means nothing."""
+        """Draft after a step: int64 `[requests, k_max]`, on the device, of which the first
+        `num_speculative_tokens` columns (by default all) are drafts. The row of a request in
+        prefill means nothing. Without taps the head reads `last_hidden_states`.
+
+        How many of a request's drafts were accepted is told by `num_rejected`. The tokens
+        themselves are read from the runner's RequestState, which has those sampled in this step:
+        `last_sampled` and `next_prefill_tokens` are not needed. Drafts are greedy."""
         k = self.k_max if num_speculative_tokens is None else num_speculative_tokens
         count, states = input_batch.num_reqs, aux_hidden_states or [last_hidden_states]
         drafts = self.draft_tokens[:count]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.observability import metrics
 from docs.metrics import PAGE, RULES, exported, page
 
 # Beside a histogram's parts; `max_k` of a tenant is a field, as AERIE_... are settings.
@@ -17,6 +18,18 @@ PLACES = [*PAGE.parent.glob("*.md"), *RULES.glob("*.yml")]
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text("utf-8") == page(), "run: python -m docs.metrics"
+
+
+def test_values_of_labels_are_those_that_the_help_names() -> None:
+    """In the code they are literals, or names of background tasks."""
+    code = [file.read_text("utf-8") for file in (PAGE.parent.parent / "app").rglob("*.py")]
+    used = {pair for text in code for pair in re.findall(r'\b([A-Z_]+)\.labels\("(\w+)"\)', text)}
+    tasks = {name for text in code for name in re.findall(r'BackgroundTask\("(\w+)"', text)}
+    used |= {("BACKGROUND_FAILURES", task) for task in tasks}
+    assert len(used) > 10
+    for name, value in used:
+        [family] = getattr(metrics, name).describe()
+        assert value in re.split(r"\W+", family.documentation.rpartition(": ")[2]), (name, value)
 
 
 @pytest.mark.parametrize("file", sorted(PLACES), ids=lambda file: str(file.name))

@@ -152,7 +152,7 @@ class Controller:
         verified = self._depth(load, load.draft_tokens)
         asked = self._depth(load, load.drafts(step.k))
         prompts, drafting = load.prefill_tokens, step.k > 0
-        read = prompts * (self._prompt.seconds + self._reading.seconds * drafting)
+        read = self._reading_seconds(prompts, drafting)
         if costs.measured and (prompts or (drafting and not verified)):
             more = seconds - costs.row(load.requests)[0][verified]
             drafter = step.draft_seconds / seconds if prompts else 1.0  # share of `more`
@@ -172,12 +172,13 @@ class Controller:
     def _charge(self, probe: Probe, step: Step) -> None:
         """Count what a probe loses, up to the step that verifies its last drafts."""
         load, known = step.load, self._appraise(step.load)
-        rate = known.goodput[self._k]
+        rate = known.tokens[self._k] / known.seconds[self._k]
         probe.seen = probe.seen or step.k == probe.k
         if probe.seen:
-            read = (self._prompt.seconds + self._reading.seconds) * load.prefill_tokens
+            # Reading that the K in force would do too; a drafter that puts it off catches up.
+            read = self._reading_seconds(load.prefill_tokens, self._k > 0)
             made = known.tokens[self._depth(load, load.draft_tokens)]
-            lost = max(0.0, step.seconds - read) * rate - made
+            lost = (step.seconds - read) * rate - made
             probe.lost_tokens += lost
             self._allowance -= lost
         if probe.to_choose == 0 and (step.k != probe.k or probe.k == self._k):
@@ -236,6 +237,10 @@ class Controller:
         made = map(mul, drafting, self.acceptance.survival())
         return list(accumulate(made, initial=float(load.requests)))
 
+    def _reading_seconds(self, prompts: int, drafting: bool) -> float:
+        """Seconds of a step in which the target, and a drafter that runs, read its prompts."""
+        return prompts * (self._prompt.seconds + self._reading.seconds * drafting)
+
     def _reading_price(self) -> float:
         """Seconds for the drafter to read a token: at most the target's, which are always fresh."""
         reading, prompt = self._reading.seconds, self._prompt.seconds
@@ -278,7 +283,7 @@ class Controller:
             k = 0
         elif k == self._k or hopes[k] <= estimate.values[self._k]:
             return None
-        rate = estimate.goodput[self._k]
+        rate = estimate.tokens[self._k] / estimate.seconds[self._k]
         # Fewer drafts never take longer, and doubt counts in the probe's favour here too: an
         # estimate that is too high must not forbid the probe that would correct it.
         seconds = min(estimate.seconds[k], estimate.seconds[max(k, self._k)])

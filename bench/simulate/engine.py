@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.simulate.hardware import Hardware
 from bench.simulate.traces import Trace
 from drafters.config import DrafterConfig
-from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
+from drafters.control.policy import Load, Policy, Step, count_draft_limits, counts_above
 
 NOISE = 0.03  # standard deviation of the logarithm of a step's time
 PAUSES, PAUSE = 0.0005, 20.0  # share of steps that are pauses, and how many times as long they take
@@ -158,7 +158,7 @@ class SimulatedEngine:
             return ()
         k_max = self.policy.k_max
         limits = (k_max if request.limit is None else request.limit for request in decoding)
-        return requests_by_draft_limit([min(k_max, limit) for limit in limits], k_max)
+        return count_draft_limits([min(k_max, limit) for limit in limits], k_max)
 
     def _read_prompts(self) -> int:
         budget = PROMPT_BUDGET
@@ -197,4 +197,4 @@ class SimulatedEngine:
             request.output -= tokens
             request.context += tokens
         self.totals.expected_tokens += len(decoding)
-        return at_least(offers), at_least(ends), made
+        return counts_above(offers), counts_above(ends), made

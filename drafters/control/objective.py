@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -31,8 +32,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise ObjectiveError("objective", f"must be one of {known}, not {self.objective!r}")
+            names = ", ".join(OBJECTIVES)
+            raise ObjectiveError("objective", f"must be one of {names}, not {self.objective!r}")
         for field, owner in _BELONGS_TO.items():
             if (getattr(self, field) is None) == (self.objective == owner):
                 verb = "needs it" if self.objective == owner else "has none"
@@ -49,11 +50,19 @@ class Objective:
         """Whether K is adaptive, chosen anew at each step."""
         return self.objective in (THROUGHPUT, LATENCY)
 
+    def values(self, goodput: Sequence[float], tpots: Sequence[float]) -> Sequence[float]:
+        """What to maximise, from tokens/s and seconds per token at each K: the goodput. For
+        `latency` it is 0 above `tpot_s`; if that is every K, values are 1 / TPOT instead."""
+        if self.tpot_s is None:
+            return goodput
+        within = [rate * (tpot <= self.tpot_s) for rate, tpot in zip(goodput, tpots, strict=True)]
+        return within if any(within) else [1.0 / tpot for tpot in tpots]
+
     def changed(self, changes: dict[str, Any]) -> Self:
         """This objective with some fields replaced. `k` and `tpot_s` stay while the name does."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        same = given.get("objective", self.objective) == self.objective
-        return type(self)(**{**(self.entries() if same else {}), **given})
+        new = {name: value for name, value in changes.items() if value is not None}
+        same = new.get("objective", self.objective) == self.objective
+        return type(self)(**{**(self.entries() if same else {}), **new})
 
     def within(self, k_max: int) -> Self:
         """This objective. Raises ObjectiveError if its `k` is above `k_max`."""

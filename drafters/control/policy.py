@@ -25,25 +25,29 @@ class Load(NamedTuple):
         limited = self.requests_by_draft_limit
         return sum(limited[:k]) if limited else self.requests * k
 
+    def mean_k(self, drafts: int, k_max: int) -> int:
+        """The K of steps with so many drafts in all, where some requests may have fewer."""
+        return min(k_max, max(1, round(drafts / self.requests))) if drafts else 0
 
-def at_least(counts: Sequence[int]) -> tuple[int, ...]:
+
+def counts_above(counts: Sequence[int]) -> tuple[int, ...]:
     """From `counts[i]`, how many have exactly i, to [i], how many have more than i."""
     return tuple(accumulate(reversed(counts[1:])))[::-1]
 
 
-def requests_by_draft_limit(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
-    """That field of `Load`, from the largest K of each request: `limits`, 0 to `k_max` each."""
+def count_draft_limits(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
+    """`Load.requests_by_draft_limit` of requests with these largest K, 0 to `k_max` each."""
     counts = [0] * (k_max + 1)
     for limit in limits:
         counts[limit] += 1
-    return at_least(counts)
+    return counts_above(counts)
 
 
 class Step(NamedTuple):
     """What a finished step took and made."""
 
     load: Load
-    k: int  # tokens asked of the drafter per request at the end of this step; 0: no drafter pass
+    k: int  # draft tokens per request that the step makes at its end; 0: no drafter pass
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
     # [i]: requests whose draft at position i was verified in this step, or cut by a grammar.
@@ -51,39 +55,30 @@ class Step(NamedTuple):
     accepted: tuple[int, ...]  # [i]: how many of those were accepted there and everywhere before
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
-    # Of `seconds`: choosing K, recording steps, and learning from them where the model does not run
-    # meanwhile.
-    control_seconds: float = 0.0
+    control_seconds: float = 0.0  # of `seconds`: choosing K, recording, learning if alone
 
 
 class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
-    Calls come in step order. A step is observed after `choose` of the next one, while that runs, or
-    later, when up to `max_deferred_steps` steps are observed in a row. Steps that made nothing need
-    not be observed.
+    Calls come in step order. A step is observed after `choose` of the next one, or later, when up
+    to `max_deferred_steps` steps are observed in a row. Steps that made nothing may be left out.
     """
 
     @property
     def k_max(self) -> int:
         """The largest K: draft tokens per request and step."""
-        ...
 
     @property
     def k_limit(self) -> int:
-        """The largest K that `choose` may return for the next step: the scheduler reserves slots in
-        the KV cache for so many drafts."""
-        ...
+        """The largest K that `choose` may return next: the KV cache needs slots for its drafts."""
 
     @property
     def max_deferred_steps(self) -> int:
         """Steps that may run before they are observed, all in a row."""
-        ...
 
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being scheduled."""
-        ...
 
     def observe(self, step: Step) -> None:
         """Learn from a step that has run."""
-        ...

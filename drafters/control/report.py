@@ -10,8 +10,7 @@ from drafters.control.acceptance import Acceptance
 from drafters.control.objective import FIXED, OFF, Objective
 from drafters.control.policy import Step
 
-# Where a step's time goes: `control` is `Step.control_seconds`, `other` is scheduling and the way
-# between engine core and worker.
+# Where a step's time goes. `other`: scheduling, and the way between engine core and worker.
 PHASES = ("target", "draft", "control", "other")
 Row = Mapping[str, float]
 
@@ -51,27 +50,23 @@ class Totals:
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:
     """One row for each draft position, from 1."""
-    rates = zip(acceptance.conditional(), acceptance.survival(), acceptance.trials, strict=True)
-    return [
-        {"position": i, "conditional": rate, "cumulative": share, "trials": trials}
-        for i, (rate, share, trials) in enumerate(rates, 1)
-    ]
+    keys, rates = ("position", "conditional", "cumulative", "trials"), acceptance.conditional()
+    positions = range(1, len(rates) + 1)
+    rows = zip(positions, rates, acceptance.survival(), acceptance.trials, strict=True)
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
-def cost_rows(
-    seconds: Sequence[float], tokens: Sequence[float], goodput: Sequence[float],
-    steps: Sequence[int],
-) -> list[Row]:  # fmt: skip
-    """One row for each K, from 0: what a step takes and makes, and how many steps measured it."""
+def cost_rows(*columns: Sequence[float]) -> list[Row]:
+    """One row for each K, from 0: a step's seconds, tokens and goodput, steps that measured it."""
     keys = ("k", "step_seconds", "step_tokens", "tokens_per_second", "steps_measured")
-    columns = zip(range(len(seconds)), seconds, tokens, goodput, steps, strict=True)
-    return [dict(zip(keys, row, strict=True)) for row in columns]
+    rows = zip(range(len(columns[0])), *columns, strict=True)
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def why(objective: Objective, k: int, requests: int, costs: Sequence[Row], waits: bool) -> str:
-    """The reason for K in one sentence without a full stop. `waits`: drafts promise more, but have
-    not yet made up for the drafter's catch-up."""
-    name = _drafts(k) if k else "off"
+    """The reason for K in one sentence without a full stop. `waits`: drafts promise more, but not
+    yet enough for the drafter's catch-up."""
+    name = _count(k, "draft") if k else "off"
     if objective.objective in (OFF, FIXED):
         return f"{name}: the objective is {objective.objective}"
     if not costs:
@@ -83,17 +78,13 @@ def why(objective: Objective, k: int, requests: int, costs: Sequence[Row], waits
     longer = drafting["step_seconds"] / plain["step_seconds"]
     more = drafting["step_tokens"] / plain["step_tokens"]
     other, subject = (plain, "without drafts ") if k else (drafting, "")
-    steps = _count(other["steps_measured"], "step")
+    steps, drafts = _count(other["steps_measured"], "step"), _count(drafting["k"], "draft")
     return (
-        f"{name}: at {_count(requests, 'request')} a step with {_drafts(drafting['k'])} takes "
+        f"{name}: at {_count(requests, 'request')} a step with {drafts} takes "
         f"{longer:.1f} times as long and makes {more:.1f} times the tokens, {subject}"
         + (f"measured in {steps}" if other["steps_measured"] else "estimated from other loads")
         + "; drafts start once they are sure to pay for what the drafter must read first" * waits
     )
-
-
-def _drafts(k: float) -> str:
-    return _count(k, "draft")
 
 
 def _count(number: float, noun: str) -> str:

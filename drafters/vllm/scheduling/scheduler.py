@@ -165,7 +165,7 @@ class DraftingScheduler(Scheduler):
         if command == "recent":
             return {"steps": [s._asdict() | {"load": s.load._asdict()} for s in recorder.recent]}
         if command == "steer":
-            policy.steer(Objective(**arguments))
+            policy.set_objective(Objective(**arguments))
         elif command == "load_calibration":
             policy.load_calibration(Cell(*cell) for cell in arguments["cells"])
         elif command != "state":

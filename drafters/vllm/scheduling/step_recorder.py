@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from drafters.control.policy import Load, Policy, Step, at_least, requests_by_draft_limit
+from drafters.control.policy import Load, Policy, Step, count_draft_limits, counts_above
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 
 RECENT = 64  # steps that are remembered for calibration
@@ -129,7 +129,7 @@ class StepRecorder:
             for made, kept in cut.values():
                 if not kept:  # nothing was left to verify
                     drafted[made] += 1
-            step = step._replace(drafted=at_least(drafted), accepted=at_least(accepted))
+            step = step._replace(drafted=counts_above(drafted), accepted=counts_above(accepted))
             self.recent.append(step)
             policy.observe(step)
 
@@ -151,7 +151,7 @@ def load_of(
     drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
     by_limit: tuple[int, ...] = ()
     if not limits.keys().isdisjoint(decoding):
-        by_limit = requests_by_draft_limit([limits.get(name, k_max) for name in decoding], k_max)
+        by_limit = count_draft_limits([limits.get(name, k_max) for name in decoding], k_max)
     return Load(
         requests=len(decoding),
         waiting=waiting,

@@ -59,7 +59,7 @@ class Core:
         if command == "load_calibration":
             self.loaded = arguments["cells"]
         if command == "steer":
-            self.policy.steer(Objective(**arguments))
+            self.policy.set_objective(Objective(**arguments))
         return self.policy.snapshot()
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:

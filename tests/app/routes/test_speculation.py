@@ -34,7 +34,7 @@ class Core:
         while self.stopped:  # noqa: ASYNC110 - as SIGSTOP does it: nobody is told
             await asyncio.sleep(0.01)
         if command == "steer":
-            self.policy.steer(Objective(**arguments))
+            self.policy.set_objective(Objective(**arguments))
         return self.policy.snapshot()
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:

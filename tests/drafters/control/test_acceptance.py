@@ -70,7 +70,7 @@ def test_after_long_without_drafts_few_new_ones_decide() -> None:
     for _ in range(2000):
         found.observe(6, (), ())
     assert found.conditional()[0] == pytest.approx(0.05, abs=0.01), "a mean does not fade"
-    assert found.trials[0] == pytest.approx(TUNING.enough)
+    assert found.trials[0] == pytest.approx(TUNING.averaging_steps)
     for _ in range(8):
         found.observe(6, [6, 6], [5, 4])
     assert found.conditional()[0] > 0.6

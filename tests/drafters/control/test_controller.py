@@ -140,7 +140,7 @@ def test_who_turns_drafts_on_does_not_wait_until_they_pay() -> None:
         policy.choose(Load(48))
         read = Load(4, prefill_tokens=400, context_tokens=1000)
         policy.observe(Step(read, 0, CPU.steady(4, 0) + 0.04, 4, (), ()))
-        policy.steer(Objective(THROUGHPUT))
+        policy.set_objective(Objective(THROUGHPUT))
         chosen[objective] = policy.choose(Load(4, context_tokens=1000))
     assert chosen[Objective(OFF)] > 0 == chosen[Objective(THROUGHPUT)]
 
@@ -150,13 +150,13 @@ def test_another_k_must_promise_more_than_the_hysteresis(gain: float) -> None:
     """Catches: hysteresis inverted or ignored."""
     policy = controller()
     engine(policy, [(math.inf, 1)], output=10**9).run(steps=200)
-    estimate = policy._appraise(Load(1))
+    predictions = policy._predict(Load(1))
     other = next(k for k in range(1, K_MAX) if k != policy._k)
     values = [1.0] * (K_MAX + 1)
     values[other] += gain * policy._tuning.hysteresis
     before = policy._k
-    object.__setattr__(estimate, "values", values)
-    policy._switch(estimate)
+    object.__setattr__(predictions, "values", values)
+    policy._switch(predictions)
     assert policy._k == (other if gain > 1.0 else before)
 
 
@@ -303,7 +303,7 @@ def test_the_speed_up_is_right_where_fixed_and_adaptive_steps_are_mixed(requests
             tokens[turn] += step.tokens
         if now > begun + 2.0:
             turn, begun = (turn + 1) % len(turns), now
-            policy.steer(turns[turn])
+            policy.set_objective(turns[turn])
     plain = engine(controller(objective=Objective(OFF)), [(60.0, requests)], output=100).run()
     for turn in range(len(turns)):
         truth = (tokens[turn] / actual[turn]) / (plain.tokens / plain.busy_s)
@@ -316,7 +316,7 @@ def test_latency_holds_its_target_if_any_k_does_and_else_comes_closest() -> None
     run.run(steps=800)
     top = best(CPU, 6, PROSE, K_MAX)
     assert CPU.rate(6, policy.snapshot()["k"], PROSE) > 0.97 * CPU.rate(6, top, PROSE)
-    policy.steer(Objective(LATENCY, tpot_s=1e-6))
+    policy.set_objective(Objective(LATENCY, tpot_s=1e-6))
     run.run(steps=1600)
     assert CPU.rate(6, policy.snapshot()["k"], PROSE) > 0.97 * CPU.rate(6, top, PROSE)
 
@@ -325,13 +325,13 @@ def test_steering_takes_effect_at_the_next_step() -> None:
     policy = controller()
     engine(policy, [(math.inf, 1)], output=10**9).run(steps=100)
     assert policy.choose(Load(1)) > 0
-    policy.steer(Objective(OFF))
+    policy.set_objective(Objective(OFF))
     assert policy.choose(Load(1)) == policy.k_limit == 0
-    policy.steer(Objective(FIXED, k=7))
+    policy.set_objective(Objective(FIXED, k=7))
     assert policy.choose(Load(64)) == policy.k_limit == 7
-    policy.steer(Objective(FIXED, k=2))
+    policy.set_objective(Objective(FIXED, k=2))
     assert policy.choose(Load(64)) == 2
-    policy.steer(Objective(THROUGHPUT))
+    policy.set_objective(Objective(THROUGHPUT))
     assert policy.choose(Load(1)) != 0 and policy.k_limit == K_MAX
 
 
@@ -343,10 +343,10 @@ def test_the_state_tells_of_a_steered_k_at_once() -> None:
         (Objective(FIXED, k=3), 3, "3 drafts: the objective is fixed"),
         (Objective(OFF), 0, "off: the objective is off"),
     ):
-        policy.steer(objective)
+        policy.set_objective(objective)
         assert (policy.snapshot()["k"], policy.snapshot()["why"]) == (k, why)
-    policy.steer(Objective(FIXED, k=3))
-    policy.steer(Objective(THROUGHPUT))
+    policy.set_objective(Objective(FIXED, k=3))
+    policy.set_objective(Objective(THROUGHPUT))
     state = policy.snapshot()
     assert state["k"] == 3 and "must read first" not in state["why"]
 
@@ -356,7 +356,7 @@ def test_steering_ends_a_probe() -> None:
     run = engine(policy, [(math.inf, 2)], output=10**9)
     while policy._probe is None:
         run.run(steps=run.totals.steps + 1)
-    policy.steer(Objective(FIXED, k=1))
+    policy.set_objective(Objective(FIXED, k=1))
     assert policy.choose(Load(2)) == 1 and policy._probe is None
     run.run(steps=run.totals.steps + 50)
     lost = policy.snapshot()["probe_seconds"]
@@ -367,7 +367,7 @@ def test_steering_ends_a_probe() -> None:
 def test_an_objective_beyond_the_largest_k_changes_nothing() -> None:
     policy = controller(objective=Objective(FIXED, k=2))
     with pytest.raises(ObjectiveError) as caught:
-        policy.steer(Objective(FIXED, k=K_MAX + 1))
+        policy.set_objective(Objective(FIXED, k=K_MAX + 1))
     assert caught.value.field == "k" and policy.choose(Load(1)) == 2
 
 
@@ -407,7 +407,7 @@ def test_a_first_step_that_reads_prompts_tells_nothing_of_what_a_step_takes() ->
 
 def test_what_start_up_measured_with_says_nothing_of_requests() -> None:
     measured = Controller(K_MAX)
-    measured.steer(Objective(FIXED, k=K_MAX))
+    measured.set_objective(Objective(FIXED, k=K_MAX))
     bad = [0.1**i for i in range(1, K_MAX + 1)]
     engine(measured, [(math.inf, 8)], survival=bad, prompt=8, output=10).run(steps=200)
     measured.load_calibration(calibration(CPU, K_MAX))

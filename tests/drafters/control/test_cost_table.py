@@ -183,4 +183,4 @@ def test_what_was_measured_in_a_disturbance_is_doubted_when_it_is_over() -> None
     over = [table.observe(4, 0, 0.01 * math.exp(rng.gauss(0.0, 0.08))) for _ in range(200)]
     assert any(over[:50]) and not any(over[100:])
     plain, *drafting = table.row(4)[1]
-    assert max(certain) < 0.05 and plain < 0.05 and min(drafting) >= tuning.unproven
+    assert max(certain) < 0.05 and plain < 0.05 and min(drafting) >= tuning.unmeasured_variance

@@ -68,3 +68,10 @@ def test_entries_make_the_same_objective_again(objective: Objective) -> None:
 def test_a_change_that_needs_another_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ObjectiveError):
         Objective().changed(changes)
+
+
+def test_what_is_maximised_is_goodput_within_the_latency_and_else_the_reciprocal_of_tpot() -> None:
+    goodput, tpots = [100.0, 150.0, 180.0], [0.01, 0.02, 0.04]
+    assert Objective().values(goodput, tpots) == goodput
+    assert Objective("latency", tpot_s=0.02).values(goodput, tpots) == [100.0, 150.0, 0.0]
+    assert Objective("latency", tpot_s=0.005).values(goodput, tpots) == [100.0, 50.0, 25.0]

@@ -43,6 +43,7 @@ class EventStream:
         self._count = 0
         self._generated = False
         self._queue: asyncio.Queue[str | Exception | None] = asyncio.Queue(BUFFERED_EVENTS)
+        self._last: str | None = None  # comes after everything in the queue
         self._head: list[str] = []
         self._ended = False
         self._pump = asyncio.create_task(self._pull())
@@ -64,6 +65,9 @@ class EventStream:
 
     async def _next(self) -> str | None:
         """The next event, or None at the end; raises what the stream raised."""
+        if self._last is not None and self._queue.empty():
+            self._ended = True
+            return self._last
         item = await self._queue.get()
         self._ended = not isinstance(item, str)
         if isinstance(item, Exception):
@@ -101,16 +105,21 @@ class EventStream:
     def cut_at(
         self, moment: asyncio.Future[ApiError], as_event: Callable[[ApiError, int], str]
     ) -> None:
-        """End the generation when `moment` has an error, which becomes the last event."""
+        """End the generation when `moment` has an error, which becomes the last event.
+
+        Every event that the reader has not taken yet comes before it.
+        """
 
         def cut(moment: asyncio.Future[ApiError]) -> None:
             if moment.cancelled() or self._generated:
                 return
             self._pump.cancel()
-            while self._queue.qsize() > BUFFERED_EVENTS - 2:  # the reader is far behind: make room
-                self._queue.get_nowait()
-            self._queue.put_nowait(as_event(moment.result(), self._count))
-            self._queue.put_nowait(None)
+            last = as_event(moment.result(), self._count)
+            if self._queue.empty():  # the reader may be waiting for it
+                self._queue.put_nowait(last)
+                self._queue.put_nowait(None)
+            else:  # there may be no room, and no event is dropped to make some
+                self._last = last
 
         moment.add_done_callback(cut)
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.http.streaming import KEEP_ALIVE, EventStream
+from app.errors import ApiError
+from app.http.streaming import BUFFERED_EVENTS, KEEP_ALIVE, EventStream
 from app.llm.first_token import FirstToken, settle_first_token, watch_first_token
 
 
@@ -153,3 +154,48 @@ def test_a_slow_reader_holds_the_generation_back() -> None:
         return produced
 
     assert asyncio.run(scenario()) < 100
+
+
+@pytest.mark.parametrize("read_before", [0, 1, 10])
+@pytest.mark.parametrize("generated", [0, 1, BUFFERED_EVENTS - 1, BUFFERED_EVENTS, 1000])
+def test_a_deadline_leaves_no_hole_in_what_is_read(read_before: int, generated: int) -> None:
+    """However far the reader is behind, it gets the first events, all of them, and the error."""
+
+    async def scenario() -> tuple[list[str], list[str]]:
+        async def events() -> AsyncGenerator[str, None]:
+            for number in range(generated):
+                yield str(number)
+            await asyncio.Event().wait()
+
+        stream = EventStream(events(), keep_alive_s=5)
+        expired: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+        stream.cut_at(expired, lambda error, number: f"{error.message} after {number}")
+        body = stream.body()
+        before = [await anext(body) for _ in range(min(read_before, generated))]
+        await asyncio.sleep(0.01)  # the buffer fills
+        expired.set_result(ApiError(504, "late"))
+        await asyncio.sleep(0.01)
+        after = [event async for event in body]
+        await stream.close()
+        return before, after
+
+    before, after = asyncio.run(asyncio.wait_for(scenario(), 10))
+    *read, last = [*before, *after]
+    assert read == [str(number) for number in range(len(read))]
+    assert len(read) >= min(generated, BUFFERED_EVENTS)
+    assert last == f"late after {len(read)}"
+
+
+def test_a_deadline_wakes_a_reader_that_waits() -> None:
+    async def scenario() -> list[str]:
+        async def events() -> AsyncGenerator[str, None]:
+            yield "0"
+            await asyncio.Event().wait()
+
+        stream = EventStream(events(), keep_alive_s=5)
+        expired: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+        stream.cut_at(expired, lambda error, number: f"{error.message} after {number}")
+        asyncio.get_running_loop().call_later(0.05, expired.set_result, ApiError(504, "late"))
+        return await asyncio.wait_for(collect(stream), 2)
+
+    assert asyncio.run(scenario()) == ["0", "late after 1"]

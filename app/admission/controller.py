@@ -24,6 +24,9 @@ EXTRA_SLOTS_SHARE = 1 / 8
 # slots they are enough to fill slots that get free.
 OVERLOAD_QUEUE_SHARE = 1 / 8
 ANONYMOUS = "anonymous"
+# Requests to public paths beside keys. No tenant of a keys file can have a name with brackets, so
+# that nobody shares its quota and its conversations with those who show no key.
+PUBLIC = "(anonymous)"
 
 
 class EngineLoadView(Protocol):
@@ -69,6 +72,7 @@ class AdmissionController:
         self.body_bytes = 0  # of all requests in progress
         self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
+        self.public_identity = Identity(Tenant.model_construct(name=PUBLIC))
         if not self.keys.guarded and not local:
             logger.warning(
                 "no API keys are configured and %s is no loopback address: whoever reaches this "

@@ -23,7 +23,8 @@ class AuthMiddleware:
     """Pure ASGI middleware that authenticates a request and opens its RequestContext.
 
     A path is public if it is exactly, as the router compares paths, one of the public paths. Any
-    other spelling needs a key.
+    other spelling needs a key. Without a valid key a request to a public path is the anonymous
+    tenant's, and no admin's.
     """
 
     def __init__(
@@ -46,12 +47,10 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": _CLOSE_UNSUPPORTED})
-        elif scope["path"] in self._public:
-            await self.app(scope, receive, send)
         else:
-            await self._authenticated(scope, receive, send)
+            await self._identified(scope, receive, send)
 
-    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _identified(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             context = RequestContext(self._admission, self._identify(scope))
         except ApiError as error:
@@ -79,6 +78,8 @@ class AuthMiddleware:
         identity = self._admission.identify(
             _secret(scope) if self._admission.keys.guarded else None
         )
+        if identity is None and scope["path"] in self._public:
+            return self._admission.public_identity
         if identity is None:
             metrics.REFUSED.labels("key").inc()
             raise ApiError(

@@ -25,7 +25,8 @@ class AdmissionSettings(Section):
     )
     public_paths: str = Field(
         "/livez,/readyz,/ping,/health,/metrics",
-        description="Paths that need no key, exactly as written and separated by commas.",
+        description="Paths that need no key, exactly as written and separated by commas. Requests "
+        "without a key have no limits there.",
     )
     max_running: int | None = Field(
         None,

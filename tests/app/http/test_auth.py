@@ -13,7 +13,8 @@ import httpx
 import pytest
 from fastapi import Depends
 
-from app.admission.tenants import digest_of
+from app.admission.controller import PUBLIC
+from app.admission.tenants import Tenant, digest_of
 from app.engine.supervisor import Phase
 from app.errors import ApiError
 from app.http.admin import admin_only
@@ -267,6 +268,48 @@ def test_public_paths_can_be_fewer() -> None:
         assert (await client.get("/metrics")).status_code == 401
 
     run(check, public_paths="/livez, /readyz")
+
+
+@pytest.mark.parametrize("keys", [[], [("authorization", "Bearer wrong")]])
+def test_any_path_can_be_public(keys: list[tuple[str, str]]) -> None:
+    """Without a valid key a request is the anonymous tenant's, with one it is the key's."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        client.headers.pop("authorization")
+        figures = await client.get("/page/figures", headers=keys)
+        assert (figures.status_code, figures.json()["admin"]) == (200, False)
+        refused(await client.get("/admin", headers=keys), 403, "admin_required")
+        for stream in (False, True):
+            body = {"prompt": "x", "stream": stream}
+            answer = await client.post(PATH, json=body, headers=keys)
+            assert answer.status_code == 200
+            assert not [name for name in answer.headers if "ratelimit" in name]
+        assert (await client.get("/v1/responses/resp_1", headers=keys)).status_code == 404
+        assert (await client.get("/v1/models", headers=keys)).status_code == 401
+        assert engine.fake.usages == [(0, None)] * 2
+        metrics = (await client.get("/metrics")).text
+        assert 'aerie_tenant_tokens_total{kind="prompt",tenant="(anonymous)"}' in metrics
+
+        assert (await post(client, key=KEY)).status_code == 200
+        assert engine.fake.usages[-1] == (-3, 2)
+        admin = {"authorization": f"Bearer {ADMIN}"}
+        assert (await client.get("/page/figures", headers=admin)).json()["admin"] is True
+        assert (await client.get("/admin", headers=admin)).status_code == 200
+
+    paths = f"/metrics,/page/figures,/admin,/v1/responses/resp_1,{PATH}"
+    run(check, "priority = -3\nmax_k = 2", public_paths=paths)
+
+
+def test_no_tenant_of_a_keys_file_is_the_anonymous_one_of_public_paths() -> None:
+    with pytest.raises(ValueError, match="name"):
+        Tenant(name=PUBLIC)
+
+
+def test_a_public_path_without_keys_is_as_any_other() -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        assert (await client.get("/page/figures")).json()["admin"] is True
+
+    run(check, keys=False, public_paths="/page/figures")
 
 
 def test_without_keys_everybody_may_come_in() -> None:

@@ -19,13 +19,14 @@ class Estimate:
     sequences: int
 
 
-def estimate(payload: Mapping[str, Any], body_bytes: int, output_tokens: int) -> Estimate:
+def estimate(asked: Mapping[str, Any], body_bytes: int, output_tokens: int) -> Estimate:
     """Cost of a request that generates.
 
-    `output_tokens` is the limit of each sequence (app/validation/output_limit.py). The body is not
-    validated yet: anything that is no number counts as not given.
+    `asked` holds those fields of the body that ask for several sequences: `n`, and a `prompt` that
+    may be a list. `output_tokens` is the limit of each sequence (app/validation/output_limit.py).
+    The body is not validated yet: anything that is no number counts as not given.
     """
-    sequences = prompts(payload) * max(1, _number(payload.get("n")) or 1)
+    sequences = prompts(asked.get("prompt")) * max(1, _number(asked.get("n")) or 1)
     return Estimate(body_bytes // BYTES_PER_TOKEN + output_tokens * sequences, sequences)
 
 
@@ -34,20 +35,12 @@ def estimate_tokenizing(body_bytes: int) -> Estimate:
     return Estimate(body_bytes // BYTES_PER_TOKEN, 1)
 
 
-def prompts(payload: Mapping[str, Any]) -> int:
-    """Number of prompts in the body.
-
-    Completions take a list of texts or of token lists, and embeddings beside them.
-    """
-    prompt, embeddings = payload.get("prompt"), payload.get("prompt_embeds")
-    count = 0
+def prompts(prompt: Any) -> int:
+    """Number of prompts in the field of completions, which takes a list of texts or of token lists,
+    too."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        count = len(prompt)
-    elif prompt is not None:
-        count = 1
-    if embeddings is not None:
-        count += len(embeddings) if isinstance(embeddings, list) else 1
-    return max(1, count)
+        return len(prompt)
+    return 1
 
 
 def _number(value: Any) -> int | None:

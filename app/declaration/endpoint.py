@@ -82,6 +82,8 @@ class Endpoint:
     generates: bool = False  # False: it uses the tokenizer alone, and is charged for its tokens
     # Fields that name a limit of the output; the first that is given counts. The last is vLLM's.
     output_limit: tuple[str, ...] = ()
+    # Fields that ask for several sequences: `n`, and `prompt` where it may be a list of prompts.
+    sequence_fields: tuple[str, ...] = ()
     scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
     reports_token_origins: bool = False  # whether answers can say where each token comes from
     keeps_responses: bool = False  # whether answers are kept, and may be continued by their id

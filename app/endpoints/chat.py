@@ -82,6 +82,7 @@ ENDPOINTS = (
         rewrite=_rewrite,
         generates=True,
         output_limit=("max_completion_tokens", "max_tokens"),
+        sequence_fields=("n",),
         reports_token_origins=True,
         answers=ChatFormat(),
         invocation_field="messages",

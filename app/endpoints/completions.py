@@ -49,6 +49,7 @@ ENDPOINTS = (
         check=_check,
         generates=True,
         output_limit=("max_completion_tokens", "max_tokens"),
+        sequence_fields=("n", "prompt"),
         scores_prompts=True,
         reports_token_origins=True,
         invocation_field="prompt",

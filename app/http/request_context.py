@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Scope
 
 from app.admission.controller import AdmissionController
-from app.admission.estimate import estimate, estimate_tokenizing
+from app.admission.estimate import Estimate
 from app.admission.limiter import BucketStatus, Limiter, QuotaRequest, RateLimitDecision
 from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
@@ -19,7 +19,6 @@ from app.errors import ApiError, shorten
 from app.http.deadline import Deadline
 from app.llm.request_usage import RequestUsage, set_current_usage
 from app.observability import metrics
-from app.validation.output_limit import OutputLimit
 
 _KEY = "aerie.request_context"
 # A lease lasts longer than any request: it ends by itself only if the gateway died.
@@ -70,29 +69,17 @@ class RequestContext:
         set_current_usage(self.usage)
         self.deadline = Deadline(total_s)
 
-    async def admit(
-        self,
-        payload: Mapping[str, Any],
-        body_bytes: int,
-        served_model: str,
-        output_limit: OutputLimit | None,
-    ) -> None:
+    async def admit(self, model: Any, cost: Estimate) -> None:
         """Check the model, acquire the estimated tokens, and wait for a slot in the engine.
 
-        Called before the engine runs or, without an `output_limit`, the tokenizer. Raises ApiError
-        403 or 429.
+        Called before the engine or the tokenizer runs. `model` is what the body names or, without
+        that, the served one. Raises ApiError 403 or 429.
         """
         tenant, settings = self.identity.tenant, self._admission.settings
-        model = payload.get("model") or served_model
         if tenant.models is not None and isinstance(model, str) and model not in tenant.models:
             metrics.REFUSED.labels("model").inc()
             message = f"This API key may not use the model `{shorten(model)}`."
             raise ApiError(403, message, param="model", code="model_not_allowed")
-        if output_limit is not None:
-            output_tokens = output_limit.of(payload, settings.assumed_output_tokens)
-            cost = estimate(payload, body_bytes, output_tokens)
-        else:
-            cost = estimate_tokenizing(body_bytes)
         self._charged_by = await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
         self._charged = self.usage.charged = cost.tokens
         started = time.monotonic()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from app.admission.estimate import Estimate, estimate, estimate_tokenizing
 from app.declaration.endpoint import Endpoint
 from app.engine.supervisor import Engine
 from app.errors import ApiError
@@ -21,6 +22,8 @@ from app.http.request_context import context_of
 from app.http.streaming import EventResponse, EventStream
 from app.routes.stored_responses import Turn, resume
 from app.settings import Settings
+from app.validation.output_limit import OutputLimit
+from app.validation.size_limits import check_choices
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
             turn = resume(request.app.state.responses, context.identity.tenant.name, payload)
             payload, size = turn.payload, size + turn.earlier_bytes
             context.reserve_body_bytes(turn.earlier_bytes)
-        output_limit = operation.output_limit if endpoint.generates else None
-        await context.admit(payload, size, settings.served_model_name, output_limit)
+        cost = _cost(endpoint, payload, size, operation.output_limit, settings)
+        await context.admit(payload.get("model") or settings.served_model_name, cost)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)
         if isinstance(reply.answer, dict):
@@ -87,6 +90,25 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         return EventResponse(stream, {"server-timing": context.server_timing()})
 
     return await _in_time(request, work(), deadline.expired)
+
+
+def _cost(
+    endpoint: Endpoint,
+    payload: Mapping[str, Any],
+    size: int,
+    output_limit: OutputLimit,
+    settings: Settings,
+) -> Estimate:
+    """Estimated cost of a body that has passed no check yet.
+
+    Raises ApiError 400 if it asks for more sequences than any request may have.
+    """
+    if not endpoint.generates:
+        return estimate_tokenizing(size)
+    asked = {name: payload[name] for name in endpoint.sequence_fields if name in payload}
+    check_choices(asked, settings.limits)
+    output_tokens = output_limit.of(payload, settings.admission.assumed_output_tokens)
+    return estimate(asked, size, output_tokens)
 
 
 async def _in_time(

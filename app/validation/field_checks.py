@@ -121,9 +121,7 @@ def check_generation(
     `scores_prompts`, an echo may have no output: the prompt comes back scored.
     """
     least = 0 if scores_prompts and payload.get("echo") is True else 1
-    n = payload.get("n")
-    if isinstance(n, int) and not 1 <= n <= limits.max_choices:
-        raise invalid("n", f"'n' must be between 1 and {limits.max_choices}, got {n}.")
+    check_n(payload.get("n"), limits)
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value = payload.get(name)
         if isinstance(value, int) and value < least:
@@ -143,6 +141,12 @@ def check_generation(
     _check_bias(payload.get("logit_bias"))
     _check_stop(payload, limits)
     _check_constraint(payload)
+
+
+def check_n(n: Any, limits: LimitSettings) -> None:
+    """Refuse a number of choices that is out of bounds."""
+    if isinstance(n, int) and not 1 <= n <= limits.max_choices:
+        raise invalid("n", f"'n' must be between 1 and {limits.max_choices}, got {n}.")
 
 
 def _check_bias(biases: Any) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from app.errors import shorten
 from app.json_structure import at_most
 from app.settings import LimitSettings
-from app.validation.field_checks import invalid
+from app.validation.field_checks import check_n, invalid
 from app.validation.message_checks import MEDIA
 
 # Fields that constrain the output or describe tools, in every dialect.
@@ -79,10 +79,23 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
         _check_parts(payload.get(name), name, limits.max_content_parts)
     _check_parts([{"content": payload.get("system")}], "system", limits.max_content_parts)
     _check_length(payload.get("tools"), "tools", limits.max_tools, "tools")
-    prompt = payload.get("prompt")
+    _check_prompts(payload, limits)
+
+
+def check_choices(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Check how many prompts and choices a request asks for. Raises ApiError.
+
+    A request waits for a slot for each of them, and others wait behind it: whoever asks for more
+    than any request may have is refused before.
+    """
+    _check_prompts(payload, limits)
+    check_n(payload.get("n"), limits)
+
+
+def _check_prompts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    prompt, n = payload.get("prompt"), payload.get("n")
     if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
         _check_length(prompt, "prompt", limits.max_prompts, "prompts")
-        n = payload.get("n")
         if isinstance(n, int) and n * len(prompt) > limits.max_choices:
             most = limits.max_choices
             raise invalid("n", f"'n' times the number of prompts must be at most {most}.")

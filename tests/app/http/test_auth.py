@@ -168,7 +168,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+def refused(response: httpx.Response, status: int, code: str | None) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -612,6 +612,67 @@ def test_overload_is_a_429_at_once() -> None:
         assert [(await task).status_code for task in tasks] == [200] * 4
 
     run(check, max_running="2", max_waiting="2")
+
+
+TOO_MANY = 10**9
+LONG_LIST = ["x"] * 1000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"prompt": "x", "n": TOO_MANY}, "n"),
+        (PATH, {"prompt": "x", "n": 129}, "n"),
+        (PATH, {"prompt": ["x", "y"], "n": 65}, "n"),
+        (PATH, {"prompt": LONG_LIST}, "prompt"),
+        (PATH, {"prompt": [[1]] * 1000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [], "n": TOO_MANY}, "n"),
+        ("/invocations", {"prompt": "x", "n": TOO_MANY}, "n"),
+    ],
+)
+def test_more_sequences_than_any_request_may_have_are_refused_at_once(
+    path: str, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    """Nobody waits behind a request that would wait until it has the engine for itself."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = asyncio.create_task(post(client, wait=True))
+        await until(lambda: engine.fake.running == 1)
+        bad = await asyncio.wait_for(client.post(path, json={**body, "stream": stream}), 2)
+        assert refused(bad, 400, None)["param"] == param
+        assert (await asyncio.wait_for(post(client), 2)).status_code == 200
+        assert len(engine.fake.usages) == 2, "it had reached the engine"
+        engine.fake.go.set()
+        assert (await first).status_code == 200
+
+    run(check, max_running="200")
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        (PATH, {"prompt_embeds": LONG_LIST}),
+        (PATH, {"best_of": TOO_MANY}),
+        ("/v1/chat/completions", {"prompt": LONG_LIST}),
+        ("/v1/chat/completions", {"best_of": TOO_MANY}),
+        ("/v1/responses", {"n": TOO_MANY, "prompt": LONG_LIST, "store": False}),
+        ("/v1/messages", {"n": TOO_MANY, "prompt": LONG_LIST}),
+        ("/tokenize", {"n": TOO_MANY, "prompt": LONG_LIST}),
+    ],
+)
+def test_fields_that_ask_for_no_sequences_take_no_slots(path: str, extra: dict[str, Any]) -> None:
+    """Where validation refuses a field, its value must not keep the request waiting until then."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = asyncio.create_task(post(client, wait=True))
+        await until(lambda: engine.fake.running == 1)
+        answer = await asyncio.wait_for(client.post(path, json={"prompt": "x", **extra}), 2)
+        assert answer.status_code == 200  # of the operation here, which checks nothing
+        engine.fake.go.set()
+        assert (await first).status_code == 200
+
+    run(check, max_running="2")
 
 
 def test_bodies_share_a_bound() -> None:

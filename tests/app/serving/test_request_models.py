@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
+from app.endpoints import declared
+from app.errors import ApiError
 from app.serving.request_models import (
     ChatRequest,
     ItemsRequest,
@@ -18,6 +21,9 @@ from app.serving.request_models import (
     TokenizeMessagesRequest,
     TokenizeTextRequest,
 )
+from app.settings import LimitSettings
+from app.validation.size_limits import check_choices
+from tests.app.scripted_engine import Client
 
 USER = {"role": "user", "content": "a"}
 MODELS = [
@@ -62,3 +68,35 @@ def test_a_text_to_tokenize_must_fit_into_the_context(request_: Any) -> None:
     config.max_model_len = 100
     params = request_.build_tok_params(config)
     assert (params.max_total_tokens, params.max_output_tokens) == (100, 0)
+
+
+def test_every_field_that_asks_for_sequences_is_declared() -> None:
+    """A field that is not would make sequences without slots, and one too many slots without
+    sequences."""
+    for endpoint in declared():
+        if endpoint.generates:
+            models = endpoint.models()
+            names = {name for model in models for name in model.model_fields} - {*endpoint.fields}
+            assert set(endpoint.sequence_fields) == names & {"n", "prompt"}, endpoint.name
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("chat", {"messages": [USER], "n": 129}),
+        ("chat", {"messages": [USER], "n": 0}),
+        ("completions", {"prompt": "a", "n": 10**9}),
+        ("completions", {"prompt": ["a", "b"], "n": 65}),
+        ("completions", {"prompt": ["a"] * 129, "n": 10**9}),
+        ("completions", {"prompt": [[1]] * 129}),
+    ],
+)
+def test_too_many_choices_are_refused_in_the_same_words_before_and_after_admission(
+    name: str, body: dict[str, Any]
+) -> None:
+    with pytest.raises(ApiError) as before:
+        check_choices(body, LimitSettings())
+    with pytest.raises(ApiError) as after:
+        asyncio.run(Client().answer(name, body))
+    first, second = before.value, after.value
+    assert (first.status, first.envelope()) == (400, second.envelope())

@@ -13,6 +13,7 @@ from app.endpoints.responses import PATH
 from app.errors import ApiError, shorten
 from app.http.request_context import context_of
 from app.routes.response_store import Item, ResponseStore, StoredResponse
+from app.validation.field_checks import invalid
 
 router = APIRouter()
 
@@ -84,17 +85,16 @@ def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
             raise _missing("response", previous, "previous_response_id", store)
         earlier = [*stored.input, *stored.response["output"]]
         changed = {"previous_response_id": None, "input": [*earlier, *_items(items)]}
-    elif isinstance(items, list) and any(_reference(item) for item in items):
-        changed = {"input": items}
-    for index, item in enumerate(changed.get("input", ())):
-        if (item_id := _reference(item)) is None:
+    before = len(earlier)
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        where = f"input[{index}].id"
+        if (item_id := _reference(item, where)) is None:
             continue
         referred = store.item(tenant, item_id)
         if referred is None:
-            place = f"input[{index - len(earlier)}].id"
-            raise _missing("item", item_id, place, store)
-        changed["input"] = [*changed["input"]]
-        changed["input"][index] = referred
+            raise _missing("item", item_id, where, store)
+        changed["input"] = [*changed.get("input", items)]
+        changed["input"][before + index] = referred
         earlier.append(referred)
     return Turn(
         store,
@@ -113,12 +113,21 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _reference(item: Any) -> str | None:
-    """The id of an item that is referred to instead of sent; None for any other item."""
-    if not isinstance(item, dict) or "role" in item:
+def _reference(item: Any, where: str) -> str | None:
+    """The id of an item that is referred to instead of sent; None for any other item.
+
+    `where` is the id's place. Raises ApiError 400 if it is no text.
+    """
+    if not isinstance(item, dict) or item.get("role") is not None:
         return None
-    item_id = item.get("id")
-    return item_id if item.get("type") in (None, "item_reference") and item_id else None
+    kind, item_id = item.get("type"), item.get("id")
+    if kind not in (None, "item_reference") or (kind is None and item_id is None):
+        return None
+    if item_id is None:
+        raise invalid(where, f"Missing required parameter: '{where}'.", "missing_parameter")
+    if not isinstance(item_id, str):
+        raise invalid(where, f"'{where}' must be a string.")
+    return item_id
 
 
 def _missing(what: str, name: str, param: str, store: ResponseStore) -> ApiError:

@@ -153,6 +153,51 @@ def test_items_are_referred_to_by_id(served: Served) -> None:
         assert echo.payloads[-1]["input"][1] == item
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_missing_item_is_named_by_its_place_in_what_was_sent(
+    served: Served, before: int, by_id: bool
+) -> None:
+    """Items before it that are found, and turns that an id brings, do not move it."""
+    client, _ = served
+    answer = ask(client, input=[{"role": "user", "content": "one"}] * 5)
+    body: JSON = {"previous_response_id": answer["id"]} if by_id else {}
+    body["input"] = [{"id": answer["output"][0]["id"]}] * before + [{"id": "msg_0"}]
+    error = client.post(PATH, json=body).json()["error"]
+    assert error["param"] == f"input[{before}].id"
+    assert error["code"] == "previous_item_not_found"
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"type": None}, {"type": "item_reference"}])
+@pytest.mark.parametrize("item_id", [[1], [], {}, {"a": 1}, 5, 0, 0.5, True, False])
+def test_the_id_of_an_item_that_is_referred_to_is_a_text(
+    served: Served, item_id: Any, kind: JSON, by_id: bool
+) -> None:
+    client, _ = served
+    body = {"previous_response_id": ask(client, input="one")["id"]} if by_id else {}
+    items = [{"role": "user", "content": "hi", "id": item_id}, {**kind, "id": item_id}]
+    response = client.post(PATH, json={"input": items, **body})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input[1].id")
+    assert "string" in error["message"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"id": None}, {"role": None}])
+def test_a_reference_needs_an_id(served: Served, changes: JSON) -> None:
+    client, _ = served
+    items = [{"type": "item_reference", **changes}]
+    error = client.post(PATH, json={"input": items}).json()["error"]
+    assert (error["param"], error["code"]) == ("input[0].id", "missing_parameter")
+
+
+def test_a_null_role_is_none(served: Served) -> None:
+    client, echo = served
+    item = ask(client, input="one")["output"][0]
+    ask(client, input=[{"id": item["id"], "role": None}])
+    assert echo.payloads[-1]["input"] == [item]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_what_is_not_kept_is_refused_by_name(served: Served, streaming: bool) -> None:
     client, _ = served

@@ -23,13 +23,12 @@ class StoredResponse:
 @dataclass(frozen=True)
 class _Entry:
     data: bytes
-    expires_at: float
     item_ids: tuple[str, ...]
 
 
 class ResponseStore:
     """Responses by tenant and id. Each tenant has its own `limit_bytes`: a new response replaces
-    its oldest ones. What is older than `ttl_s` is gone."""
+    its oldest ones. What is older than `ttl_s` is forgotten at the next call, of any tenant."""
 
     def __init__(
         self, limit_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
@@ -38,18 +37,23 @@ class ResponseStore:
         self.ttl_s = ttl_s
         self._clock = clock
         self._tenants: dict[str, _TenantResponses] = {}
+        # (tenant, id) -> when it expires, of all tenants: responses expire as they came.
+        self._expiry: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
         """Keep a response; False if it is larger than all that a tenant may keep."""
+        self._forget_expired()
         data = json.dumps({"input": stored.input, "response": stored.response}).encode()
         if len(data) > self.limit_bytes:
             return False
-        history = self._current(tenant, create=True)
+        self._remove(tenant, response_id)
+        history = self._tenants.setdefault(tenant, _TenantResponses())
         items = stored.response.get("output", ())
         ids = tuple(item["id"] for item in items if isinstance(item.get("id"), str))
-        history.add(response_id, _Entry(data, self._clock() + self.ttl_s, ids))
+        history.add(response_id, _Entry(data, ids))
+        self._expiry[tenant, response_id] = self._clock() + self.ttl_s
         while history.size > self.limit_bytes:
-            history.remove(next(iter(history.entries)))
+            self._remove(tenant, next(iter(history.entries)))
         return True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -66,24 +70,30 @@ class ResponseStore:
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response; False if there is none."""
-        return self._current(tenant).remove(response_id)
+        self._forget_expired()
+        return self._remove(tenant, response_id)
 
-    def _current(self, tenant: str, *, create: bool = False) -> _TenantResponses:
-        """Unexpired responses of a tenant; they expire in the order in which they came."""
-        history = self._tenants.get(tenant)
-        if history is None:
-            history = _TenantResponses()
-            if create:
-                self._tenants[tenant] = history
-            return history
+    def _current(self, tenant: str) -> _TenantResponses:
+        """What a tenant has that has not expired."""
+        self._forget_expired()
+        return self._tenants.get(tenant) or _TenantResponses()
+
+    def _forget_expired(self) -> None:
         now = self._clock()
-        while (
-            history.entries and (first := next(iter(history.entries.items())))[1].expires_at <= now
-        ):
-            history.remove(first[0])
-        if not history.entries and not create:
+        while self._expiry:
+            oldest, expires_at = next(iter(self._expiry.items()))
+            if expires_at > now:
+                return
+            self._remove(*oldest)
+
+    def _remove(self, tenant: str, response_id: str) -> bool:
+        history = self._tenants.get(tenant)
+        if history is None or not history.remove(response_id):
+            return False
+        del self._expiry[tenant, response_id]
+        if not history.entries:
             del self._tenants[tenant]
-        return history
+        return True
 
 
 class _TenantResponses:

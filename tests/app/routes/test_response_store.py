@@ -56,6 +56,52 @@ def test_a_response_expires() -> None:
     assert store._tenants == {}
 
 
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["put", "get", "item", "delete"]),
+            st.sampled_from("abc"),
+            st.integers(0, 4),
+            st.integers(0, 40),
+        ),
+        max_size=40,
+    )
+)
+def test_nothing_older_is_held_for_any_tenant(calls: list[tuple[str, str, int, int]]) -> None:
+    """Whichever tenant a call is for, and whether the others ever come back."""
+    clock = Clock()
+    store = ResponseStore(500, 60, clock)
+    came: dict[tuple[str, str], float] = {}
+    for call, tenant, number, seconds in calls:
+        clock.now += seconds
+        name = f"r{number}"
+        if call == "put":
+            assert store.put(tenant, name, stored(name))
+            came[tenant, name] = clock.now
+        elif call == "item":
+            store.item(tenant, f"msg_{name}")
+        else:
+            getattr(store, call)(tenant, name)
+        held = {(who, one) for who, rest in store._tenants.items() for one in rest.entries}
+        assert all(clock.now < came[one] + 60 for one in held)
+        assert held == set(store._expiry)
+        assert list(store._expiry.values()) == sorted(store._expiry.values())
+        assert all(history.entries for history in store._tenants.values())
+        for history in store._tenants.values():
+            assert history.size == sum(len(entry.data) for entry in history.entries.values())
+            assert set(history.items.values()) <= set(history.entries)
+
+
+def test_the_responses_of_tenants_that_never_come_back_are_forgotten() -> None:
+    clock = Clock()
+    store = ResponseStore(10_000, 60, clock)
+    for number in range(100):
+        store.put(f"t{number}", "r", stored("r"))
+    clock.now = 60
+    store.put("other", "r", stored("r"))
+    assert list(store._tenants) == ["other"]
+
+
 def test_a_response_that_is_too_large_is_not_kept() -> None:
     store = ResponseStore(200, 60)
     assert not store.put("a", "r1", stored("r1", "x" * 200))

@@ -80,6 +80,7 @@ MAP: dict[str, set[str]] = {
     "app.routes": BASE
     | CONFIGURATION
     | HTTP
+    | SIZED
     | {"app.admission", "app.declaration", "app.endpoints", "app.engine", "app.validation"},
     "app.page": BASE | {"app.admission", "app.engine", "app.http"},
     "app.main": BASE

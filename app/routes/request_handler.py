@@ -16,7 +16,7 @@ from app.engine.supervisor import Engine
 from app.errors import ApiError
 from app.http.auth import timeout_of
 from app.http.body.json_body import read_json
-from app.http.body.limits import body_limits
+from app.http.body.limits import BodyLimits, body_limits
 from app.http.errors import CLIENT_CLOSED_REQUEST
 from app.http.request_context import context_of
 from app.http.streaming import EventResponse, EventStream
@@ -42,10 +42,14 @@ async def handle(request: Request, endpoint: Endpoint) -> Response:
 async def read_body(request: Request) -> Body:
     """The body as a JSON object, within the limits of the settings."""
     settings: Settings = request.app.state.settings
-    engine: Engine = request.app.state.engine
-    limits = body_limits(settings, engine.max_model_len, engine.takes_media)
+    limits = _limits(request)
     reserve = context_of(request.scope).reserve_body_bytes
     return Body(*await read_json(request, limits, settings.server.body_timeout_s, reserve))
+
+
+def _limits(request: Request) -> BodyLimits:
+    engine: Engine = request.app.state.engine
+    return body_limits(request.app.state.settings, engine.max_model_len, engine.takes_media)
 
 
 async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Response:
@@ -62,9 +66,16 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         payload, size = body.payload, body.size
         turn: Turn | None = None
         if endpoint.keeps_responses:
-            turn = resume(request.app.state.responses, context.identity.tenant.name, payload)
-            payload, size = turn.payload, size + turn.earlier_bytes
-            context.reserve_body_bytes(turn.earlier_bytes)
+            turn = await resume(
+                request.app.state.responses,
+                context.identity.tenant.name,
+                payload,
+                size,
+                settings.limits.max_input_items,
+                _limits(request).structure,
+                context.reserve_body_bytes,
+            )
+            payload, size = turn.payload, turn.size
         cost = _cost(endpoint, payload, size, operation.output_limit, settings)
         await context.admit(payload.get("model") or settings.served_model_name, cost)
         fields = dict(payload)  # checks drop fields; errors name them as sent
@@ -72,7 +83,7 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         if isinstance(reply.answer, dict):
             context.release_slot()
             headers = {"server-timing": context.server_timing(), **context.speculation_headers()}
-            whole = reply.answer if turn is None else turn.finish(reply.answer)
+            whole = reply.answer if turn is None else await turn.finish(reply.answer)
             return JSONResponse(whole, headers=headers)
         events = reply.answer if turn is None else turn.stream(reply.answer)
         stream = EventStream(events, settings.server.sse_keep_alive_s, context.release_slot)

@@ -5,25 +5,79 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-Item = dict[str, Any]
+# What an item takes in memory beside its JSON, about.
+ITEM_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One item of a conversation, and its JSON."""
+
+    id: str | None
+    data: bytes
+
+    @classmethod
+    def of(cls, item: Any) -> StoredItem:
+        """The item in JSON."""
+        item_id = item.get("id") if isinstance(item, dict) else None
+        return cls(item_id if isinstance(item_id, str) else None, json.dumps(item).encode())
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response, and the input that it answered, earlier turns included."""
+    """A response, and the conversation that its next turn continues, in JSON.
 
-    input: list[Item]
-    response: dict[str, Any]
+    The conversation is kept item by item. It may be as large as all that a tenant may keep, and a
+    thread that parses a text holds Python's global lock until it is done: no text is longer than an
+    item, and only those that are asked for are parsed.
+    """
+
+    input: tuple[StoredItem, ...]  # what it answered, earlier turns included
+    output: tuple[StoredItem, ...]  # without logprobs, on which no later turn depends
+    body: bytes  # the whole response
+
+    @classmethod
+    def of(cls, items: Iterable[Any], response: dict[str, Any]) -> StoredResponse:
+        """The response in JSON. The time that it takes grows with the conversation."""
+        output = map(_without_logprobs, response.get("output", ()))
+        return cls(
+            tuple(map(StoredItem.of, items)),
+            tuple(map(StoredItem.of, output)),
+            json.dumps(response).encode(),
+        )
+
+    @property
+    def conversation(self) -> tuple[StoredItem, ...]:
+        """The items that the next turn continues."""
+        return self.input + self.output
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory."""
+        items = self.conversation
+        return len(self.body) + sum(len(item.data) for item in items) + ITEM_BYTES * len(items)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    data: bytes
-    item_ids: tuple[str, ...]
+def _without_logprobs(item: Any) -> Any:
+    content = item.get("content") if isinstance(item, dict) else None
+    if not isinstance(content, list):
+        return item
+    parts = [
+        {name: value for name, value in part.items() if name != "logprobs"}
+        if isinstance(part, dict)
+        else part
+        for part in content
+    ]
+    return {**item, "content": parts}
+
+
+def json_list(items: Iterable[StoredItem]) -> bytes:
+    """A JSON list of the items."""
+    return b"[" + b", ".join(item.data for item in items) + b"]"
 
 
 class ResponseStore:
@@ -43,14 +97,11 @@ class ResponseStore:
     def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
         """Keep a response; False if it is larger than all that a tenant may keep."""
         self._forget_expired()
-        data = json.dumps({"input": stored.input, "response": stored.response}).encode()
-        if len(data) > self.limit_bytes:
+        if stored.size > self.limit_bytes:
             return False
         self._remove(tenant, response_id)
         history = self._tenants.setdefault(tenant, _TenantResponses())
-        items = stored.response.get("output", ())
-        ids = tuple(item["id"] for item in items if isinstance(item.get("id"), str))
-        history.add(response_id, _Entry(data, ids))
+        history.add(response_id, stored)
         self._expiry[tenant, response_id] = self._clock() + self.ttl_s
         while history.size > self.limit_bytes:
             self._remove(tenant, next(iter(history.entries)))
@@ -58,15 +109,11 @@ class ResponseStore:
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """A tenant's response, if it is still kept."""
-        entry = self._current(tenant).entries.get(response_id)
-        return None if entry is None else StoredResponse(**json.loads(entry.data))
+        return self._current(tenant).entries.get(response_id)
 
-    def item(self, tenant: str, item_id: str) -> Item | None:
+    def item(self, tenant: str, item_id: str) -> StoredItem | None:
         """An item of the output of any response that the tenant still has."""
-        response_id = self._current(tenant).items.get(item_id)
-        stored = self.get(tenant, response_id) if response_id is not None else None
-        items = stored.response["output"] if stored is not None else ()
-        return next((item for item in items if item.get("id") == item_id), None)
+        return self._current(tenant).items.get(item_id)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response; False if there is none."""
@@ -100,21 +147,21 @@ class _TenantResponses:
     """The entries of one tenant, oldest first."""
 
     def __init__(self) -> None:
-        self.entries: OrderedDict[str, _Entry] = OrderedDict()
-        self.items: dict[str, str] = {}  # id of an output item -> id of its response
+        self.entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.items: dict[str, StoredItem] = {}  # items of their output, by id
         self.size = 0
 
-    def add(self, response_id: str, entry: _Entry) -> None:
-        self.entries[response_id] = entry
-        self.items.update(dict.fromkeys(entry.item_ids, response_id))
-        self.size += len(entry.data)
+    def add(self, response_id: str, stored: StoredResponse) -> None:
+        self.entries[response_id] = stored
+        self.items.update({item.id: item for item in stored.output if item.id is not None})
+        self.size += stored.size
 
     def remove(self, response_id: str) -> bool:
-        entry = self.entries.pop(response_id, None)
-        if entry is None:
+        stored = self.entries.pop(response_id, None)
+        if stored is None:
             return False
-        self.size -= len(entry.data)
-        for item_id in entry.item_ids:
-            if self.items.get(item_id) == response_id:
-                del self.items[item_id]
+        self.size -= stored.size
+        for item in stored.output:
+            if item.id is not None and self.items.get(item.id) is item:
+                del self.items[item.id]
         return True

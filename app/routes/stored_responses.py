@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from app.endpoints.responses import PATH
 from app.errors import ApiError, shorten
 from app.http.request_context import context_of
-from app.routes.response_store import Item, ResponseStore, StoredResponse
+from app.json_structure import Bounds, exceeded
+from app.offload import run_sized
+from app.routes.response_store import ResponseStore, StoredItem, StoredResponse, json_list
 from app.validation.field_checks import invalid
+from app.validation.size_limits import check_count
 
 router = APIRouter()
 
@@ -28,16 +31,17 @@ class Turn:
     store: ResponseStore
     tenant: str
     payload: dict[str, Any]  # with all earlier items in `input`
+    size: int  # of the payload, in bytes of JSON
     previous_response_id: str | None
     kept: bool  # whether the response is to be kept
-    earlier_bytes: int  # how much JSON the earlier items are
 
-    def finish(self, response: dict[str, Any]) -> dict[str, Any]:
+    async def finish(self, response: dict[str, Any]) -> dict[str, Any]:
         """The response as the client gets it. It is stored if `kept`, and says whether it was."""
         response = self._named(response, self.kept)
         if not self.kept:
             return response
-        stored = StoredResponse(_items(self.payload.get("input")), response)
+        items = _items(self.payload.get("input"))
+        stored = await run_sized(self.size, StoredResponse.of, items, response)
         if self.store.put(self.tenant, response["id"], stored):
             return response
         return self._named(response, False)
@@ -52,7 +56,7 @@ class Turn:
                     continue
                 data = json.loads(rest.removeprefix("data: "))
                 if kind in _LAST:
-                    data["response"] = self.finish(data["response"])
+                    data["response"] = await self.finish(data["response"])
                 else:
                     data["response"] = self._named(data["response"], self.kept)
                 yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
@@ -68,42 +72,94 @@ class Turn:
         }
 
 
-def resume(store: ResponseStore, tenant: str, payload: dict[str, Any]) -> Turn:
+async def resume(
+    store: ResponseStore,
+    tenant: str,
+    payload: dict[str, Any],
+    size: int,
+    most_items: int,
+    structure: Bounds,
+    reserve: Callable[[int], None],
+) -> Turn:
     """Put the turns that a request refers to into its input.
 
-    Raises ApiError 400 naming what is not kept here. Fields of a wrong type are left to the checks
-    of all fields.
+    `size` is how many bytes were sent. `reserve` gets the bytes of what is referred to, before any
+    of it is parsed. Raises ApiError 400 for what is not kept here, for more than `most_items` items
+    and for more JSON than a body may have, 413 for references to more than a tenant may keep, and
+    what `reserve` raises. Fields of a wrong type are left to the checks of all fields.
     """
+    previous, sent = payload.get("previous_response_id"), payload.get("input")
+    previous = previous if isinstance(previous, str) else None
+    if isinstance(sent, str | list):
+        items = _items(sent)
+        earlier = () if previous is None else _conversation(store, tenant, previous)
+        what = "items, earlier turns included" if earlier else "items"
+        check_count(len(earlier) + len(items), "input", most_items, what)
+        references = _references(store, tenant, items)
+        if previous is not None or references:
+            more = sum(len(item.data) for item in (*earlier, *references.values()))
+            reserve(more)
+            whole = await run_sized(more, _joined, earlier, items, references, structure)
+            payload, size = {**payload, "input": whole}, size + more
+            if previous is not None:
+                payload["previous_response_id"] = None
     keep = payload.get("store") is not False and store.limit_bytes > 0
-    previous = payload.get("previous_response_id")
-    items = payload.get("input")
-    earlier: list[Item] = []
-    changed: dict[str, Any] = {}
-    if isinstance(previous, str) and items is not None:
-        stored = store.get(tenant, previous)
-        if stored is None:
-            raise _missing("response", previous, "previous_response_id", store)
-        earlier = [*stored.input, *stored.response["output"]]
-        changed = {"previous_response_id": None, "input": [*earlier, *_items(items)]}
-    before = len(earlier)
-    for index, item in enumerate(items if isinstance(items, list) else ()):
+    return Turn(store, tenant, payload, size, previous, keep)
+
+
+def _conversation(store: ResponseStore, tenant: str, response_id: str) -> tuple[StoredItem, ...]:
+    stored = store.get(tenant, response_id)
+    if stored is None:
+        raise _missing("response", response_id, "previous_response_id", store)
+    return stored.conversation
+
+
+def _references(store: ResponseStore, tenant: str, items: list[Any]) -> dict[int, StoredItem]:
+    """The stored items that are referred to, by their places in the input.
+
+    An item may be referred to more than once, and counts each time as if it had been sent.
+    """
+    found: dict[int, StoredItem] = {}
+    size = 0
+    for index, item in enumerate(items):
         where = f"input[{index}].id"
         if (item_id := _reference(item, where)) is None:
             continue
-        referred = store.item(tenant, item_id)
-        if referred is None:
+        stored = store.item(tenant, item_id)
+        if stored is None:
             raise _missing("item", item_id, where, store)
-        changed["input"] = [*changed.get("input", items)]
-        changed["input"][before + index] = referred
-        earlier.append(referred)
-    return Turn(
-        store,
-        tenant,
-        {**payload, **changed},
-        previous if isinstance(previous, str) else None,
-        keep,
-        len(json.dumps(earlier)) if earlier else 0,
-    )
+        found[index] = stored
+        size += len(stored.data)
+        if size > store.limit_bytes:
+            message = f"The items that 'input' refers to have more than {store.limit_bytes} bytes."
+            raise ApiError(413, message, param="input")
+    return found
+
+
+def _joined(
+    earlier: tuple[StoredItem, ...],
+    items: list[Any],
+    references: dict[int, StoredItem],
+    structure: Bounds,
+) -> list[Any]:
+    """The items of earlier turns and those that were sent, with what the latter refer to in place.
+
+    An item is parsed once, however often it is referred to. Raises ApiError 400 if they hold more
+    JSON than a body may.
+    """
+    if exceeded(json_list((*earlier, *references.values())), structure) is not None:
+        param = "previous_response_id" if earlier else "input"
+        message = (
+            f"What '{param}' refers to holds more than {structure.values} JSON values, or more "
+            f"than {structure.containers} lists and objects."
+        )
+        raise invalid(param, message)
+    parsed = {item.id: json.loads(item.data) for item in {*references.values()}}
+    sent = [
+        parsed[references[index].id] if index in references else item
+        for index, item in enumerate(items)
+    ]
+    return [*(json.loads(item.data) for item in earlier), *sent]
 
 
 def _items(value: Any) -> list[Any]:
@@ -166,23 +222,23 @@ def _unknown(response_id: str) -> ApiError:
 
 
 @router.get(f"{PATH}/{{response_id}}")
-async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+async def retrieve(request: Request, response_id: str) -> Response:
     """A response that is still kept."""
-    return _stored(request, response_id).response
+    return _json(_stored(request, response_id).body)
 
 
 @router.get(f"{PATH}/{{response_id}}/input_items")
-async def input_items(request: Request, response_id: str) -> dict[str, Any]:
+async def input_items(request: Request, response_id: str) -> Response:
     """The input that a kept response answered, oldest item first, on one page."""
     items = _stored(request, response_id).input
-    ids = [item.get("id") for item in items]
-    return {
-        "object": "list",
-        "data": items,
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": False,
-    }
+    ends = {"first_id": items[0].id, "last_id": items[-1].id} if items else {}
+    page = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
+    more = b', "has_more": false, "data": ' + json_list(items) + b"}"
+    return _json(page.encode().removesuffix(b"}") + more)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 @router.delete(f"{PATH}/{{response_id}}")

@@ -102,8 +102,14 @@ def _check_prompts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
 
 
 def _check_length(value: Any, name: str, most: int, what: str) -> None:
-    if isinstance(value, list | dict) and len(value) > most:
-        raise invalid(name, f"'{name}' takes at most {most} {what}, got {len(value)}.")
+    if isinstance(value, list | dict):
+        check_count(len(value), name, most, what)
+
+
+def check_count(count: int, name: str, most: int, what: str) -> None:
+    """Refuse more than `most` entries of a field. `what` are its entries."""
+    if count > most:
+        raise invalid(name, f"'{name}' takes at most {most} {what}, got {count}.")
 
 
 def _check_parts(items: Any, name: str, most: int) -> None:

@@ -23,6 +23,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.v1.engine.input_processor import InputProcessor
 
+from app.admission.controller import ANONYMOUS
 from app.endpoints import declared
 from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Phase
@@ -30,6 +31,7 @@ from app.http.body.limits import BodyLimits, body_limits
 from app.llm.first_token import settle_first_token
 from app.main import create_app
 from app.routes.operations import metered_paths
+from app.routes.response_store import StoredItem, StoredResponse
 from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.phased_engine import PhasedEngine
@@ -194,6 +196,29 @@ TOOL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in ra
 EMOJI = "\N{GRINNING FACE}"  # which json.dumps writes as two escapes
 
 
+RESPONSE, TEXTS, SMALL_ITEM, LARGE_ITEM = "resp_values", "resp_texts", "msg_small", "msg_large"
+
+
+def keep_the_worst(app: Any) -> None:
+    """Fill all that a tenant may keep with one conversation, as its turns could have."""
+    store, bounds = app.state.responses, SETTINGS.limits
+
+    def output(item_id: str, text: str, logprobs: int) -> StoredItem:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": [{}] * logprobs}
+        message = {"type": "message", "role": "assistant", "id": item_id, "content": [part]}
+        return StoredItem.of(message)
+
+    small = output(SMALL_ITEM, "x" * (store.limit_bytes // bounds.max_input_items - 200), 0)
+    large = output(LARGE_ITEM, "x", 32_000)
+    room = (store.limit_bytes - 2 * len(large.data)) // bounds.max_input_items
+    earlier = StoredItem.of({**user("a"), "logprobs": [{}] * (room // len("{}, ") - 100)})
+    items = (earlier,) * (bounds.max_input_items - 3)
+    assert store.put(ANONYMOUS, RESPONSE, StoredResponse(items, (small, large), b"{}"))
+    texts = (StoredItem.of(user("a" * 12_000)),) * 10
+    assert store.put(ANONYMOUS, TEXTS, StoredResponse(texts, (), b"{}"))
+    assert store.get(ANONYMOUS, RESPONSE) is not None
+
+
 def worst(limits: BodyLimits) -> Iterator[tuple[str, str, Body]]:
     """Path, what is large about it, and a body as large as the limits allow."""
     bounds = SETTINGS.limits
@@ -232,6 +257,16 @@ def worst(limits: BodyLimits) -> Iterator[tuple[str, str, Body]]:
     }  # fmt: skip
     yield CHAT, "messages with a bad name", chat(*[{**user("a"), "name": 5}] * bounds.max_messages)
     yield RESPONSES, "escapes", {"model": MODEL, "input": long}
+    small, large = {"id": SMALL_ITEM}, {"type": "item_reference", "id": LARGE_ITEM}
+    yield RESPONSES, "too many references", {"model": MODEL, "input": [small] * 30_000}
+    yield RESPONSES, "references", {"model": MODEL, "input": [small] * bounds.max_input_items}
+    yield RESPONSES, "reference to values", {"model": MODEL, "input": [large]}
+    yield RESPONSES, "references to values", {"model": MODEL, "input": [large] * 30}
+    yield RESPONSES, "too large references", {"model": MODEL, "input": [large] * 500}
+    for response in (RESPONSE, TEXTS):
+        yield RESPONSES, f"earlier turns, {response}", {
+            "model": MODEL, "input": "a", "previous_response_id": response,
+        }  # fmt: skip
     yield MESSAGES, "parts", chat(user(parts), max_tokens=1)
     yield MESSAGES, "messages", chat(*[user("a")] * bounds.max_messages, max_tokens=1)
     yield COUNT, "parts", chat(user(parts))
@@ -266,11 +301,13 @@ def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> N
             data = json.dumps(body).encode()
             assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
             gateway = Gateway(quiet.app)
+            keep_the_worst(gateway.app)
             async with gateway.beside_a_stream():
                 began = time.process_time()
                 status, answer = await gateway.post(path, data)
                 seconds = time.process_time() - began
-            assert status in (200, 400), f"{path} {what}: {status} {answer[:200]!r}"
+            assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
+            assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
             # Too few probes for a 99th percentile: none of them may be slow.
             gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
             line = f"{path} {what}: {status}, {seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
@@ -292,10 +329,12 @@ def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
 
     async def measure() -> None:
         gateway = Gateway(create_app(SETTINGS, engine))
+        keep_the_worst(gateway.app)
         bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
         assert len(bodies) >= 20
         for path, data in bodies:
             await gateway.post(path, data)
+        keep_the_worst(gateway.app)
         before = resident_bytes()
         await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
         await asyncio.sleep(0.1)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routes.response_store import ResponseStore, StoredResponse
+from app.routes.response_store import ResponseStore, StoredItem, StoredResponse
 
 
 def stored(name: str, text: str = "x") -> StoredResponse:
-    output = [{"type": "message", "id": f"msg_{name}", "content": text}]
-    return StoredResponse([{"role": "user", "content": "hi"}], {"id": name, "output": output})
+    items = [{"role": "user", "content": "hi"}]
+    return StoredResponse.of(items, {"id": name, "output": [message(name, text)]})
+
+
+def message(name: str, text: str = "x") -> dict[str, Any]:
+    return {"type": "message", "id": f"msg_{name}", "content": text}
 
 
 class Clock:
@@ -25,8 +33,11 @@ class Clock:
 def test_what_is_kept_comes_back() -> None:
     store = ResponseStore(1000, 60)
     assert store.put("a", "r1", stored("r1"))
-    assert store.get("a", "r1") == stored("r1")
-    assert store.item("a", "msg_r1") == stored("r1").response["output"][0]
+    kept = store.get("a", "r1")
+    assert kept is not None and kept == stored("r1")
+    assert json.loads(kept.body) == {"id": "r1", "output": [message("r1")]}
+    assert [json.loads(item.data)["content"] for item in kept.conversation] == ["hi", "x"]
+    assert store.item("a", "msg_r1") == StoredItem.of(message("r1"))
     assert store.get("a", "r2") is None
     assert store.item("a", "msg_r2") is None
 
@@ -70,7 +81,7 @@ def test_a_response_expires() -> None:
 def test_nothing_older_is_held_for_any_tenant(calls: list[tuple[str, str, int, int]]) -> None:
     """Whichever tenant a call is for, and whether the others ever come back."""
     clock = Clock()
-    store = ResponseStore(500, 60, clock)
+    store = ResponseStore(2000, 60, clock)
     came: dict[tuple[str, str], float] = {}
     for call, tenant, number, seconds in calls:
         clock.now += seconds
@@ -88,8 +99,8 @@ def test_nothing_older_is_held_for_any_tenant(calls: list[tuple[str, str, int, i
         assert list(store._expiry.values()) == sorted(store._expiry.values())
         assert all(history.entries for history in store._tenants.values())
         for history in store._tenants.values():
-            assert history.size == sum(len(entry.data) for entry in history.entries.values())
-            assert set(history.items.values()) <= set(history.entries)
+            assert history.size == sum(entry.size for entry in history.entries.values())
+            assert len(history.items) == len(history.entries)
 
 
 def test_the_responses_of_tenants_that_never_come_back_are_forgotten() -> None:
@@ -103,12 +114,25 @@ def test_the_responses_of_tenants_that_never_come_back_are_forgotten() -> None:
 
 
 def test_a_response_that_is_too_large_is_not_kept() -> None:
-    store = ResponseStore(200, 60)
-    assert not store.put("a", "r1", stored("r1", "x" * 200))
+    store = ResponseStore(800, 60)
+    assert not store.put("a", "r1", stored("r1", "x" * 400))
     assert store.get("a", "r1") is None
 
 
-@given(sizes=st.lists(st.integers(0, 400), max_size=30), limit=st.integers(0, 1000))
+@pytest.mark.parametrize("items", [1, 100])
+@pytest.mark.parametrize("length", [1, 1000])
+def test_the_size_of_a_response_is_what_it_takes_in_memory(items: int, length: int) -> None:
+    """Within a third: most of a short item is not its JSON."""
+    gc.collect()
+    tracemalloc.start()
+    kept = StoredResponse.of([message(str(i), "x" * length) for i in range(items)], {"id": "r"})
+    gc.collect()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 4 / 3 * kept.size + 1000
+
+
+@given(sizes=st.lists(st.integers(0, 400), max_size=30), limit=st.integers(0, 3000))
 def test_a_tenant_never_has_more_than_its_bytes(sizes: list[int], limit: int) -> None:
     """The newest are kept, the oldest make room."""
     store = ResponseStore(limit, 60)
@@ -117,7 +141,7 @@ def test_a_tenant_never_has_more_than_its_bytes(sizes: list[int], limit: int) ->
         if store.put("a", f"r{number}", stored(f"r{number}", "x" * size)):
             kept.append(f"r{number}")
         tenant: Any = store._tenants.get("a")
-        held = sum(len(entry.data) for entry in tenant.entries.values()) if tenant else 0
+        held = sum(entry.size for entry in tenant.entries.values()) if tenant else 0
         assert held == (tenant.size if tenant else 0) <= limit
     have = [name for name in kept if store.get("a", name) is not None]
     assert have == kept[len(kept) - len(have) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.admission.key_file import create
 from app.errors import ApiError
 from app.llm.first_token import FirstToken
 from app.main import create_app
+from app.routes import stored_responses
 from app.serving.operation import Reply
 from app.settings import load
 from app.validation.output_limit import OutputLimit
@@ -32,12 +34,17 @@ class EchoOperation:
 
     def __init__(self) -> None:
         self.payloads: list[JSON] = []
+        self.text = ""
+        self.values = 0
+        self.logprobs: list[JSON] = []
         self._numbers = itertools.count(1)
 
     async def __call__(self, payload: JSON, size: int = 0) -> Reply:
         self.payloads.append(payload)
         number = next(self._numbers)
-        content = [{"type": "output_text", "text": f"answer {number}", "annotations": []}]
+        text = self.text or f"answer {number}"
+        part: JSON = {"type": "output_text", "text": text, "annotations": [{}] * self.values}
+        content = [part | ({"logprobs": self.logprobs} if self.logprobs else {})]
         item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content}
         response = {"id": f"resp_{number}", "status": "completed", "output": [item]}
         first = FirstToken(settled=True)
@@ -65,6 +72,28 @@ class EchoEngine(PhasedEngine):
 
     def operation(self, name: str) -> Any:
         return self.echo
+
+
+class CountedJson:
+    """Stands for the module in app.routes.stored_responses: notes what is parsed, and where."""
+
+    dumps = staticmethod(json.dumps)
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.threads: set[str] = set()
+
+    def loads(self, text: bytes) -> Any:
+        self.texts.append(text)
+        self.threads.add(threading.current_thread().name)
+        return json.loads(text)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> CountedJson:
+    counted = CountedJson()
+    monkeypatch.setattr(stored_responses, "json", counted)
+    return counted
 
 
 def made(**options: str) -> tuple[TestClient, EchoOperation]:
@@ -196,6 +225,139 @@ def test_a_null_role_is_none(served: Served) -> None:
     item = ask(client, input="one")["output"][0]
     ask(client, input=[{"id": item["id"], "role": None}])
     assert echo.payloads[-1]["input"] == [item]
+
+
+def test_an_item_is_parsed_once_however_often_it_is_referred_to(
+    served: Served, parsed: CountedJson
+) -> None:
+    client, echo = served
+    answers = [ask(client, input="a long question " * 1000) for _ in range(3)]
+    items = [answer["output"][0] for answer in answers]
+    references = [{"id": item["id"]} for item in items] * 300
+    ask(client, input=[{"role": "user", "content": "hi"}, *references])
+    assert echo.payloads[-1]["input"][1:] == items * 300
+    assert len(parsed.texts) <= len(answers)
+    assert parsed.threads == {"aerie-body_0"}, "it is large enough to hold up the event loop"
+
+
+def test_too_many_items_are_refused_before_anything_is_looked_up(
+    served: Served, parsed: CountedJson
+) -> None:
+    client, _ = served
+    first = ask(client, input="one")
+    reference = {"id": first["output"][0]["id"]}
+    for body, count in (
+        ({"input": [reference] * 30_000}, 30_000),
+        ({"input": [{"id": 5}] * 1025}, 1025),
+        ({"input": [reference] * 1023, "previous_response_id": first["id"]}, 1025),
+    ):
+        error = client.post(PATH, json=body).json()["error"]
+        assert error["param"] == "input"
+        assert "1024 items" in error["message"] and str(count) in error["message"]
+    assert parsed.texts == []
+    ask(client, input=[reference] * 1022, previous_response_id=first["id"])
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_what_is_referred_to_shares_the_bound_of_all_bodies(
+    parsed: CountedJson, by_id: bool
+) -> None:
+    """It is as large as if it had been sent, and is refused before it is parsed."""
+    client, echo = made(max_bodies_mib="0.05")
+    with client:
+        echo.text = "x" * 40_000
+        answer = ask(client, input="one")
+        item = {"id": answer["output"][0]["id"]}
+        one: JSON = {"input": [item]}
+        two: JSON = {"input": [item] * 2}
+        if by_id:
+            one, two = {"previous_response_id": answer["id"], "input": "go"}, {**one, **two}
+            two["previous_response_id"] = answer["id"]
+        ask(client, **one, store=False)
+        parsed.texts.clear()
+        refused = client.post(PATH, json=two)
+        assert (refused.status_code, parsed.texts) == (429, [])
+        assert refused.json()["error"]["code"] == "server_overloaded"
+        assert client.app.state.admission.body_bytes == 0  # type: ignore[attr-defined]
+        ask(client, **one, store=False)
+
+
+def test_repeated_references_are_bounded_by_what_a_tenant_may_keep(parsed: CountedJson) -> None:
+    """Every response that is kept can be referred to, once."""
+    client, echo = made(stored_responses_mib="0.2")
+    with client:
+        echo.text = "x" * 40_000
+        items = [ask(client, input="one")["output"][0]["id"] for _ in range(2)]
+        body: JSON = {"input": [{"id": item} for item in items], "store": False}
+        ask(client, **body)
+        parsed.texts.clear()
+        refused = client.post(PATH, json={**body, "input": body["input"] * 3})
+        assert (refused.status_code, parsed.texts) == (413, [])
+        assert refused.json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_what_is_referred_to_holds_no_more_values_than_a_body(
+    parsed: CountedJson, by_id: bool
+) -> None:
+    """Parsing takes memory and time for each of them, whatever their bytes."""
+    client, echo = made(max_body_values="400")
+    with client:
+        if by_id:
+            item = {"role": "user", "content": "x", "logprobs": [{}] * 100}
+            first = ask(client, input=[item])
+            second = ask(client, input=[item], previous_response_id=first["id"])
+            body: JSON = {"input": "go on", "previous_response_id": second["id"]}
+        else:
+            echo.values = 100
+            reference = {"id": ask(client, input="one")["output"][0]["id"]}
+            ask(client, input=[reference], store=False)
+            body = {"input": [reference] * 2}
+        parsed.texts.clear()
+        refused = client.post(PATH, json=body)
+        assert (refused.status_code, parsed.texts) == (400, [])
+        param = "previous_response_id" if by_id else "input"
+        assert refused.json()["error"]["param"] == param
+
+
+def test_logprobs_are_read_with_a_response_and_not_in_later_turns(served: Served) -> None:
+    client, echo = served
+    echo.logprobs = [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 40_000
+    answer = ask(client, input="one")
+    assert client.get(f"{PATH}/{answer['id']}").json() == answer
+    assert answer["output"][0]["content"][0]["logprobs"] == echo.logprobs
+    echo.logprobs = []
+    for _ in range(3):
+        answer = ask(client, input="more", previous_response_id=answer["id"])
+    ask(client, input=[{"id": "msg_1"}])
+    assert "logprobs" not in json.dumps(echo.payloads[-2:])
+
+
+@pytest.mark.parametrize("wrong", [5, {"role": "user", "content": "x"}, True])
+def test_an_input_of_a_wrong_type_is_left_to_the_checks(served: Served, wrong: Any) -> None:
+    client, echo = served
+    first = ask(client, input="one")
+    ask(client, input=wrong, previous_response_id=first["id"], store=False)
+    assert echo.payloads[-1]["input"] == wrong
+
+
+def test_a_previous_response_of_a_wrong_type_is_left_to_the_checks(served: Served) -> None:
+    client, echo = served
+    item = ask(client, input="one")["output"][0]
+    ask(client, input=[{"id": item["id"]}], previous_response_id=5)
+    assert echo.payloads[-1] == {"input": [item], "previous_response_id": 5}
+
+
+def test_a_kept_response_is_read_without_being_parsed(served: Served, parsed: CountedJson) -> None:
+    client, _ = served
+    first = ask(client, input=[{"role": "user", "content": "one", "id": "msg_a"}])
+    where = f"{PATH}/{first['id']}"
+    assert client.get(where).json() == first
+    page = client.get(f"{where}/input_items").json()
+    item = {"role": "user", "content": "one", "id": "msg_a"}
+    ends = {"first_id": "msg_a", "last_id": "msg_a"}
+    assert page == {"object": "list", "data": [item], "has_more": False, **ends}
+    assert parsed.texts == []
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -14,9 +14,7 @@ class Load(NamedTuple):
     waiting: int = 0  # requests in the queue
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
-    # Drafts of the previous step that this step verifies, over all requests, with those that a
-    # grammar cut: a rejection that costs no verification.
-    draft_tokens: int = 0
+    draft_tokens: int = 0  # of the previous step, over all requests: verified or cut by a grammar
     # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
     requests_by_draft_limit: tuple[int, ...] = ()
 
@@ -50,8 +48,7 @@ class Step(NamedTuple):
     k: int  # draft tokens per request that the step makes at its end; 0: no drafter pass
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
-    # [i]: requests whose draft at position i was verified in this step, or cut by a grammar.
-    drafted: tuple[int, ...]
+    drafted: tuple[int, ...]  # [i]: requests whose draft at i was verified, or cut by a grammar
     accepted: tuple[int, ...]  # [i]: how many of those were accepted there and everywhere before
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter

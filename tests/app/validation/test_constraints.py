@@ -247,7 +247,7 @@ def test_the_engine_is_given_schemas_in_their_enforceable_form(
             structural_tag='{"format": {"type": "json_schema", "json_schema": {"minimum": 3}}}'
         ),
     ):
-        llm.generate("hi", SamplingParams(structured_outputs=constraint))
+        llm.generate("hi", SamplingParams(structured_outputs=constraint), "r")
     meant = {"minimum": 3, "type": "number"}
     first, second, third = (params.structured_outputs for params in given)
     assert first is not None and first.json == meant

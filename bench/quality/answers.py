@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load.client import Client
-from bench.workloads.prompt import CHAT, COMPLETIONS
+from bench.workloads.prompt import CHAT
 from drafters.train.data.humaneval import Problem, chat_prompt
 
 NO_DRAFTS = {"speculation": {"enabled": False}}
-LIKELIEST = 5  # log-probabilities asked for where two answers differ; a tie needs the first two
+LIKELIEST = 5  # log-probabilities asked for with each token; a tie needs the first two
 _TOKEN_ID = "token_id:"  # what vLLM puts before a token's number in `return_tokens_as_token_ids`
 
 
@@ -22,13 +22,16 @@ class Answer:
     tokens: list[int]  # the end token included, if it was reached
     prompt_tokens: list[int]
     finish_reason: str
+    # Without drafts, for each token: the most probable ones in the pass that chose it, and their
+    # log-probabilities. Empty with drafts.
+    likeliest: list[dict[int, float]]
 
 
 async def ask(
     client: Client, model: str, problem: Problem, *, max_tokens: int, drafts: bool
 ) -> Answer:
-    """Have a problem answered greedily. Raises RuntimeError if the server fails or sends no token
-    ids."""
+    """Have a problem answered greedily. Raises RuntimeError if the server fails, or sends no token
+    ids or log-probabilities."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": chat_prompt(problem)}],
@@ -36,38 +39,24 @@ async def ask(
         "return_token_ids": True,
         **_greedy(drafts),
     }
+    if not drafts:
+        body |= {"logprobs": True, "top_logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
     found = await client.json("POST", CHAT, body)
     try:
         choice = found["choices"][0]
+        tops = [] if drafts else [item["top_logprobs"] for item in choice["logprobs"]["content"]]
         return Answer(
             text=choice["message"]["content"] or "",
             tokens=list(choice["token_ids"]),
             prompt_tokens=list(found["prompt_token_ids"]),
             finish_reason=choice["finish_reason"],
+            likeliest=[
+                {int(each["token"].removeprefix(_TOKEN_ID)): float(each["logprob"]) for each in top}
+                for top in tops
+            ],
         )
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RuntimeError(f"{problem.task_id}: the server's answer lacks {error}") from None
-
-
-async def likeliest(client: Client, model: str, tokens: list[int]) -> dict[int, float]:
-    """Log-probabilities of the most probable next tokens after `tokens`, computed without drafts.
-
-    Raises RuntimeError if the server sends none.
-    """
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": tokens,
-        "max_tokens": 1,
-        "logprobs": LIKELIEST,
-        "return_tokens_as_token_ids": True,
-        **_greedy(drafts=False),
-    }
-    found = await client.json("POST", COMPLETIONS, body)
-    try:
-        top = found["choices"][0]["logprobs"]["top_logprobs"][0]
-        return {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in top.items()}
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise RuntimeError(f"no log-probabilities in an answer of the server: {error}") from None
 
 
 def _greedy(drafts: bool) -> dict[str, Any]:

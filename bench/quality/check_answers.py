@@ -2,8 +2,8 @@
 
 Every HumanEval problem is answered twice by one gateway, greedily: with drafts, and with
 `"speculation": {"enabled": false}`. Answers with the same tokens are equal. Where two answers
-differ first, the engine is asked without drafts how probable both tokens are. If rounding can
-explain the difference it is a float tie, else a failure, with exit code 1.
+differ first, the log-probabilities of both tokens in the pass without drafts are compared. If
+rounding can explain the difference it is a float tie, else a failure, with exit code 1.
 
 A pass that verifies drafts has several tokens of a request, and a pass with several requests has
 more tokens too. Sums of floats differ between passes of different shapes. With --concurrency 1, the
@@ -40,7 +40,7 @@ from bench.load.run import counters
 from bench.options import EAGLE3, add_settings, positive, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
-from bench.quality.answers import Answer, ask, likeliest
+from bench.quality.answers import Answer, ask
 from bench.quality.difference import TOLERANCE, difference
 from bench.quality.extraction import program
 from bench.quality.runner import run_program
@@ -141,7 +141,7 @@ async def _cell(
     """Both answers to one problem, where they differ first, and the outcomes of their programs."""
     answer = partial(ask, client, model, problem, max_tokens=max_tokens)
     on, off = await answer(drafts=True), await answer(drafts=False)
-    parted = await difference(on, off, partial(likeliest, client, model))
+    parted = difference(on, off)
     outcomes: dict[str, dict[str, str]] = {"on": {}, "off": {}}
     if run_code:
         programs = [program(problem, side.text) for side in (on, off)]

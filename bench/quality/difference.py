@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.quality.answers import Answer
 
-# Between 16 and 32, bfloat16 logits are multiples of 1/8. Two answers may differ where candidates
-# are one such step apart, and the pass that measures the gap may be off by another.
+# Between 32 and 64, bfloat16 logits are multiples of 1/4. Two answers may differ where candidates
+# are one such step apart in one of them.
 TOLERANCE = 0.25
+_ROUNDING = 1e-6  # of log-probabilities, which are differences of numbers of this size
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first position at which two answers have different tokens.
 
-    `gap` is the log-probability of the most probable token less that of the less probable of the
-    two, in nats; logits differ by as much. It is None if it is not known: one of the tokens is not
-    among the most probable, or one answer is the beginning of the other.
+    `gap` is the log-probability of the token without drafts less that of the token with drafts, in
+    nats, in the pass without drafts that chose the former; logits differ by as much. It is None if
+    it is not known: the token with drafts is not among the most probable, or one answer is the
+    beginning of the other.
     """
 
     position: int
@@ -28,18 +30,13 @@ class Difference:
 
     def is_tie(self, tolerance: float) -> bool:
         """Whether rounding explains the difference: the gap is at most `tolerance` nats."""
-        return self.gap is not None and self.gap <= tolerance
+        return self.gap is not None and self.gap <= tolerance + _ROUNDING
 
 
-async def difference(
-    drafted: Answer,
-    plain: Answer,
-    score: Callable[[list[int]], Awaitable[Mapping[int, float]]],
-) -> Difference | None:
+def difference(drafted: Answer, plain: Answer) -> Difference | None:
     """Compare two answers to one prompt; None if they have the same tokens.
 
-    `score` returns the log-probabilities of the most probable tokens behind a prefix, computed
-    without drafts. Raises RuntimeError if the prompts were tokenised differently.
+    Raises RuntimeError if the prompts were tokenised differently.
     """
     if drafted.prompt_tokens != plain.prompt_tokens:
         raise RuntimeError("the server tokenised the same messages differently")
@@ -50,10 +47,9 @@ async def difference(
         ends = [_token(answer, position) for answer in (drafted, plain)]
         return Difference(position, ends[0], ends[1], None)
     first, second = drafted.tokens[position], plain.tokens[position]
-    scores = await score([*plain.prompt_tokens, *plain.tokens[:position]])
-    gap = None
+    scores, gap = plain.likeliest[position], None
     if first in scores and second in scores:
-        gap = max(scores.values()) - min(scores[first], scores[second])
+        gap = scores[second] - scores[first]
     return Difference(position, first, second, gap)
 
 

@@ -21,7 +21,8 @@ class StubGateway:
     url: str = ""
     drafted: dict[str, tuple[str, list[int]]] = field(default_factory=dict)  # text, tokens
     plain: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
-    scores: dict[tuple[int, ...], dict[int, float]] = field(default_factory=dict)  # by prefix
+    # Place in an answer -> log-probabilities there; if none are given its token is certain.
+    scores: dict[int, dict[int, float]] = field(default_factory=dict)
     drafts_per_answer: int = 4
     has_metrics: bool = True
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # path, body
@@ -38,18 +39,22 @@ class StubGateway:
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         self.bodies.append((path, body))
-        if path == "/v1/completions":
-            top = self.scores[tuple(body["prompt"])]
-            top_logprobs = {f"token_id:{token}": value for token, value in top.items()}
-            logprobs = {"top_logprobs": [top_logprobs]}
-            return 200, json.dumps({"choices": [{"logprobs": logprobs}]})
         drafts = body.get("speculation", {}).get("enabled", True)
         answers = self.drafted if drafts else self.plain
         self.drafts += self.drafts_per_answer if drafts else 0
         asked = body["messages"][-1]["content"]
         text, tokens = next(answer for piece, answer in answers.items() if piece in asked)
-        choice = {"message": {"content": text}, "token_ids": tokens, "finish_reason": "stop"}
+        choice: dict[str, Any] = {
+            "message": {"content": text}, "token_ids": tokens, "finish_reason": "stop",
+        }  # fmt: skip
+        if body.get("logprobs"):
+            scores = [self.scores.get(place, {token: 0.0}) for place, token in enumerate(tokens)]
+            choice["logprobs"] = {"content": [{"top_logprobs": _named(each)} for each in scores]}
         return 200, json.dumps({"choices": [choice], "prompt_token_ids": PROMPT_TOKENS})
+
+
+def _named(scores: dict[int, float]) -> list[dict[str, Any]]:
+    return [{"token": f"token_id:{token}", "logprob": value} for token, value in scores.items()]
 
 
 @pytest.fixture

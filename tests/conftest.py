@@ -6,7 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# An example that takes long on a busy machine is no failure.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

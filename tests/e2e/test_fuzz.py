@@ -196,7 +196,6 @@ def _generate(
     @seed(SEED)
     @settings(
         max_examples=count,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],

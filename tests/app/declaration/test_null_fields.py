@@ -116,7 +116,7 @@ def spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @given(spoilt())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_null_fields_are_dropped_and_nothing_else(case: tuple[str, dict[str, Any]]) -> None:
     path, body = case
     drop_null_fields(body)
@@ -146,7 +146,7 @@ def test_deep_nesting_is_no_recursion() -> None:
 
 
 @given(spoilt())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_nulls_change_no_answer(
     gateway: Callable[..., TestClient], case: tuple[str, dict[str, Any]]
 ) -> None:

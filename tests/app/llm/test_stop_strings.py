@@ -6,7 +6,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.llm.stop_strings import held_back, hold_back_beginnings_only
@@ -54,7 +54,6 @@ def test_what_is_held_back_is_the_beginning_of_a_stop_string(text: str, stops: l
     assert length == max(map(len, may_become), default=0)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, stops=STOPS)
 def test_the_stream_is_the_one_that_vllm_sends_and_never_takes_back(
     text: str, stops: list[str]

@@ -26,7 +26,7 @@ PIECES = st.sampled_from(
 SCRIPTS = st.lists(PIECES, max_size=8).map("".join)
 STEPS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 STOPS = st.sampled_from([None, ["</end>"], [". x"], ["🦆\n\n<", "c"], ["n"]])
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ PIECES = (
 )
 SCRIPTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 STEPS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

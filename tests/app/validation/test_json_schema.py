@@ -117,7 +117,7 @@ def is_valid(validator: jsonschema.Draft202012Validator, value: Any) -> bool:
         return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schema=SCHEMAS, definition=SCHEMAS, values=st.lists(VALUES, min_size=4, max_size=12))
 def test_what_is_let_through_keeps_the_schema(
     schema: Json, definition: Json, values: list[Any]
@@ -133,7 +133,7 @@ def test_what_is_let_through_keeps_the_schema(
             assert is_valid(validator, value), (value, written)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schema=SCHEMAS)
 @example(schema={"allOf": [{"type": "array"}, {"maxItems": 2}]})
 @example(schema={"type": "object", "$ref": "#/$defs/missing"})

@@ -317,7 +317,7 @@ BODIES = {"chat": chat_body, "responses": responses_body, "messages": messages_b
 
 
 @given(script=SCRIPTS, limit=st.integers(1, 64), operation=st.sampled_from(sorted(BODIES)))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_an_answer_sent_back_is_in_the_prompt(
     client: Client, script: str, limit: int, operation: str
 ) -> None:

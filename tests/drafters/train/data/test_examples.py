@@ -128,7 +128,7 @@ def test_no_good_line_is_an_error_in_any_mode(tmp_path: Path) -> None:
             read_examples([file], malformed="skip", report=reports.append)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list) -> None:
     file = tmp_path_factory.mktemp("any") / "a.jsonl"
@@ -137,7 +137,7 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lin
     assert examples[-1].prompt == "good"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(min_size=1), st.booleans())
 def test_any_text_survives(
     tmp_path_factory: pytest.TempPathFactory, text: str, ascii_only: bool

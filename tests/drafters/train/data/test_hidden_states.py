@@ -82,7 +82,7 @@ class Counting:
         return self._target.states(tokens, taps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     limit=st.integers(0, sum(LENGTHS) * TOKEN_BYTES + 6000),
     rows=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=6),

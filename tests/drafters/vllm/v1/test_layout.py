@@ -89,7 +89,7 @@ def by_token(rows: Rows, given: dict[str, Any]) -> dict[str, list[int]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(passes())
 def test_every_token_is_where_the_definition_has_it(case: tuple[Rows, dict[str, Any]]) -> None:
     """Catches: off by one at a request's ends, at a block's, at the history's; the ring; K = 0

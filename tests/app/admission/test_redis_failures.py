@@ -15,12 +15,12 @@ import pytest
 
 from app.admission import redis_limiter
 from app.admission.controller import AdmissionController
+from app.admission.estimate import Estimate
 from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest, RateLimitDecision
 from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Identity, Tenant
 from app.http.request_context import RequestContext
 from app.settings import load
-from app.validation.output_limit import OutputLimit
 
 IN_TIME_S = 10.0
 TIMEOUT_S = 0.3
@@ -290,7 +290,7 @@ def test_a_request_is_released_where_it_was_counted(tenant: Tenant, away_from: s
         limiter.away = away_from == "start"
         await context.begin(60.0)
         limiter.away = limiter.away or away_from == "tokens"
-        await context.admit({"max_tokens": 100}, 4, "model", OutputLimit(("max_tokens",)))
+        await context.admit("model", Estimate(tokens=100, sequences=1))
         charged = limiter.another if away_from in ("start", "tokens") else limiter
         spared = limiter if charged is limiter.another else limiter.another
         assert await tokens_left(charged, tenant) < 600

@@ -103,8 +103,7 @@ def check_fields(
             continue
         if isinstance(rule, OnlyAt):
             if not any(_equal(value, harmless) for harmless in rule.values):
-                message = f"'{name}' is not supported by this server: {rule.why}."
-                raise ApiError(400, message, param=name, code="unsupported_parameter")
+                raise _unsupported(name, rule.why)
         elif not _is(value, rule.kind):
             wanted = _JSON_TYPES[rule.kind]
             message = f"Invalid type for '{name}': expected {wanted}."
@@ -115,12 +114,14 @@ def check_fields(
             continue
         del payload[name]
     extra = payload.get("vllm_xargs")
-    names = extra if isinstance(extra, dict) else {}
-    for name in _ENGINE_ONLY:
-        if name in names:
-            message = f"'{name}' is not supported by this server: {_STEERS}."
-            param = f"vllm_xargs.{name}"
-            raise ApiError(400, message, param=param, code="unsupported_parameter")
+    for name in extra if isinstance(extra, dict) else ():
+        if name in _ENGINE_ONLY:
+            raise _unsupported(f"vllm_xargs.{name}", _STEERS)
+
+
+def _unsupported(param: str, why: str) -> ApiError:
+    message = f"'{param}' is not supported by this server: {why}."
+    return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def rename(payload: dict[str, Any], rules: Mapping[str, Rule]) -> None:

@@ -166,7 +166,8 @@ class _Reader:
                 schema["type"] = sorted(types)
         if choice in ("anyOf", "oneOf") and isinstance(schema.get(choice), list):
             schema[choice] = [item for item in schema[choice] if item is not False]
-        self._read_all(schema, choice, place)
+        if choice in ("anyOf", "oneOf", "allOf"):  # `const` and `enum` list values, no schemas
+            self._read_all(schema, choice, place)
 
     def _take_type(self, schema: Schema, choice: str) -> bool:
         """Whether a `type` beside a choice adds nothing to it, or has been merged into it."""

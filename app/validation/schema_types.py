@@ -28,41 +28,53 @@ class SchemaTypes:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self._by_reference: dict[str, set[str] | None] = {}
+        self._by_reference: dict[tuple[str, bool], set[str] | None] = {}
 
-    def of(self, schema: Any) -> set[str] | None:
-        """Types of the values that the schema is meant for; None if it may be any."""
+    def of(self, schema: Any, *, stated: bool = False) -> set[str] | None:
+        """Types of the values that the schema is meant for; None if it may be any.
+
+        A schema without `type` is meant for the types that its keywords apply to, but values of all
+        other types match it too: with `stated` it may be any.
+        """
         if not isinstance(schema, dict):
             return None
         if isinstance(reference := schema.get("$ref"), str):
-            if reference not in self._by_reference:
-                self._by_reference[reference] = None  # while it is read: a reference to itself
-                self._by_reference[reference] = self.of(self.target(reference))
-            return self._by_reference[reference]
+            key = reference, stated
+            if key not in self._by_reference:
+                self._by_reference[key] = None  # while it is read: a reference to itself
+                self._by_reference[key] = self.of(self.target(reference), stated=stated)
+            return self._by_reference[key]
         if "const" in schema:
             return {type_of(schema["const"])}
         if isinstance(schema.get("enum"), list):
             return {type_of(value) for value in schema["enum"]}
         for choice in ("anyOf", "oneOf"):
             if isinstance(schema.get(choice), list):
-                each = [self.of(item) for item in schema[choice]]
+                each = [self.of(item, stated=stated) for item in schema[choice]]
                 return None if None in each else {kind for kinds in each for kind in kinds or ()}
         if isinstance(schema.get("allOf"), list):
-            each = [self.of(item) for item in schema["allOf"]]
+            each = [self.of(item, stated=stated) for item in schema["allOf"]]
             return next((kinds for kinds in each if kinds), None)
-        return set(listed(schema.get("type")) or meant_types(schema)) or None
+        types = listed(schema.get("type"))
+        return set(types or ([] if stated else meant_types(schema))) or None
 
     def are_disjoint(self, schemas: Any) -> bool:
         """Whether no value can match two of the schemas: by their types, by the values that they
-        list, or by a required property that tells objects apart."""
+        list, or by a required property that tells objects apart.
+
+        Values of types that a schema is not meant for count if another is meant for them.
+        """
         groups: dict[str, list[Any]] = {}
+        unstated: list[set[str]] = []  # families of schemas that values of all others match
         for schema in schemas if isinstance(schemas, list) else ():
             types = self.of(schema)
             if not types:
                 return False
             for family in families(types):
                 groups.setdefault(family, []).append(self._resolved(schema))
-        return all(
+            if self.of(schema, stated=True) is None:
+                unstated.append(families(types))
+        return all(groups.keys() <= meant for meant in unstated) and all(
             len(group) == 1 or _are_distinct(group) or (family == "object" and _have_tag(group))
             for family, group in groups.items()
         )

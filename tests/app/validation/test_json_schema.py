@@ -119,6 +119,13 @@ def is_valid(validator: jsonschema.Draft202012Validator, value: Any) -> bool:
 
 @settings(max_examples=300)
 @given(schema=SCHEMAS, definition=SCHEMAS, values=st.lists(VALUES, min_size=4, max_size=12))
+@example(schema={"enum": [{"a": None}]}, definition={}, values=[{}, {"a": None}, 0, []])
+@example(
+    schema={"const": [{"minLength": 1}]}, definition={}, values=[[{"minLength": 1}], [], 0, {}]
+)
+@example(  # 0 matches both: keywords of strings say nothing of it
+    schema={"oneOf": [{"type": "integer"}, {"minLength": 0}]}, definition={}, values=[0, "", [], {}]
+)
 def test_what_is_let_through_keeps_the_schema(
     schema: Json, definition: Json, values: list[Any]
 ) -> None:

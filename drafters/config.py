@@ -17,6 +17,13 @@ MAX_K = "aerie_max_k"
 REPORT_TOKENS = "aerie_report_tokens"
 
 
+def captured_ks(k_max: int) -> tuple[int, ...]:
+    """The K, 0 to `k_max` in rising order, for which CUDA graphs are captured and among which K is
+    chosen where they are. Each takes start-up time and memory, and neighbours cost nearly the same.
+    """
+    return tuple(sorted({k for k in (0, 1, 2, 3, 5, 7) if k < k_max} | {k_max}))
+
+
 def every_k(k_max: int) -> list[tuple[int, int, int]]:
     """A table from batch size to K (`num_speculative_tokens_per_batch_size`) that names each K:
     vLLM records CUDA graphs for those (v1/worker/gpu/cudagraph_utils.py, _init_candidates). The

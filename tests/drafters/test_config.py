@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.config import DrafterConfig
+from drafters.config import DrafterConfig, captured_ks
 
 
 def test_what_is_sent_is_what_is_read() -> None:
@@ -23,3 +23,17 @@ def test_without_an_entry_the_defaults_hold(nothing: dict[str, object] | None) -
 def test_nonsense_is_refused(entry: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"unknown|must"):
         DrafterConfig.read({"aerie": entry})
+
+
+@pytest.mark.parametrize(
+    ("k_max", "ks"),
+    [
+        (0, (0,)),
+        (1, (0, 1)),
+        (4, (0, 1, 2, 3, 4)),
+        (7, (0, 1, 2, 3, 5, 7)),
+        (11, (0, 1, 2, 3, 5, 7, 11)),
+    ],
+)
+def test_captured_ks_rise_from_none_to_the_largest(k_max: int, ks: tuple[int, ...]) -> None:
+    assert captured_ks(k_max) == ks

@@ -59,7 +59,7 @@ MAP: dict[str, set[str]] = {
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
-    "app.llm": BASE | POLICY | {"app.validation"},
+    "app.llm": BASE | POLICY | {"app.validation", "drafters.vllm.own_drafter"},
     "app.declaration": BASE | {"app.validation"},
     "app.serving": BASE | SIZED | {"app.declaration", "app.llm", "app.validation"},
     "app.endpoints": BASE | {"app.declaration", "app.llm", "app.serving", "app.validation"},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.errors import SettingsError
+from app.settings.engine import OWN_CLASSES
 
 # vLLM's option -> setting that takes the same value, under the same name or another.
 _SETTINGS = {
@@ -57,7 +58,7 @@ _CANNOT_WORK: dict[str, str] = {
         _TLS,
     ),
     **dict.fromkeys(("api_server_count", "headless", "data_parallel_supervisor_port"), _PROCESSES),
-    **dict.fromkeys(("scheduler_cls", "worker_cls", "worker_extension_cls"), _OWN_CLASS),
+    **dict.fromkeys(OWN_CLASSES, _OWN_CLASS),
     "additional_config": "the gateway puts the drafter's configuration there",
     **dict.fromkeys(("max_log_len", "enable_log_outputs", "enable_log_deltas"), _NO_LOG),
     **dict.fromkeys(("h11_max_incomplete_event_size", "h11_max_header_count"), _HEADS),

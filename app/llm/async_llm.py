@@ -31,6 +31,7 @@ from app.observability import metrics
 from app.observability.exposition import EXPOSITION
 from app.validation.constraints import relax
 from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.vllm.own_drafter import accept_undrafted
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,12 @@ class GatewayLLM(AsyncLLM):
     - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
       it to the engine. The origin of its tokens is attached to them if it asked for that.
     - Sequences whose logits are not finite end with a NonFiniteError.
+    - Requests with `logit_bias` or `min_p` are accepted beside a draft head of this project.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        accept_undrafted(self.input_processor)
         register = self.output_processor.add_request
 
         def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from app.settings.section import Section
 
+OWN_CLASSES = ("scheduler_cls", "worker_cls")  # vLLM's options for the gateway's own classes
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 
 
@@ -59,3 +60,16 @@ class EngineSettings(Section):
     def _from_json(cls, value: Any) -> Any:
         """Read text, from the command line or the environment, as JSON."""
         return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("engine_args")
+    @classmethod
+    def _refuse_other_classes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Refuse other classes in the place of the gateway's: drafts, K and the checks of logits
+        would be gone."""
+        for name in OWN_CLASSES:
+            if name in value:
+                raise ValueError(
+                    f"{name}: the gateway uses a class of its own for it; worker_extension_cls "
+                    "adds methods to its worker"
+                )
+        return value

@@ -62,7 +62,7 @@ def serve(kind: str, k: int) -> None:
     settings = load(given, {}, preset="embedded")
     options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
     if kind == "stock":
-        for ours in ("additional_config", "scheduler_cls", "worker_extension_cls"):
+        for ours in ("additional_config", "scheduler_cls", "worker_cls"):
             options.pop(ours)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to standard output

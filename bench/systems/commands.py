@@ -26,7 +26,7 @@ from drafters.model.config import Method as HeadMethod
 from drafters.packaged import resolve
 
 # Engine arguments that only our plugin understands, or needs.
-_OURS = ("additional_config", "scheduler_cls", "worker_extension_cls", "async_scheduling")
+_OURS = ("additional_config", "scheduler_cls", "worker_cls", "async_scheduling")
 # Both get arguments whose defaults differ between vLLM's entry points. No prefix cache: prompts are
 # repeated in each round, and would have no prefill from the second time on.
 ENGINE: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.v1.engine.input_processor import InputProcessor
 
 from drafters.config import DrafterConfig
 from drafters.ops.reference import MOST_TAPS
@@ -23,6 +24,15 @@ def has_own_drafter(speculation: Any) -> bool:
         return True
     sequential = speculation is not None and speculation.method == "eagle3"
     return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
+
+
+def accept_undrafted(inputs: InputProcessor) -> None:
+    """Let the input processor of an engine client accept requests with `logit_bias` or `min_p`,
+    which vLLM refuses under speculation (vllm/sampling_params.py, _validate_spec_decode). Nothing
+    else there looks at the speculative configuration. Our drafters do not draft for such requests.
+    """
+    if has_own_drafter(inputs.speculative_config):
+        inputs.speculative_config = None
 
 
 def refuse(config: VllmConfig) -> None:

@@ -2,89 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from copy import copy
+from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 import vllm
 from vllm import envs
-from vllm.config import SpeculativeConfig, VllmConfig
-from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
-from vllm.model_executor.models.qwen3_eagle3 import Eagle3Qwen3ForCausalLM
+from vllm.config import VllmConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams
-from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+from vllm.transformers_utils.configs.speculators.algos import (
+    SUPPORTED_SPECULATORS_TYPES,
+    register_speculator,
+)
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
-from vllm.v1.sample.logits_processor import build_logitsprocs
-from vllm.v1.worker import gpu_model_runner
 
 from drafters.config import every_k
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
-from drafters.vllm.v1.runner import drafting
 from drafters.vllm.verification import seeded_sampling
 from drafters.vllm.verification.finite import count_broken
 
 VLLM_VERSION = "0.32.0"
-_CUSTOM = "vllm.logits_processors"  # vLLM's group of installed logits processors
+# Architectures that checkpoints of draft heads name (vllm/model_executor/models/registry.py) -> the
+# class in heads.py for it. The module is imported when a head is loaded.
+HEADS = {
+    **dict.fromkeys(
+        (
+            "PEagleDraftModel",
+            "PeagleLlamaForCausalLM",
+            "Eagle3LlamaForCausalLM",
+            "Eagle3MiniMaxM2ForCausalLM",
+            "LlamaForCausalLMEagle3",
+            "Eagle3Qwen2_5vlForCausalLM",
+            "Eagle3Qwen3vlForCausalLM",
+        ),
+        "Eagle3LlamaForCausalLM",
+    ),
+    **dict.fromkeys(("Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM"), "Eagle3Qwen3ForCausalLM"),
+}
 
 
 def apply() -> None:
     """Apply every correction once. Raises RuntimeError on any other vLLM."""
     if not vllm.__version__.startswith(VLLM_VERSION):
         raise RuntimeError(f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed")
-    load = torch.compiler.load_compiled_function
-    if not hasattr(load, "__wrapped__"):
-        torch.compiler.load_compiled_function = _loads_on_cpu(load)  # type: ignore[assignment]
-    if rejection_sampler.rejection_sample is not seeded_sampling.accept:
-        rejection_sampler.rejection_sample = seeded_sampling.accept
-        kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
-        EngineCore.aerie_speculation = speculation
-        EngineCore.post_step = unless_brought(EngineCore.post_step)
-        gpu_model_runner.build_logitsprocs = undrafted_parameters(build_logitsprocs)
-        SpeculativeConfig.hf_config_override = staticmethod(
-            with_count_of_taps(SpeculativeConfig.hf_config_override)
-        )
-        for head in (Eagle3LlamaForCausalLM, Eagle3Qwen3ForCausalLM):
-            head.load_weights = without_idle_map(head.load_weights)
-        algorithms = SUPPORTED_SPECULATORS_TYPES
-        algorithms["peagle"] = with_all_norms(algorithms["peagle"])
-        SamplingParams._validate_spec_decode = accept_undrafted(
-            SamplingParams._validate_spec_decode
-        )
-        asked, on_cpu = envs.VLLM_USE_V2_MODEL_RUNNER, current_platform.is_cpu()
-        if not on_cpu:
-            gpu_model_runner.GPUModelRunner = drafting(gpu_model_runner.GPUModelRunner)
-        elif not asked:
-            from vllm.v1.worker import cpu_worker
-
-            rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-            cpu_worker.CPUModelRunner = drafting(cpu_worker.CPUModelRunner)
-        # On a GPU each configuration has its runner (VllmConfig.use_v2_model_runner): V2 for a
-        # target without a head, V1 for P-EAGLE, unless the variable says which.
-        if asked or (HAS_TRITON and not on_cpu):
-            use_v2_model_runner()
-
-
-def use_v2_model_runner() -> None:
-    """Patch vLLM's V2 model runner."""
-    from vllm.v1.worker.gpu import cudagraph_utils, model_runner
-    from vllm.v1.worker.gpu.sample import sampler
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
-
-    from drafters.vllm.v2.runner import V2DraftingRunner
-
-    # Workers look for it there, and vllm/v1/worker/cpu/model_runner.py derives the CPU's from it.
-    model_runner.GPUModelRunner = drafting(model_runner.GPUModelRunner, V2DraftingRunner)
-    sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
+    if rejection_sampler.rejection_sample is seeded_sampling.accept:
+        return
+    rejection_sampler.rejection_sample = seeded_sampling.accept
+    kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
+    EngineCore.aerie_speculation = speculation
+    EngineCore.post_step = unless_brought(EngineCore.post_step)
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features
     )
+    register_speculator("peagle")(with_all_norms(SUPPORTED_SPECULATORS_TYPES["peagle"]))
+    for architecture, name in HEADS.items():
+        ModelRegistry.register_model(architecture, f"drafters.vllm.heads:{name}")
+    if current_platform.is_cpu():
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        torch.compiler.load_compiled_function = loads_on_cpu(torch.compiler.load_compiled_function)
+    if HAS_TRITON:  # which vLLM's V2 model runner needs
+        patch_v2_model_runner()
+
+
+def patch_v2_model_runner() -> None:
+    """Patch what the workers of vLLM's V2 model runner use."""
+    from vllm.v1.worker.gpu import cudagraph_utils
+    from vllm.v1.worker.gpu.sample import sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
     cudagraph_utils.build_dynamic_sd_schedule_lookup = with_every_k(
         cudagraph_utils.build_dynamic_sd_schedule_lookup
     )
@@ -156,46 +147,6 @@ def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, boo
     return ask
 
 
-def with_count_of_taps(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Add the number of taps to a head's configuration. vLLM builds a Llama head without
-    `num_aux_hidden_states` for three taps (model_executor/models/llama_eagle3.py): the weights of
-    one with another number do not load.
-    """
-
-    @wraps(override)
-    def override_and_count(hf_config: Any) -> Any:
-        hf_config = override(hf_config)
-        taps = getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None)
-        if taps and getattr(hf_config, "num_aux_hidden_states", None) is None:
-            hf_config.num_aux_hidden_states = len(taps)
-        return hf_config
-
-    return override_and_count
-
-
-def without_idle_map(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Load a head's weights without its map from draft to target vocabulary (`d2t`) where both are
-    the same. vLLM has no parameter for it there, and stops with "no module or parameter named
-    'draft_id_to_target_id'".
-    """
-
-    @wraps(load)
-    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-        if self.draft_id_to_target_id is None:
-            weights = (entry for entry in weights if not _is_idle_map(*entry))
-        return load(self, weights)
-
-    return load_weights
-
-
-def _is_idle_map(name: str, weight: torch.Tensor) -> bool:
-    if name != "d2t":
-        return False
-    if weight.any():
-        raise ValueError("d2t maps to other tokens, but the draft vocabulary is the target's")
-    return True
-
-
 def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:
     """Keep `fc_norm` and `norm_output` of the speculators library's P-EAGLE configurations. vLLM
     reads them for EAGLE-3 alone (transformers_utils/configs/speculators/algos.py, update_peagle).
@@ -209,45 +160,6 @@ def with_all_norms(update: Callable[..., None]) -> Callable[..., None]:
                 pre_trained_config[key] = config_dict[key]
 
     return update_all
-
-
-def undrafted_parameters(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the logits processors of `logit_bias` and `min_p`, and refuse others.
-
-    Under speculation vLLM drops them (v1/sample/logits_processor/__init__.py,
-    build_logitsprocs) and refuses requests that need them. Our drafters do not draft for such
-    requests (limits.py), so each has the one row of logits that the processors expect. Which
-    requests a custom processor changes is not known; verified drafts would skip it.
-    """
-
-    @wraps(build)
-    def build_all(
-        vllm_config: Any, device: Any, pinned: bool, pooling: bool, custom: Any = ()
-    ) -> Any:
-        if has_own_drafter(vllm_config.speculative_config):
-            named = [*map(str, custom), *(point.value for point in entry_points(group=_CUSTOM))]
-            if named:
-                raise ValueError(
-                    f"logits processors {', '.join(named)} are not applied to drafted tokens: "
-                    "serve them without a draft head"
-                )
-            vllm_config = copy(vllm_config)
-            vllm_config.speculative_config = None
-        return build(vllm_config, device, pinned, pooling, custom)
-
-    return build_all
-
-
-def accept_undrafted(check: Callable[..., None]) -> Callable[..., None]:
-    """Accept requests with `logit_bias` or `min_p`, which vLLM refuses under speculation
-    (vllm/sampling_params.py, _validate_spec_decode)."""
-
-    @wraps(check)
-    def check_others(self: Any, speculation: Any) -> None:
-        if not has_own_drafter(speculation):
-            check(self, speculation)
-
-    return check_others
 
 
 def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -279,7 +191,7 @@ def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any
     return build_groups
 
 
-def _loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
+def loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
     """Load compiled models that the CPU backend saved; else every start compiles. After loading,
     vLLM calls `finalize_loading` (vllm/compilation/decorators.py, _try_load_aot_compiled_fn), which
     only its own GPU compiler's artefacts have. On a CPU the artefact is inductor's plain function,

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class DrafterReport:
-    """Mixed into vLLM's worker through `worker_extension_cls` (vllm/v1/worker/worker_base.py)."""
+    """Mixed into this project's worker (worker.py)."""
 
     model_runner: Any
 

@@ -45,7 +45,7 @@ def engine_options(
         "enable_prefix_caching": engine.enable_prefix_caching,
         "enforce_eager": engine.enforce_eager,
         "seed": engine.seed,
-        "worker_extension_cls": "drafters.vllm.report.DrafterReport",
+        "worker_cls": "drafters.vllm.worker.DraftingWorker",
     }
     given = {
         "revision": model.revision,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from copy import copy
+from importlib.metadata import entry_points
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.utils.gc_utils import freeze_gc_heap
+from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP, LogitsProcessors, build_logitsprocs
 
 from drafters.config import DrafterConfig
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
@@ -59,6 +63,7 @@ class V1DraftingRunner(Base):
         config = DrafterConfig.read(vllm_config.additional_config)
         kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
         self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
+        self.input_batch.logitsprocs = undrafted_processors(vllm_config, self.device)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """vLLM's specs, with a head's sliding-window layers keeping all tokens (kv_cache.py)."""
@@ -195,6 +200,20 @@ class V1DraftingRunner(Base):
             super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
 
-def drafting(runner: type, mixin: type = V1DraftingRunner) -> type:
-    """A subclass of the model runner class `runner` with `mixin` before it."""
-    return type(runner.__name__, (mixin, runner), {})
+def undrafted_processors(vllm_config: Any, device: torch.device) -> LogitsProcessors:
+    """Build the logits processors of `logit_bias`, `min_p` and `min_tokens`.
+
+    Under speculation vLLM drops the first two (v1/sample/logits_processor/__init__.py,
+    build_logitsprocs) and refuses requests that need them. Our drafters do not draft for such
+    requests (limits.py), so each has the one row of logits that the processors expect. Which
+    requests an installed processor changes is not known, and verified drafts would skip it. Raises
+    ValueError if there is one; vLLM itself refuses those that its options name.
+    """
+    if installed := [point.value for point in entry_points(group=LOGITSPROCS_GROUP)]:
+        raise ValueError(
+            f"logits processors {', '.join(installed)} are not applied to drafted tokens: serve "
+            "them without a draft head"
+        )
+    plain = copy(vllm_config)
+    plain.speculative_config = None
+    return build_logitsprocs(plain, device, is_pin_memory_available(), is_pooling_model=False)

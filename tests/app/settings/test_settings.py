@@ -89,6 +89,8 @@ def test_a_setting_has_one_name_everywhere() -> None:
         ({}, {"AERIE_CONFIG": "/no/such.toml"}, "config"),
         ({"engine_args": "{"}, {}, "engine.engine_args"),
         ({"engine_args": "[1]"}, {}, "engine.engine_args"),
+        ({"engine_args": '{"worker_cls": "x.Y"}'}, {}, "engine.engine_args"),
+        ({"engine_args": '{"scheduler_cls": "x.Y"}'}, {}, "engine.engine_args"),
         ({"model": "org/some-model"}, {}, "drafter"),
         ({"objective": "latency"}, {}, "tpot_s"),
         ({"tpot_s": "0.02"}, {}, "tpot_s"),

@@ -39,6 +39,7 @@ def measured(job: dict[str, Any], head: str) -> dict[str, Any]:
             "num_speculative_tokens": job["k"],
             "parallel_drafting": True,
         },
+        worker_cls="drafters.vllm.worker.DraftingWorker",
         dtype="float32",
         enforce_eager=True,
         max_model_len=512,

@@ -46,6 +46,7 @@ class Run:
             },
             additional_config={"aerie": {"catch_up_tokens": job["catch_up_tokens"]}},
             scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
+            worker_cls="drafters.vllm.worker.DraftingWorker",
             dtype="float32",
             enforce_eager=True,
             max_model_len=LONGEST,

@@ -99,7 +99,8 @@ def watch(kind: type, steps: list[Step]) -> None:
 def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
     """Start an engine, generate, take it down again."""
     if not job["stock"]:
-        arguments = {**arguments, "scheduler_cls": RestlessScheduler}
+        worker = "drafters.vllm.worker.DraftingWorker"
+        arguments = {**arguments, "scheduler_cls": RestlessScheduler, "worker_cls": worker}
     engine = LLM(
         **arguments,
         dtype="float32",

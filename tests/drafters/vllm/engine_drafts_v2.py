@@ -216,6 +216,7 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         **arguments,
         async_scheduling=overlapped,
         scheduler_cls=RestlessAsyncScheduler if overlapped else RestlessScheduler,
+        worker_cls="drafters.vllm.worker.DraftingWorker",
         dtype="float32",
         enforce_eager=ON_CPU,
         max_num_seqs=2,

@@ -27,6 +27,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from drafters.config import MAX_K
 from drafters.control.policy import Load, Step
+from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
 
 SHAPE = {
@@ -37,6 +38,7 @@ SHAPE = {
     "max_num_batched_tokens": 384,  # less than a prompt may have: prompts are read in parts
     "disable_log_stats": False,
     "skip_tokenizer_init": True,
+    "worker_cls": "drafters.vllm.worker.DraftingWorker",
 }
 
 
@@ -128,6 +130,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
         },
         **SHAPE,
     ).llm_engine  # fmt: skip
+    accept_undrafted(engine.input_processor)
     core = engine.engine_core.engine_core
     finished: dict[int, list[int]] = {}
     running: set[int] = set()

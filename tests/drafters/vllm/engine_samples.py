@@ -25,6 +25,7 @@ from vllm import LLM, SamplingParams
 
 from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
+from drafters.vllm.own_drafter import accept_undrafted
 
 
 class Counting(Fixed):
@@ -57,6 +58,7 @@ def main() -> None:
             "parallel_drafting": job["parallel"],
         },
         scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
+        worker_cls="drafters.vllm.worker.DraftingWorker",
         dtype="float32",
         enforce_eager=True,
         max_model_len=64,
@@ -67,6 +69,7 @@ def main() -> None:
         skip_tokenizer_init=True,
         seed=5,
     )  # fmt: skip
+    accept_undrafted(engine.llm_engine.input_processor)
     asked = [
         (
             kind,

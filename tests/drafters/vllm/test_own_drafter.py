@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +14,16 @@ if not vllm_platforms.current_platform.is_cpu():
     pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
 
 import torch  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
 from vllm.config import ModelConfig  # noqa: E402
+from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm.v1.engine.input_processor import InputProcessor  # noqa: E402
 
 from drafters.config import DrafterConfig  # noqa: E402
 from drafters.model.checkpoint import save_head  # noqa: E402
 from drafters.model.config import HeadConfig  # noqa: E402
 from drafters.model.head import DraftHead  # noqa: E402
-from drafters.vllm.own_drafter import refuse  # noqa: E402
+from drafters.vllm.own_drafter import accept_undrafted, refuse  # noqa: E402
 from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
 from drafters.vllm.v1.sequential import SequentialDrafter  # noqa: E402
 from tests.drafters.vllm.scheduler_harness import MODELS, configuration  # noqa: E402
@@ -158,3 +162,20 @@ def test_what_v1_can_is_refused_on_v2_with_the_way_there(
     refuse(config)
     with pytest.raises(NotImplementedError, match=f"{name}.*leave {V2} unset"):
         refuse(changed(config, **changes))
+
+
+@pytest.mark.parametrize("options", [{"logit_bias": {3: 1.0}}, {"min_p": 0.2}])
+def test_requests_that_are_not_drafted_for_are_taken_beside_our_drafter_only(
+    config: VllmConfig, options: dict[str, Any]
+) -> None:
+    """The fault: vLLM refuses them beside any drafter."""
+    plain = InputProcessor(config)
+    params = SamplingParams(**options)
+    with pytest.raises(VLLMValidationError, match="not yet supported"):
+        plain._validate_params(params, ("generate",))
+    accept_undrafted(plain)
+    plain._validate_params(params, ("generate",))
+    other = SimpleNamespace(parallel_drafting=False, method="mtp")
+    theirs = SimpleNamespace(speculative_config=other)
+    accept_undrafted(theirs)  # type: ignore[arg-type]
+    assert theirs.speculative_config is other

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.vllm.v1.runner import V1DraftingRunner, drafting
+from drafters.vllm.v1.runner import V1DraftingRunner
 from drafters.vllm.verification.finite import broken_rows, by_request
+from drafters.vllm.worker import mixed
 
 VALUES = st.sampled_from([0.0, -3.5, 60000.0, -60000.0, float("-inf"), float("inf"), float("nan")])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -59,7 +60,7 @@ class Base:
 
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("drafters.vllm.v1.runner.SeededRequests.of", lambda *_: None)
-    made = drafting(Base, type("Mixin", (V1DraftingRunner,), {"__init__": Base.__init__}))
+    made = mixed(type("Mixin", (V1DraftingRunner,), {"__init__": Base.__init__}), Base)
     return made()
 
 
@@ -124,6 +125,6 @@ def test_the_v2_runner_tells_of_each_request(
 
     mixin = type("Mixin", (V2DraftingRunner,), {"__init__": V2Base.__init__})
     batch = SimpleNamespace(cu_num_logits=torch.tensor([0, 1, 3, 6]))
-    output, *others = drafting(V2Base, mixin)().sample(None, batch, None)
+    output, *others = mixed(mixin, V2Base)().sample(None, batch, None)
     assert (None if output.num_nans is None else output.num_nans.tolist()) == expected
     assert others == ["made", "rejected"]

@@ -1,0 +1,44 @@
+"""Our V1 model runner: logits processors of requests that are not drafted for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+
+from drafters.vllm.v1 import runner
+
+CPU = torch.device("cpu")
+
+
+def configured() -> Any:
+    return SimpleNamespace(
+        speculative_config=object(), scheduler_config=SimpleNamespace(max_num_seqs=4)
+    )
+
+
+def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None:
+    """The fault: vLLM drops them under speculation, and the requests' options with them."""
+    config = configured()
+    stock = {type(one) for one in build_logitsprocs(config, CPU, False, False).all}
+    assert stock == {MinTokensLogitsProcessor}
+    ours = {type(one) for one in runner.undrafted_processors(config, CPU).all}
+    assert ours == {LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor}
+    assert config.speculative_config is not None  # the engine's own is not touched
+
+
+def test_installed_logits_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: without the speculative configuration vLLM loads them, and they are skipped where
+    drafts are verified."""
+    installed = [SimpleNamespace(value="their:Processor")]
+    monkeypatch.setattr(runner, "entry_points", lambda group: installed)
+    with pytest.raises(ValueError, match=r"their:Processor .* not applied to drafted"):
+        runner.undrafted_processors(configured(), CPU)

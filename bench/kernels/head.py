@@ -48,16 +48,9 @@ def head(
     size = weight.element_size()
     read, logits = (words + rows) * hidden * size, rows * words * size
     mapped = (2 * rows * target + rows * words) * size if offsets is not None else 0
-    arms: dict[str, Arm] = {
+    return {
         "vllm": Arm(stock, read + 2 * logits + mapped, on_device=True),
         "served": Arm(served, read + 2 * logits, on_device=True),
         "max": Arm(largest, read + 2 * logits, on_device=True),
         "blocked": Arm(blocked, read + 2 * logits, on_device=True),
     }
-    if device != "cpu":
-        from drafters.ops import head_triton
-
-        arms["triton"] = Arm(
-            lambda: head_triton.likeliest(states, weight, offsets), read, on_device=True
-        )
-    return arms

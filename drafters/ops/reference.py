@@ -155,18 +155,3 @@ def spread(
     out = shared.expand(count, -1).clone()
     out[~masked] = combined[rows]
     return out
-
-
-def likeliest(
-    hidden: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most probable token of each row: `[rows, hidden]`, `[draft vocabulary, hidden]` -> token
-    ids of the target int64 `[rows]` and their probabilities float32 `[rows]`.
-
-    Of equal logits the lowest id wins; NaN counts as +inf. A row whose largest logit is not
-    finite has a probability of NaN.
-    """
-    logits = hidden.float() @ weight.float().T
-    best = logits.nan_to_num(torch.inf, torch.inf, -torch.inf).argmax(-1)
-    probability = logits.softmax(-1).gather(1, best[:, None])[:, 0]
-    return (best if offsets is None else best + offsets[best]), probability

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.ops import head_triton, inputs_triton, reference
+from drafters.ops import inputs_triton, reference
 from drafters.vllm.v1.layout import Rows, lay_out
 from tests.drafters.vllm.v1.test_layout import passes
 
@@ -189,71 +188,3 @@ def test_a_pass_is_planned_from_what_the_device_knows(data: st.DataObject) -> No
     inputs_triton.plan(numbers.to(DEVICE), **dict(zip(names, out, strict=True)), **moved)
     for name, one, other in zip(names, out, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one.cpu(), other), name
-
-
-def head(hidden: Any, weight: Any, offsets: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    moved = (None if x is None else x.to(DEVICE) for x in (hidden, weight, offsets))
-    ids, probabilities = head_triton.likeliest(*moved)
-    return ids.cpu(), probabilities.cpu()
-
-
-@pytest.mark.parametrize("words", [1, 127, 128, 129, 300])
-@pytest.mark.parametrize(("rows", "depth"), [(1, 5), (17, 64), (3, 65)])
-@pytest.mark.parametrize("shares", [1, 2, 512])
-def test_ties_go_to_the_lowest_id(
-    words: int, rows: int, depth: int, shares: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: a tie that a later tile or share wins; padding of rows, vocabulary or depth that
-    takes part; a share behind the vocabulary's end. Small integers: sums are exact, ties many."""
-    monkeypatch.setattr(head_triton, "SHARES", shares)
-    random = torch.Generator().manual_seed(words * rows)
-    hidden = torch.randint(-1, 2, (rows, depth), generator=random).float()
-    weight = torch.randint(-1, 2, (words, depth), generator=random).float()
-    offsets = torch.randint(0, 1000, (words,), generator=random)
-    for mapping in (None, offsets):
-        ids, probabilities = head(hidden, weight, mapping)
-        expected, likely = reference.likeliest(hidden, weight, mapping)
-        assert torch.equal(ids, expected)
-        torch.testing.assert_close(probabilities, likely, rtol=1e-5, atol=0)
-
-
-def test_all_negative_logits_do_not_lose_to_padding() -> None:
-    """Catches: a running maximum that begins at 0, or padded words with a logit of 0."""
-    hidden, weight = torch.ones(2, 4), -torch.ones(130, 4) * torch.arange(1, 131)[:, None]
-    assert head(hidden, weight, None)[0].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_rows_that_are_not_finite(bad: float) -> None:
-    """Catches: a row of -inf or NaN that has no index, has one outside the vocabulary, or spoils
-    the rows beside it."""
-    hidden = torch.tensor([[1.0, 0.0], [bad, 0.0], [1.0, 1.0]])
-    weight = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)) + 0.5
-    ids, probabilities = head(hidden, weight, None)
-    expected, likely = reference.likeliest(hidden, weight, None)
-    assert torch.equal(ids, expected)
-    torch.testing.assert_close(probabilities, likely, rtol=1e-5, atol=0, equal_nan=True)
-    assert probabilities[1].isnan()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_probability_is_as_close_as_plain_torch(dtype: torch.dtype) -> None:
-    """Catches: sums kept in the weight's dtype. Error against float64 at most twice that of
-    torch's own product in this dtype."""
-    if dtype == torch.bfloat16 and DEVICE == "cpu":
-        pytest.skip("Triton's interpreter multiplies bfloat16 as if its bits were integers")
-    random = torch.Generator().manual_seed(1)
-    hidden = torch.randn(8, 96, generator=random).to(dtype)
-    weight = (torch.randn(300, 96, generator=random) / 4).to(dtype)
-    exact = (hidden.double() @ weight.double().T).softmax(-1)
-    ids, probabilities = head(hidden, weight, None)
-    plain = (hidden @ weight.T).float().softmax(-1)
-    error = (probabilities.double() - exact.gather(1, ids[:, None])[:, 0]).abs().max()
-    bound = (plain.double() - exact).abs().max()
-    assert error <= 2 * bound + 1e-7  # float32's own step at 1
-    assert (exact.max(-1).values - exact.gather(1, ids[:, None])[:, 0]).max() <= 1e-6
-
-
-def test_no_rows() -> None:
-    """Catches: a launch without programs."""
-    assert head(torch.empty(0, 4), torch.ones(5, 4), None)[0].shape == (0,)

@@ -14,7 +14,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from drafters.ops import head_triton, inputs_triton
+from drafters.ops import inputs_triton
 INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "starts": "*i32", "ids": "*i32",
             "positions": "*i64", "slots": "*i64"}
 PLANNED = {**dict.fromkeys(("numbers", "slots", "positions", "rows", "drafts"), "*i64"),
@@ -31,11 +31,6 @@ for dtype in ("*bf16", "*fp32"):
     built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("combined", "shared", "out"), dtype)
     built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=STEPS, COLUMNS=1024)
-    found = {"largest": "*fp32", "where": "*i32", "total": "*fp32"}
-    built(head_triton.share_kernel, {"hidden": dtype, "weight": dtype, **found},
-          ROWS=head_triton.ROWS, WORDS=head_triton.WORDS, DEPTH=head_triton.DEPTH)
-    joined = {"offsets": "*i64", "ids": "*i64", "probabilities": "*fp32"}
-    built(head_triton.join_kernel, {**found, **joined}, OFFSETS=True, SHARES=512)
 """
 
 

@@ -1,4 +1,5 @@
-"""Patches of vLLM 0.32.0, each with the fault that it corrects. Nothing else patches vLLM."""
+"""Patches of vLLM 0.32.0, each with the fault that it corrects. Nothing else patches vLLM. They are
+listed in hooks.py, with the methods that subclasses override."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
 from drafters.config import every_k
+from drafters.vllm.hooks import broken
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.verification import seeded_sampling
 from drafters.vllm.verification.finite import count_broken
@@ -47,11 +49,15 @@ HEADS = {
 
 
 def apply() -> None:
-    """Apply every correction once. Raises RuntimeError on any other vLLM."""
-    if not vllm.__version__.startswith(VLLM_VERSION):
-        raise RuntimeError(f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed")
+    """Apply every correction once. Raises RuntimeError on any other vLLM, which names the hooks
+    that it breaks."""
     if rejection_sampler.rejection_sample is seeded_sampling.accept:
         return
+    expected = vllm.__version__.startswith(VLLM_VERSION)
+    faults = list(broken(loaded_only=expected))
+    if faults or not expected:
+        needed = f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed"
+        raise RuntimeError("; ".join([needed, *(faults or ["all hooks fit"])]))
     rejection_sampler.rejection_sample = seeded_sampling.accept
     kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
     EngineCore.aerie_speculation = speculation

@@ -82,22 +82,21 @@ class V1DraftingRunner(Base):
         if self.device.type == "cpu":
             freeze_gc_heap()  # as vLLM's worker on a GPU does when it is warm
 
-    def _update_states(self, scheduler_output: Any) -> Any:
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the target, and note when the step began. Our drafter learns of new and finished
+        requests before the runner does."""
+        self._began, self._draft_seconds = perf_counter(), 0.0
         if self.own_drafter is not None:
             self.own_drafter.sync_requests(scheduler_output)
-        return super()._update_states(scheduler_output)
-
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the target, and note when the step began."""
-        self._began, self._draft_seconds = perf_counter(), 0.0
-        return super().execute_model(*args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Sample and draft, and attach drafts and times to the output. An asynchronous output gets
         none: its work has not ended."""
         output = super().sample_tokens(*args, **kwargs)
         if isinstance(output, ModelRunnerOutput):
-            drafts = self.take_draft_token_ids() if self.own_drafter is not None else None
+            drafted = self.own_drafter is not None and self._draft_token_ids is not None
+            drafts = self.take_draft_token_ids() if drafted else None
             draft = self._draft_seconds
             WorkerStepOutput(drafts, perf_counter() - self._began - draft, draft).attach(output)
         return output
@@ -194,10 +193,6 @@ class V1DraftingRunner(Base):
         )
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours
-
-    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        if self._draft_token_ids is not None:
-            super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
 
 
 def undrafted_processors(vllm_config: Any, device: torch.device) -> LogitsProcessors:

@@ -10,7 +10,21 @@ from pydantic import Field, field_validator
 
 from app.settings.section import Section
 
-OWN_CLASSES = ("scheduler_cls", "worker_cls")  # vLLM's options for the gateway's own classes
+_OWN_CLASS = "the gateway uses a class of its own for it"
+# vLLM's engine arguments that would be without effect here, or would take the place of what the
+# gateway depends on -> why.
+REFUSED: dict[str, str] = {
+    "scheduler_cls": _OWN_CLASS,
+    "worker_cls": _OWN_CLASS,
+    "worker_extension_cls": "nothing here calls methods of workers",
+    "additional_config": "the gateway puts the drafter's configuration there",
+    "disable_log_stats": "metrics and the choice of K need them",
+    "enable_lora": "adapters are not served",
+    "enable_sleep_mode": "nothing here puts the engine to sleep or wakes it",
+    "weight_transfer_config": "nothing here replaces weights; start the gateway anew for others",
+    "enable_prompt_embeds": "prompts are text or token ids",
+    "enable_elastic_ep": "nothing here changes the number of GPUs of a running engine",
+}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 
 
@@ -63,13 +77,9 @@ class EngineSettings(Section):
 
     @field_validator("engine_args")
     @classmethod
-    def _refuse_other_classes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Refuse other classes in the place of the gateway's: drafts, K and the checks of logits
-        would be gone."""
-        for name in OWN_CLASSES:
-            if name in value:
-                raise ValueError(
-                    f"{name}: the gateway uses a class of its own for it; worker_extension_cls "
-                    "adds methods to its worker"
-                )
+    def _refuse(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Refuse arguments that cannot work here, unless they are switched off."""
+        for name, reason in REFUSED.items():
+            if value.get(name):
+                raise ValueError(f"{name} cannot work here: {reason}")
         return value

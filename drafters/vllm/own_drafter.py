@@ -47,7 +47,26 @@ def refuse(config: VllmConfig) -> None:
     either = {
         "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
         # The blocks that come from elsewhere lack the head's keys.
-        "KV cache transfer": config.kv_transfer_config is not None,
+        "KV cache transfer (kv_transfer_config, kv_offloading_size)": (
+            config.kv_transfer_config is not None
+        ),
+        # Embeddings and output matrix may be the target's, whose adapters are set for the tokens of
+        # the target's pass.
+        "LoRA adapters (enable_lora)": config.lora_config is not None,
+        # What the drafter made of the weights when it loaded them is neither kept nor made anew.
+        "sleep mode (enable_sleep_mode)": model.enable_sleep_mode,
+        "new weights (weight_transfer_config)": config.weight_transfer_config is not None,
+        # The head reads tokens, which such prompts do not have.
+        "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
+        # Our drafters propose their most probable token, without its distribution.
+        "probabilistic drafts (draft_sample_method)": speculation.draft_sample_method != "greedy",
+        # Sampled tokens come as a tensor only in padded batches.
+        "disable_padded_drafter_batch": speculation.disable_padded_drafter_batch,
+        # On V1 a pass is laid out on the host, which must know the accepted tokens.
+        "async_scheduling on the V1 model runner": (
+            config.scheduler_config.async_scheduling and not envs.VLLM_USE_V2_MODEL_RUNNER
+        ),
+        "elastic expert parallelism (enable_elastic_ep)": parallel.enable_elastic_ep,
         # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
         # coordinate_batch_across_dp), and each rank chooses for itself whether there is one. Ranks
         # of a dense target are engines of their own (vllm/v1/engine/core.py, run_engine_core).
@@ -66,7 +85,6 @@ def refuse(config: VllmConfig) -> None:
     taps = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or ()
     only_v1 = {
         "draft_context": DrafterConfig.read(config.additional_config).context_tokens > 0,
-        "probabilistic drafts": speculation.draft_sample_method != "greedy",
         # vLLM frees blocks behind the window, and puts layers of two kinds into two groups.
         "sliding-window layers of a head": "sliding_attention"
         in (getattr(head, "layer_types", None) or ()),

@@ -55,7 +55,14 @@ def changed(config: VllmConfig, **changes: Any) -> VllmConfig:
 
 
 EITHER_RUNNER = [
-    ({"kv_transfer_config": object()}, "KV cache transfer"),
+    ({"kv_transfer_config": object()}, r"KV cache transfer .*kv_offloading_size"),
+    ({"lora_config": object()}, "enable_lora"),
+    ({"model_config__enable_sleep_mode": True}, "enable_sleep_mode"),
+    ({"weight_transfer_config": object()}, "weight_transfer_config"),
+    ({"model_config__enable_prompt_embeds": True}, "enable_prompt_embeds"),
+    ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method"),
+    ({"speculative_config__disable_padded_drafter_batch": True}, "disable_padded_drafter_batch"),
+    ({"parallel_config__enable_elastic_ep": True}, "enable_elastic_ep"),
     ({"parallel_config__decode_context_parallel_size": 2}, "decode context parallelism"),
     ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism"),
 ]
@@ -100,6 +107,17 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
         refuse(config)
 
 
+def test_asynchronous_scheduling_is_refused_on_v1_only(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the worker refuses it, in another process, when the model is being loaded."""
+    asked = changed(config, scheduler_config__async_scheduling=True)
+    with pytest.raises(NotImplementedError, match="async_scheduling on the V1"):
+        refuse(asked)
+    monkeypatch.setenv(V2, "1")
+    refuse(asked)
+
+
 def test_every_drafter_refuses_before_it_is_built(config: VllmConfig) -> None:
     there = changed(config, parallel_config__decode_context_parallel_size=2)
     kind = ParallelDrafter if config.speculative_config.parallel_drafting else SequentialDrafter
@@ -114,7 +132,6 @@ def test_a_target_without_a_drafter_of_ours_is_not_asked(config: VllmConfig) -> 
 
 ONLY_V1: list[tuple[dict[str, Any], str]] = [
     ({"additional_config": DrafterConfig(context_tokens=64).entry()}, "draft_context"),
-    ({"speculative_config__draft_sample_method": "probabilistic"}, "probabilistic drafts"),
 ]
 
 

@@ -82,6 +82,7 @@ def refuse(config: VllmConfig) -> None:
     if not envs.VLLM_USE_V2_MODEL_RUNNER:
         return
     head = speculation.draft_model_config.hf_config
+    longest = speculation.draft_model_config.max_model_len
     taps = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or ()
     only_v1 = {
         "draft_context": DrafterConfig.read(config.additional_config).context_tokens > 0,
@@ -89,6 +90,8 @@ def refuse(config: VllmConfig) -> None:
         "sliding-window layers of a head": "sliding_attention"
         in (getattr(head, "layer_types", None) or ()),
         f"more than {MOST_TAPS} taps of a head": len(taps) > MOST_TAPS,
+        # V1 stops drafting there. V2 would look up rotations behind the end of the head's table.
+        f"texts beyond the {longest} tokens that the head reads": longest < model.max_model_len,
     }
     if named := _asked(only_v1):
         raise NotImplementedError(

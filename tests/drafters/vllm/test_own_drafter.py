@@ -150,6 +150,8 @@ def with_head(folder: Path, **keys: Any) -> VllmConfig:
         ({"layer_types": ("sliding_attention",), "sliding_window": 8, "qk_norm": True}, "sliding"),
         ({"layer_types": ("full_attention",)}, None),
         ({"eagle_aux_hidden_state_layer_ids": (0, 1)}, None),
+        ({"max_position_embeddings": 32}, "texts beyond the 32 tokens"),
+        ({"max_position_embeddings": 64}, None),
     ],
 )
 def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(

@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 on_cpu = sys.argv[1] == "cpu"
 with patch.object(type(current_platform), "is_cpu", lambda self: on_cpu):
     from vllm.config import VllmConfig, vllm as configuration
-    configuration.HAS_TRITON = not on_cpu
+    configuration.HAS_TRITON = sys.argv[2] == "True"
     from drafters.vllm import patches
     patches.apply()
     from drafters.vllm.worker import DraftingWorker
@@ -70,8 +70,8 @@ def test_every_runner_that_vllm_chooses_is_ours(
     if variable is not None:
         environ["VLLM_USE_V2_MODEL_RUNNER"] = variable
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, platform], cwd=REPOSITORY, env=environ,
-        capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, "-c", WORKER, platform, str("V2" in (plain, p_eagle))],
+        cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     made = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("made")]

@@ -62,7 +62,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "patches:head_in_one_group",
         {"vllm.v1.core.kv_cache_utils:get_kv_cache_groups": "vllm_config, kv_cache_spec"},
-        "Keeps the head's layers under one block table beside a target with several kinds of "
+        "Keeps the head's layers under one block table beside a model with several kinds of "
         "attention, where vLLM spreads them and stops.",
         "vLLM puts the layers of a draft model into a KV cache group of their own.",
     ),

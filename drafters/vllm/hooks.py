@@ -213,7 +213,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "heads:_Corrections",
         {_LLAMA + "load_weights": "self, weights", _QWEN3 + "load_weights": "self, weights"},
-        "Loads heads that name a map of the vocabulary although they have the target's.",
+        "Loads heads that name a map of the vocabulary although they have all of it.",
         "vLLM's loaders skip `d2t` where the head has no parameter for it.",
     ),
     Hook(

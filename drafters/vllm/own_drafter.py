@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.v1.engine.input_processor import InputProcessor
 
 from drafters.config import DrafterConfig
 from drafters.ops.reference import MOST_TAPS
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.input_processor import InputProcessor
 
 
 def is_parallel(speculation: Any) -> bool:

@@ -56,8 +56,8 @@ def apply() -> None:
     expected = vllm.__version__.startswith(VLLM_VERSION)
     faults = list(broken(loaded_only=expected))
     if faults or not expected:
-        needed = f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed"
-        raise RuntimeError("; ".join([needed, *(faults or ["all hooks fit"])]))
+        installed = f"vllm {vllm.__version__} is installed, {VLLM_VERSION} is needed"
+        raise RuntimeError("; ".join([installed, *(faults or ["every hook fits it"])]))
     rejection_sampler.rejection_sample = seeded_sampling.accept
     kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
     EngineCore.aerie_speculation = speculation

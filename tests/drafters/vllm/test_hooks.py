@@ -83,7 +83,7 @@ def test_a_start_on_another_vllm_names_the_hooks(monkeypatch: pytest.MonkeyPatch
         patches.apply()
     monkeypatch.setattr(patches, "broken", lambda loaded_only: [])
     monkeypatch.setattr(patches.vllm, "__version__", "0.33.0")
-    with pytest.raises(RuntimeError, match=r"0\.33\.0 is installed, .* needed; all hooks fit"):
+    with pytest.raises(RuntimeError, match=r"0\.33\.0 is installed, .* needed; every hook fits it"):
         patches.apply()
 
 

@@ -16,7 +16,9 @@ Made from `drafters/vllm/hooks.py` by `python -m docs.vllm_hooks`; a test keeps 
 vLLM is not forked. Where it has a place for somebody else's code, that is used: a plugin, the
 options `worker_cls` and `scheduler_cls`, its registries of models and of speculators'
 configurations, subclasses of its engine client. Where it has none, its code is replaced or a
-private method is overridden. Each such place is a hook, which a new release of vLLM may break:
+private method is overridden. Each such place is a hook, which a new release of vLLM may break. Most
+are there so that [draft heads](glossary.md#draft-head) run with a [K](glossary.md#k) that changes
+at every step.
 
     python -m drafters.vllm.hooks     # checks every hook against the vLLM that is installed
 

@@ -46,6 +46,7 @@ def refuse(config: VllmConfig) -> None:
     )  # fmt: skip
     if speculation is None or not has_own_drafter(speculation):
         return
+    on_v1 = not envs.VLLM_USE_V2_MODEL_RUNNER
     either = {
         "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
         # The blocks that come from elsewhere lack the head's keys.
@@ -65,9 +66,10 @@ def refuse(config: VllmConfig) -> None:
         # Sampled tokens come as a tensor only in padded batches.
         "disable_padded_drafter_batch": speculation.disable_padded_drafter_batch,
         # On V1 a pass is laid out on the host, which must know the accepted tokens.
-        "async_scheduling on the V1 model runner": (
-            config.scheduler_config.async_scheduling and not envs.VLLM_USE_V2_MODEL_RUNNER
-        ),
+        "async_scheduling on the V1 model runner": on_v1
+        and config.scheduler_config.async_scheduling,
+        "block verification (rejection_sample_method) on the V1 model runner": on_v1
+        and speculation.rejection_sample_method == "block",
         "elastic expert parallelism (enable_elastic_ep)": parallel.enable_elastic_ep,
         # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
         # coordinate_batch_across_dp), and each rank chooses for itself whether there is one. Ranks
@@ -81,7 +83,7 @@ def refuse(config: VllmConfig) -> None:
     }
     if named := _asked(either):
         raise NotImplementedError(f"draft heads do not draft with {named}")
-    if not envs.VLLM_USE_V2_MODEL_RUNNER:
+    if on_v1:
         return
     head = speculation.draft_model_config.hf_config
     longest = speculation.draft_model_config.max_model_len

@@ -107,12 +107,20 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
         refuse(config)
 
 
-def test_asynchronous_scheduling_is_refused_on_v1_only(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"scheduler_config__async_scheduling": True}, "async_scheduling on the V1"),
+        ({"speculative_config__rejection_sample_method": "block"}, r"block .* on the V1"),
+    ],
+)
+def test_what_only_v2_can_is_refused_on_v1(
+    config: VllmConfig, changes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: the worker refuses it, in another process, when the model is being loaded."""
-    asked = changed(config, scheduler_config__async_scheduling=True)
-    with pytest.raises(NotImplementedError, match="async_scheduling on the V1"):
+    """The fault: the worker refuses it, in another process, when the model is being loaded, or it
+    has no effect."""
+    asked = changed(config, **changes)
+    with pytest.raises(NotImplementedError, match=name):
         refuse(asked)
     monkeypatch.setenv(V2, "1")
     refuse(asked)

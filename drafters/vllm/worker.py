@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from drafters.vllm.own_drafter import has_own_drafter
 from drafters.vllm.report import DrafterReport
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -21,6 +23,8 @@ class DraftingWorker(DrafterReport, Base):
     def init_device(self) -> None:
         """Prepare the device and make the model runner. The CPU's worker makes vLLM's own in here
         instead of calling `_make_model_runner`; it has loaded nothing yet and is replaced."""
+        if has_own_drafter(self.vllm_config.speculative_config):
+            logging.getLogger("vllm.v1.sample.logits_processor").addFilter(holds_here)
         super().init_device()
         if current_platform.is_cpu():
             self.model_runner = self._make_model_runner()
@@ -31,6 +35,12 @@ class DraftingWorker(DrafterReport, Base):
         if self.use_v2_model_runner and self.vllm_config.is_mm_encoder_only:
             return super()._make_model_runner()
         return runner_class(v2=self.use_v2_model_runner)(self.vllm_config, self.device)
+
+
+def holds_here(record: logging.LogRecord) -> bool:
+    """Drop vLLM's warning that `min_p` and `logit_bias` do not work under speculation: beside our
+    drafters they do (v1/runner.py, undrafted_processors)."""
+    return not record.getMessage().startswith("min_p and logit_bias")
 
 
 def runner_class(*, v2: bool) -> type:

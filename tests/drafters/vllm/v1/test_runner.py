@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 
 from drafters.vllm.v1 import runner
+from drafters.vllm.worker import holds_here
 
 CPU = torch.device("cpu")
 
@@ -33,6 +35,23 @@ def test_logit_bias_and_min_p_keep_their_processors_beside_our_drafter() -> None
     ours = {type(one) for one in runner.undrafted_processors(config, CPU).all}
     assert ours == {LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor}
     assert config.speculative_config is not None  # the engine's own is not touched
+
+
+def test_vllms_warning_about_them_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: a log that says that they have no effect."""
+    logger = logging.getLogger("vllm.v1.sample.logits_processor")
+    logger.addHandler(caplog.handler)  # vLLM's own configuration ends propagation above it
+    try:
+        build_logitsprocs(configured(), CPU, False, False)
+        assert "won't work" in caplog.text
+        caplog.clear()
+        logger.addFilter(holds_here)
+        build_logitsprocs(configured(), CPU, False, False)
+        logger.warning("another")
+        assert set(caplog.messages) == {"another"}
+    finally:
+        logger.removeFilter(holds_here)
+        logger.removeHandler(caplog.handler)
 
 
 def test_installed_logits_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,9 @@ with patch.object(type(current_platform), "is_cpu", lambda self: on_cpu):
     configuration.HAS_TRITON = sys.argv[2] == "True"
     from drafters.vllm import patches
     patches.apply()
+    import torch
+    corrected = hasattr(torch.compiler.load_compiled_function, "__wrapped__")
+    print("loads saved models of a CPU's compiler:", corrected)
     from drafters.vllm.worker import DraftingWorker
     from drafters.vllm.v1.runner import V1DraftingRunner
     from drafters.vllm.v2.runner import V2DraftingRunner
@@ -74,6 +77,7 @@ def test_every_runner_that_vllm_chooses_is_ours(
         cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
+    assert f"loads saved models of a CPU's compiler: {platform == 'cpu'}" in done.stdout
     made = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("made")]
     assert made == [
         [f"drafters.vllm.{runner.lower()}.runner.{runner}DraftingRunner", RUNNERS[platform, runner]]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.errors import SettingsError
-from app.settings.engine import REFUSED
 
 # vLLM's option -> setting that takes the same value, under the same name or another.
 _SETTINGS = {
@@ -44,6 +43,7 @@ _ALWAYS_SO = frozenset(
 )
 _TLS = "the gateway speaks plain HTTP: terminate TLS in front of it"
 _PROCESSES = "one gateway serves one engine: start several behind a router (docs/scale.md)"
+_OWN_CLASS = "the gateway uses a class of its own for it"
 _NO_LOG = "no text of requests is logged"
 _HEADS = "--max-header-kib and --max-headers bound what a request's head may hold"
 _WAITING = "--max-waiting bounds how many requests wait"
@@ -57,14 +57,16 @@ _CANNOT_WORK: dict[str, str] = {
         _TLS,
     ),
     **dict.fromkeys(("api_server_count", "headless", "data_parallel_supervisor_port"), _PROCESSES),
-    **REFUSED,
+    **dict.fromkeys(("scheduler_cls", "worker_cls", "worker_extension_cls"), _OWN_CLASS),
+    "additional_config": "the gateway puts the drafter's configuration there",
     **dict.fromkeys(("max_log_len", "enable_log_outputs", "enable_log_deltas"), _NO_LOG),
     **dict.fromkeys(("h11_max_incomplete_event_size", "h11_max_header_count"), _HEADS),
     **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), _WAITING),
     **dict.fromkeys(("allow_credentials", "allowed_methods", "allowed_headers"), _CORS),
-    "lora_modules": REFUSED["enable_lora"],
+    "lora_modules": "adapters are not served",
     "tool_server": "the gateway runs no tools (--unknown-tools)",
     "trust_request_chat_template": "templates are not taken from requests",
+    "disable_log_stats": "metrics and the choice of K need them",
     "grpc": "the gateway speaks HTTP only",
     "uds": "the gateway listens on an address and a port only",
 }
@@ -91,7 +93,7 @@ def settings(given: Mapping[str, Any], names: Names, spell: Callable[[str], str]
             elif option == "enable_auto_tool_choice":
                 if value and "tool_call_parser" not in given:
                     raise SettingsError(option, f"needs {spell('tool_call_parser')}")
-            elif option in _CANNOT_WORK and (value or option not in REFUSED):
+            elif option in _CANNOT_WORK:
                 raise SettingsError(option, f"cannot work here: {_CANNOT_WORK[option]}")
             elif option in names():
                 engine_args[option] = value

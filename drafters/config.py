@@ -24,11 +24,11 @@ def captured_ks(k_max: int) -> tuple[int, ...]:
     return tuple(sorted({k for k in (0, 1, 2, 3, 5, 7) if k < k_max} | {k_max}))
 
 
-def every_k(k_max: int) -> list[tuple[int, int, int]]:
-    """A table from batch size to K (`num_speculative_tokens_per_batch_size`) that names each K:
-    vLLM records CUDA graphs for those (v1/worker/gpu/cudagraph_utils.py, _init_candidates). The
-    scheduler reads no table."""
-    return [(k + 1, k + 1, k) for k in range(k_max + 1)]
+def captured_table(k_max: int) -> list[tuple[int, int, int]]:
+    """A table from batch size to K (`num_speculative_tokens_per_batch_size`) that names each of
+    `captured_ks`: vLLM captures CUDA graphs for those (v1/worker/gpu/cudagraph_utils.py,
+    _init_candidates). The scheduler reads no table."""
+    return [(size, size, k) for size, k in enumerate(captured_ks(k_max), start=1)]
 
 
 @dataclass(frozen=True)

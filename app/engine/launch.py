@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.engine.configuration.cpu import cpu_machine, environment
 from app.engine.configuration.head import head_method
 from app.engine.configuration.options import V2, VLLM_VERSION, engine_options, wants_v2
+from app.engine.configuration.server import server_config, this_gpu
 from app.engine.configuration.weights_dtype import lasting_weights_dtype, measure
 from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
@@ -59,14 +60,16 @@ def launch(
     if settings.speculates and method == "eagle3":
         _stay_on_v1()
     try:
-        options = engine_options(settings, machine, method=method, v2=wants_v2(os.environ))
+        options = engine_options(
+            settings, machine, method=method, v2=wants_v2(os.environ), gpu=this_gpu()
+        )
         options["model"] = resolve(options["model"])  # the first start converts a packaged model
         if machine is not None:
             race = partial(measure, threads=machine.threads)
             dtype = lasting_weights_dtype(options, machine.free_memory, race)
             options["dtype"] = dtype or options["dtype"]
         arguments = AsyncEngineArgs(**options)
-        config = arguments.create_engine_config()
+        config = server_config(arguments)
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error
     _refuse_logits_processors(config)

@@ -73,7 +73,7 @@ HOOKS: tuple[Hook, ...] = (
         "P-EAGLE in vLLM's own V2 speculators, or a registry of speculators by method.",
     ),
     Hook(
-        "patches:with_every_k",
+        "patches:with_captured_ks",
         {
             "vllm.v1.worker.gpu.cudagraph_utils:build_dynamic_sd_schedule_lookup": (
                 "num_speculative_tokens_per_batch_size, vllm_max_batch_size, "

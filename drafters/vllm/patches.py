@@ -22,7 +22,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
-from drafters.config import every_k
+from drafters.config import captured_table
 from drafters.vllm.hooks import broken
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.verification import seeded_sampling
@@ -82,19 +82,19 @@ def patch_v2_model_runner() -> None:
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
-    cudagraph_utils.build_dynamic_sd_schedule_lookup = with_every_k(
+    cudagraph_utils.build_dynamic_sd_schedule_lookup = with_captured_ks(
         cudagraph_utils.build_dynamic_sd_schedule_lookup
     )
 
 
-def with_every_k(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    """Capture CUDA graphs for every K. vLLM takes those K from a list by batch size that ends at
-    the largest batch: with 4 requests at most, `every_k`'s table would be cut at K = 3."""
+def with_captured_ks(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """Capture CUDA graphs for all of `captured_ks`. vLLM takes those K from a list by batch size
+    that ends at the largest batch: with 4 requests at most, the table would be cut at K = 3."""
 
     @wraps(build)
     def lookup(table: Any, vllm_max_batch_size: int, vllm_num_speculative_tokens: int) -> list[int]:
         longest = vllm_max_batch_size
-        if table == every_k(vllm_num_speculative_tokens):
+        if table == captured_table(vllm_num_speculative_tokens):
             longest = max(longest, len(table))
         return build(table, longest, vllm_num_speculative_tokens)
 

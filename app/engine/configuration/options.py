@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from app.engine.configuration.capacity import SIZES as CAPTURE_SIZES
+from app.engine.configuration.capacity import ServerDefaults, step_shape
 from app.engine.configuration.cpu import CpuMachine
 from app.settings import Settings
-from drafters.config import DrafterConfig, every_k
+from drafters.config import DrafterConfig, captured_table
 from drafters.model.config import Method
 
 VLLM_VERSION = "0.32.0"
@@ -25,13 +27,15 @@ def engine_options(
     *,
     method: Method = "p-eagle",
     v2: bool = False,
+    gpu: ServerDefaults | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's AsyncEngineArgs (vllm/engine/arg_utils.py).
 
     `cpu` is given when the model runs on a CPU. vLLM's defaults there take 92% of all memory, fail
     if less is free or if there is no C++ compiler, and run the model in a process of its own, for
     which another core waits. `method` is how the head drafts (app/engine/configuration/head.py).
-    `v2` is whether vLLM's V2 model runner was asked for (`wants_v2`).
+    `v2` is whether vLLM's V2 model runner was asked for (`wants_v2`). `gpu` is what vLLM gives its
+    own server, where the model runs on a GPU (app/engine/configuration/server.py).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """
@@ -82,6 +86,11 @@ def engine_options(
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"
     options |= engine.engine_args
+    if gpu is not None and settings.speculates:
+        shape = step_shape(options, gpu, settings.speculation.k, method)
+        options |= {"max_num_seqs": shape.sequences, "max_num_batched_tokens": shape.tokens}
+        if shape.sizes:
+            options[CAPTURE_SIZES] = shape.sizes
     options["structured_outputs_config"] = with_one_backend(
         options.get("structured_outputs_config")
     )
@@ -130,5 +139,5 @@ def speculative_config(
         "parallel_drafting": method == "p-eagle",
     }
     if v2:
-        config["num_speculative_tokens_per_batch_size"] = every_k(k)
+        config["num_speculative_tokens_per_batch_size"] = captured_table(k)
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,11 +15,11 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from drafters.config import DEFERRED, DrafterConfig
+from drafters.config import DEFERRED, DrafterConfig, captured_ks
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
-from drafters.vllm.own_drafter import has_own_drafter
+from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
@@ -59,6 +60,11 @@ class DraftingScheduler(Scheduler):
             # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max),
         )
+        self._charged = k_max  # K for whose slots a step's requests are charged: the latest choice
+        if ours and k_max:
+            # vLLM reads K from here for that, at every step.
+            self.vllm_config = copy(self.vllm_config)
+            self.vllm_config.speculative_config = copy(self.vllm_config.speculative_config)
         self.recorder = StepRecorder(k_max)
         # Whether the model runs in this thread, so that it stands still while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
@@ -77,6 +83,7 @@ class DraftingScheduler(Scheduler):
         begun = perf_counter()
         if self._ours:
             self.num_lookahead_tokens = self.policy.k_limit
+            self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._charged)
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             self.recorder.begin(scheduled, begun, self._load)
@@ -96,7 +103,22 @@ class DraftingScheduler(Scheduler):
         waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
         cut = self.recorder.cut_from(scheduled)
         self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut)
-        scheduled.num_spec_tokens_to_schedule = self.policy.choose(self._load)
+        self._charged = self.policy.choose(self._load)
+        scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, self._charged)
+
+    def _fitting(self, scheduled: SchedulerOutput, k: int) -> int:
+        """`k`, or less where a P-EAGLE pass of that size would have more tokens than fit: a step
+        was filled with what the K before left, when the policy chooses a larger one. Every request
+        of the pass has K - 1 slots beside its tokens, and K = 1 needs none."""
+        if not is_parallel(self.vllm_config.speculative_config):
+            return k
+        budget = self.scheduler_config.max_num_batched_tokens
+        room = budget - scheduled.total_num_scheduled_tokens
+        most = 1 + room // len(scheduled.num_scheduled_tokens)
+        if k <= most:
+            return k
+        captured = captured_ks(self.num_spec_tokens) if self.use_v2_model_runner else range(k)
+        return max(each for each in captured if each <= most)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Take a step's drafts, which vLLM asks for where scheduling is synchronous."""

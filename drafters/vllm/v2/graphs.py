@@ -15,16 +15,19 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 
+from drafters.config import captured_ks
+from drafters.graph_sizes import head_batches
+
 Ints = npt.NDArray[np.int64]
 
 
 class Graphs:
-    """CUDA graphs of the pass, one for each K and batch size.
+    """CUDA graphs of the pass, one for each of `captured_ks` and batch size.
 
     Each K has a manager of vLLM's, which knows one query length. The graph of K has 2 K tokens of
     each request: the K drafts that were verified, the token after them, and K - 1 masked slots for
     K more. A pass that enters or drafts fewer, as when K changes, uses it too, padded with masked
-    slots that nothing reads.
+    slots that nothing reads. There are graphs for as many requests as the target's graphs hold.
 
     The managers are attributes of the speculator, `owner`: that is where vLLM looks for those that
     it drops, by setting them to None, when it has measured the memory of graphs
@@ -34,33 +37,37 @@ class Graphs:
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, k_max: int, owner: object
     ) -> None:
-        self._k_max, self._owner = k_max, owner
+        self._ks, self._owner = [k for k in captured_ks(k_max) if k], owner
         config = copy.copy(vllm_config)
         config.speculative_config = copy.copy(config.speculative_config)
         config.speculative_config.num_speculative_tokens_per_batch_size = None
         compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
-        tokens = min(compilation.max_cudagraph_capture_size or 0, scheduler.max_num_batched_tokens)
-        for k in range(1, k_max + 1):
-            most = min(scheduler.max_num_seqs, tokens // (2 * k))
+        largest = compilation.max_cudagraph_capture_size or 0
+        budget = scheduler.max_num_batched_tokens
+        for k in self._ks:
+            sizes = [2 * k * n for n in head_batches(k, scheduler.max_num_seqs, largest, budget)]
             config = copy.copy(config)
             config.compilation_config = copy.copy(compilation)
-            config.compilation_config.cudagraph_capture_sizes = [2 * k * n for n in batches(most)]
+            config.compilation_config.cudagraph_capture_sizes = sizes
+            config.compilation_config.max_cudagraph_capture_size = max(sizes, default=0)
             manager = DFlashCudaGraphManager(
                 config, device, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=2 * k
             )
             setattr(owner, _name(k), manager)
 
     def _manager(self, k: int) -> DFlashCudaGraphManager | None:
-        """The manager of graphs for K; None if there is none, or vLLM has dropped it."""
-        if not 0 < k <= self._k_max:
+        """The manager of graphs for K, or for the next larger one that has some; None if there is
+        none, or vLLM has dropped it."""
+        captured = next((each for each in self._ks if each >= k), None)
+        if captured is None:
             return None
-        manager: DFlashCudaGraphManager | None = getattr(self._owner, _name(k))
+        manager: DFlashCudaGraphManager | None = getattr(self._owner, _name(captured))
         return manager
 
     def capture(self, generate: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Capture `generate(k, ...)` for each K; the other arguments are those of vLLM's managers.
         The largest K comes first: the others reuse its memory."""
-        for k in range(self._k_max, 0, -1):
+        for k in reversed(self._ks):
             if (manager := self._manager(k)) is not None:
                 manager.capture(
                     partial(generate, k), *args, **kwargs,
@@ -76,8 +83,11 @@ class Graphs:
             return None
         # The last entered token, from which drafts begin, must lie within the graph's tokens.
         k = max(k, int(entered.max()) - 1)
-        manager, count, width = self._manager(k), len(entered), 2 * k
-        if manager is None or width - int(entered.min()) > room:
+        manager, count = self._manager(k), len(entered)
+        if manager is None:
+            return None
+        width = manager.decode_query_len
+        if width - int(entered.min()) > room:
             return None
         shape = manager.dispatch(count, count * width, width, 0)
         return shape if shape.cg_mode == CUDAGraphMode.FULL else None
@@ -98,10 +108,3 @@ def drafted(shape: BatchExecutionDescriptor) -> int:
     """K of the graph of a shape."""
     assert shape.uniform_token_count is not None
     return shape.uniform_token_count // 2
-
-
-def batches(most: int) -> list[int]:
-    """Batch sizes that get a graph: 1, 2, 3, 4, 6, 8, 12, ... `most`. Others are padded, by less
-    than half."""
-    sizes = (n for i in range(most.bit_length()) for n in (1 << i, 3 << i))
-    return sorted({most, *(n for n in sizes if n < most)}) if most else []

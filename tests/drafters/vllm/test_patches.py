@@ -10,7 +10,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.core import kv_cache_utils
 
-from drafters.config import every_k
+from drafters.config import captured_ks, captured_table
 from drafters.vllm import patches
 from drafters.vllm.v1.kv_cache import kept_whole
 
@@ -163,16 +163,16 @@ def test_the_v2_runner_is_refused_only_for_what_it_lacks(
     assert len(patches.with_parallel_drafting(lambda _: list(named))(config)) == left
 
 
-def test_each_k_gets_graphs_however_few_requests_there_may_be() -> None:
+def test_each_captured_k_gets_graphs_however_few_requests_there_may_be() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build
 
-    table = every_k(5)
+    table = captured_table(5)
     cut = build(table, vllm_max_batch_size=2, vllm_num_speculative_tokens=5)
     assert set(cut[1:]) == {0, 1}  # the fault
-    mended = patches.with_every_k(build)
+    mended = patches.with_captured_ks(build)
     for largest in (1, 2, 6, 64):
         found = mended(table, vllm_max_batch_size=largest, vllm_num_speculative_tokens=5)
-        assert set(found[1:]) == {0, 1, 2, 3, 4, 5}
+        assert set(found[1:]) == set(captured_ks(5)) == {0, 1, 2, 3, 5}
     theirs = [(1, 4, 3), (5, 64, 1)]
     assert mended(theirs, vllm_max_batch_size=8, vllm_num_speculative_tokens=5) == build(
         theirs, vllm_max_batch_size=8, vllm_num_speculative_tokens=5

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.config import every_k
+from drafters.config import captured_table
 from drafters.model.checkpoint import load_head, save_head
 from tests.drafters import engine_job
 from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Target, agrees, new_head
@@ -70,7 +70,7 @@ def steps(
                 "model": str(heads[name]),
                 "num_speculative_tokens": K,
                 "parallel_drafting": True,
-                "num_speculative_tokens_per_batch_size": every_k(K),
+                "num_speculative_tokens_per_batch_size": captured_table(K),
             },
         }
         for name, overlapped, graphs, budget, longest in ENGINES

@@ -1,0 +1,103 @@
+"""What a step of a GPU server holds: sequences, tokens and CUDA graphs, and what graphs take.
+
+Pure: no vllm import. The engine's options, the estimate of memory and `aerie models` read it.
+docs/decisions/0023-gpu-defaults.md says why these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from drafters.config import captured_ks
+from drafters.graph_sizes import GraphCounts, capture_sizes, count_graphs
+from drafters.model.config import Method
+
+GIB = 1024**3
+SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
+# Seconds and MiB of a graph for each layer that it records: allowances from published logs, none
+# measured by this project. Whole steps: 15 graphs a second (vLLM's pull request 46389). Parts: 7.6
+# a second with 48 layers (issue 30172), 8 with 40 (50722). Memory: 7.5 MiB with 32 layers
+# (pie-project/pie 348), 6 MiB with 16 and the pool's first block (vLLM 11349).
+FULL_S, PARTS_S, GRAPH_MIB = 0.0016, 0.003, 0.25
+
+
+class ServerDefaults(NamedTuple):
+    """What vLLM gives its own server on a GPU (EngineArgs.get_batch_defaults)."""
+
+    tokens: int  # max_num_batched_tokens
+    sequences: int  # max_num_seqs
+
+
+class StepShape(NamedTuple):
+    """The largest step of an engine."""
+
+    sequences: int
+    tokens: int
+    sizes: list[int]  # cudagraph_capture_sizes; empty where they are left to vLLM
+
+
+class GraphEstimate(NamedTuple):
+    """CUDA graphs of a start, and about what their capture takes."""
+
+    counts: GraphCounts
+    seconds: float
+    gib: float
+
+    def __str__(self) -> str:
+        full, parts, head = self.counts
+        return (
+            f"{full} of the target's decode steps, {parts} of its parts, {head} of the head: "
+            f"about {self.seconds:.0f} s and {self.gib:.1f} GiB"
+        )
+
+
+def server_defaults(gpu_gib: float, name: str = "") -> ServerDefaults:
+    """The defaults of vLLM 0.32's server on a GPU that is not here, by its memory in GiB. A test
+    holds them to vLLM's own."""
+    if gpu_gib >= 160:
+        return ServerDefaults(16384, 1024)
+    if gpu_gib >= 70 and "a100" not in name.lower():
+        return ServerDefaults(8192, 1024)
+    return ServerDefaults(2048, 256)
+
+
+def step_shape(given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Method) -> StepShape:
+    """The largest step of a server that drafts up to `k` tokens.
+
+    `given` has vLLM's engine arguments that an operator set, by name; they win. Prompts get the
+    room that vLLM's own server leaves them: beside its tokens a step has, for each sequence, K
+    drafts to verify and the slots of a P-EAGLE head, K - 1.
+    """
+    factor = 2 if given.get("performance_mode") == "throughput" else 1  # as in vLLM
+    sequences = given.get("max_num_seqs") or factor * gpu.sequences
+    slots = 2 * k - 1 if method == "p-eagle" else k
+    tokens = given.get("max_num_batched_tokens") or factor * gpu.tokens + sequences * slots
+    sizes = [] if _sizes_are_given(given) else capture_sizes(captured_ks(k), sequences, tokens)
+    return StepShape(sequences, tokens, sizes)
+
+
+def estimate_graphs(
+    shape: StepShape, k: int, method: Method, layers: int, head_layers: int
+) -> GraphEstimate:
+    """The graphs that vLLM's V2 model runner captures for a target and a head with so many layers.
+    Those of the head count twice: vLLM measures their memory by capturing all of them."""
+    counts = count_graphs(
+        shape.sizes, captured_ks(k), shape.sequences, shape.tokens, parallel=method == "p-eagle"
+    )
+    full, parts, head = counts
+    passes = head_layers if method == "p-eagle" else head_layers * max(1, k - 1)
+    seconds = layers * (full * FULL_S + parts * PARTS_S) + 2 * head * passes * FULL_S
+    mib = GRAPH_MIB * (layers * (full + parts) + passes * head)
+    return GraphEstimate(counts, seconds, mib / 1024)
+
+
+def _sizes_are_given(given: Mapping[str, Any]) -> bool:
+    """Whether an operator, or a mode that they chose, decides on the sizes of graphs."""
+    compilation = given.get("compilation_config")
+    named = compilation if isinstance(compilation, Mapping) else vars(compilation or object)
+    return (
+        bool(given.get("enforce_eager"))
+        or given.get("performance_mode") == "interactivity"
+        or any(source.get(name) is not None for source in (given, named) for name in (SIZES, LARGEST))
+    )

@@ -26,6 +26,7 @@ COMMANDS = {
     "proposer": ("bench.parts.proposer", "our drafter against vLLM's, and its cost at K = 0"),
     "context": ("bench.parts.context", "acceptance by text length, with limits of the context"),
     "kernels": ("bench.kernels.time_kernels", "kernels of the drafting path against vLLM's"),
+    "gpu-config": ("bench.parts.gpu_config", "vLLM's configuration on GPUs that are not here"),
     "openmp": ("bench.parts.openmp", "OpenMP runtimes of a CPU engine, on quiet and busy machines"),
     "training-memory": ("bench.parts.training_memory", "peak memory and time of a training step"),
 }

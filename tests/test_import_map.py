@@ -64,7 +64,8 @@ MAP: dict[str, set[str]] = {
     "app.serving": BASE | SIZED | {"app.declaration", "app.llm", "app.validation"},
     "app.endpoints": BASE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
     "app.engine.configuration": {
-        *("app", "app.errors", "app.settings", "drafters.config", "drafters.vllm.cpu_matmul"),
+        *("app", "app.errors", "app.settings", "drafters.vllm.cpu_matmul"),
+        *("drafters.config", "drafters.graph_sizes"),
         *HEAD_CONFIG,
     },
     "app.engine": BASE
@@ -88,7 +89,7 @@ MAP: dict[str, set[str]] = {
     | {"app.admission", "app.declaration", "app.endpoints", "app.engine"}
     | {"app.http", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
-    "app.presets": BASE | HEAD_CONFIG,
+    "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
     "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_CONFIG,
     "app.commands": BASE | {"app.admission", "app.doctor", "app.presets"},
     "app.cli": BASE
@@ -113,7 +114,7 @@ MAP: dict[str, set[str]] = {
     "bench.served": MEASURING | {"bench", "bench.sweep"} | BASE,
     "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train.data"} | BASE,
     "bench.kernels": SINGLE_PARTS | MEASURING,
-    "bench.parts": SINGLE_PARTS | MEASURING | {"bench", "bench.sweep"},
+    "bench.parts": SINGLE_PARTS | MEASURING | {"app.presets", "bench", "bench.sweep"},
     "bench.cli": {"bench.systems"}
     | BASE
     | {f"bench.{part}" for part in ("kernels", "parts", "quality", "served", "sweep", "trace")},
@@ -126,6 +127,7 @@ MAP: dict[str, set[str]] = {
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
     "drafters.gguf_conversion": set(),
+    "drafters.graph_sizes": set(),
     "drafters.log_records": set(),
     "drafters.markdown": set(),
     "drafters.ops": set(),

@@ -1,7 +1,7 @@
 """How much memory a pair needs on each GPU, before anything is downloaded.
 
-    weights + head + KV cache of one longest sequence + the drafter's store + overhead
-        <= share of the GPU that vLLM may use
+    weights + head + KV cache of one longest sequence + the drafter's store + CUDA graphs
+        + overhead <= share of the GPU that vLLM may use
 
 vLLM refuses to start when the KV cache cannot hold one sequence of `max_model_len`, so this is
 what a start needs; more memory is more sequences at once. All figures are GiB on each GPU.
@@ -10,16 +10,25 @@ what a start needs; more memory is more sequences at once. All figures are GiB o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from app.engine.configuration.capacity import (
+    GraphEstimate,
+    StepShape,
+    estimate_graphs,
+    graphs_of,
+    server_defaults,
+    step_shape,
+)
 from app.presets.about import About, TargetFacts
 from app.settings import Settings
+from drafters.config import DEFERRED
 
 GIB = 1024**3
 UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
-# CUDA context, activations of the largest step and CUDA graphs. An allowance, not a measurement.
-OVERHEAD_GIB = 4.0
-SEQUENCES = 1024  # vLLM's default max_num_seqs on a GPU of 70 GiB or more
-BATCHED_TOKENS = 8192  # and its max_num_batched_tokens
+# CUDA context and activations of the largest step. An allowance, not a measurement.
+OVERHEAD_GIB = 3.0
+H100_GIB = 79.6  # of the GPU that is meant where none is named
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a parameter in weights that are quantised while they load. Embeddings and the output
 # matrix stay at two: 0.6 GiB more for Qwen3-Coder, left to the overhead.
@@ -34,6 +43,7 @@ class Need:
     head: float
     kv: float  # of one sequence of `length`, or what `kv_cache_gib` says
     store: float  # hidden states that the drafter keeps of tokens it was not run for
+    graphs: float  # CUDA graphs
     overhead: float
     length: int
     token_bytes: int  # KV cache of one more token of a long sequence, head included
@@ -42,21 +52,48 @@ class Need:
     @property
     def total(self) -> float:
         """GiB that one GPU must hold."""
-        return self.weights + self.head + self.kv + self.store + self.overhead
+        parts = (self.weights, self.head, self.kv, self.store, self.graphs, self.overhead)
+        return sum(parts)
 
     def sum(self) -> str:
         """The sum with all its parts, as a line of text."""
         return (
             f"weights {self.weights:.1f} + head {self.head:.1f} + KV cache {self.kv:.1f} "
             f"(one sequence of {self.length:,} tokens; {self.token_bytes:,} bytes for one more)"
-            f" + hidden states {self.store:.1f} + overhead {self.overhead:.1f} = "
+            f" + hidden states {self.store:.1f} + CUDA graphs {self.graphs:.1f} + overhead {self.overhead:.1f} = "
             f"{self.total:.1f} GiB" + (f" on each of {self.gpus} GPUs" if self.gpus > 1 else "")
         )
 
 
-def need(settings: Settings, about: About, gpus: int | None = None) -> Need | None:
-    """What `settings` need on each of `gpus` (default: their tensor parallel size); None where
-    nothing is known of the target."""
+def capacity(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> StepShape:
+    """The largest step of an engine on GPUs of `gpu_gib`."""
+    engine = settings.engine
+    given: dict[str, Any] = {
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "enforce_eager": engine.enforce_eager,
+        **engine.engine_args,
+    }
+    gpu = server_defaults(gpu_gib)
+    method = about.head.method if about.head else "p-eagle"
+    return step_shape(given, gpu, settings.speculation.k if settings.speculates else 0, method)
+
+
+def graphs(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> GraphEstimate | None:
+    """The CUDA graphs of an engine that drafts; None where nothing is known of its models."""
+    target, head = about.target, about.head
+    if target is None or head is None or not settings.speculates:
+        return None
+    k, shape = settings.speculation.k, capacity(settings, about, gpu_gib)
+    layers = sum(group.layers for group in target.kv)
+    return estimate_graphs(graphs_of(shape, k, head.method), k, head.method, layers, head.layers)
+
+
+def need(
+    settings: Settings, about: About, gpus: int | None = None, gpu_gib: float = H100_GIB
+) -> Need | None:
+    """What `settings` need on each of `gpus` (default: their tensor parallel size) of `gpu_gib`;
+    None where nothing is known of the target."""
     target = about.target
     if target is None:
         return None
@@ -68,17 +105,17 @@ def need(settings: Settings, about: About, gpus: int | None = None) -> Need | No
     head_layers = head.layers if head else 0
     cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))
     cell = 1 if cache_dtype.startswith("fp8") else dtype
-    # Without drafts vLLM lays out the next step while one runs: tokens of both are in flight.
-    in_flight = (engine.max_num_batched_tokens or BATCHED_TOKENS) * (1 if head else 2)
-    kv = _kv_bytes(target, head_layers, length, in_flight, cell, gpus)
-    window = settings.speculation.catch_up_tokens
-    sequences = engine.max_num_seqs or SEQUENCES
-    store = sequences * window * head.taps * target.hidden_size * dtype if head else 0
+    shape, captured = capacity(settings, about, gpu_gib), graphs(settings, about, gpu_gib)
+    # vLLM lays out the next step while one runs: tokens of both are in flight.
+    kv = _kv_bytes(target, head_layers, length, 2 * shape.tokens, cell, gpus)
+    kept = shape.sequences * DEFERRED
+    store = kept * head.taps * target.hidden_size * dtype if head else 0
     return Need(
         weights=_weights_bytes(target, settings) / gpus / GIB,
         head=(head.parameters_b * 1e9 * 2 / gpus / GIB) if head else 0.0,
         kv=engine.kv_cache_gib or kv / GIB,
         store=store / GIB,
+        graphs=captured.gib if captured else 0.0,
         overhead=OVERHEAD_GIB,
         length=length,
         token_bytes=_kv_bytes(target, head_layers, 1, 0, cell, gpus, unbounded_only=True),
@@ -98,7 +135,7 @@ def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8)
     """
     gpus = 1
     while gpus <= most:
-        needed = need(settings, about, gpus)
+        needed = need(settings, about, gpus, gpu_gib)
         if needed is None or needed.total <= usable(settings, gpu_gib):
             return gpus
         gpus *= 2
@@ -112,7 +149,7 @@ def longest(settings: Settings, about: About, gpu_gib: float) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         engine = settings.engine.model_copy(update={"max_model_len": middle * 1024})
-        needed = need(settings.model_copy(update={"engine": engine}), about)
+        needed = need(settings.model_copy(update={"engine": engine}), about, None, gpu_gib)
         if needed is not None and needed.total <= usable(settings, gpu_gib):
             low = middle
         else:

@@ -27,6 +27,18 @@ SUPPORTED = (
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_group_gemm_supported",
 )
+# Kernels that vLLM's fusion passes name while they are imported.
+KERNELS = (
+    "rotary_embedding",
+    "silu_and_mul",
+    "fused_add_rms_norm",
+    "static_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_per_token_scaled_fp8_quant",
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rms_norm_dynamic_per_token_quant",
+)
 
 
 class Gpu(NamedTuple):
@@ -59,22 +71,14 @@ class _Named(ModuleType):
 
 
 def pretend(gpu: Gpu, count: int = 8) -> None:
-    """Make this process build configurations as on a machine with `count` such GPUs. Called once,
-    before vLLM is imported; a process cannot go back to its own platform."""
-    import torch
-    import triton.backends
+    """Make this process build configurations as on a machine with `count` such GPUs.
 
+    The first call comes before vLLM is imported: a process cannot go back to its own platform. A
+    later one changes the GPUs, for what vLLM has not asked about yet.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(count)))
-    os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # else vLLM looks for kernels on a server
-    # A wheel for CPUs takes Triton only with its CPU backend.
-    driver = SimpleNamespace(is_active=lambda: True)
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
-    library = torch.library.Library("_C", "FRAGMENT")
-    for name in SUPPORTED:
-        library.define(f"{name}(int capability) -> bool")
-        library.impl(name, lambda capability: capability >= 90, "CompositeExplicitAutograd")
-    _libraries.append(library)
-    sys.modules.update({name: _Named(name) for name in (*COMPILED, *FLASHINFER)})
+    if not _libraries:
+        _stand_in_for_cuda()
 
     import vllm.platforms
     from vllm.platforms.cuda import CudaPlatformBase
@@ -107,7 +111,34 @@ def pretend(gpu: Gpu, count: int = 8) -> None:
         def graph_pool_handle(cls) -> Any:
             return (0, 0)
 
-    vllm.platforms._current_platform = PretendedPlatform()
+    # Modules that were imported meanwhile hold the first platform itself.
+    if isinstance(first := vllm.platforms._current_platform, CudaPlatformBase):
+        first.__class__ = PretendedPlatform
+    else:
+        vllm.platforms._current_platform = PretendedPlatform()
+        from vllm.vllm_flash_attn import flash_attn_interface
+
+        # Python files beside the compiled ones, which a wheel for CPUs lacks.
+        flash_attn_interface.FA4_AVAILABLE = True
+
+
+def _stand_in_for_cuda() -> None:
+    """Put names in the place of what a wheel for CUDA has compiled, and let Triton be found."""
+    import torch
+    import triton.backends
+
+    os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # else vLLM looks for kernels on a server
+    # A wheel for CPUs takes Triton only with its CPU backend.
+    driver = SimpleNamespace(is_active=lambda: True)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+    library = torch.library.Library("_C", "FRAGMENT")
+    for name in SUPPORTED:
+        library.define(f"{name}(int capability) -> bool")
+        library.impl(name, lambda capability: capability >= 90, "CompositeExplicitAutograd")
+    for name in KERNELS:
+        library.define(f"{name}() -> ()")
+    _libraries.append(library)
+    sys.modules.update({name: _Named(name) for name in (*COMPILED, *FLASHINFER)})
 
 
 _libraries: list[Any] = []  # a library's definitions end with it

@@ -19,6 +19,7 @@ from typing import Any
 
 from app.settings import REPOSITORY
 from bench.simulate.curve import from_length, from_lengths
+from bench.systems.target_configs import QWEN3_8B, QWEN3_CODER_30B, TOY, gpt_oss, rope
 
 _TOKENIZER = REPOSITORY / "models" / "embedded" / "target"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -39,57 +40,6 @@ class Architecture:
     source: str
 
 
-def _config(**more: Any) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
-        "eos_token_id": 0, "bos_token_id": None, "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6, "dtype": "bfloat16", **more,
-    }  # fmt: skip
-
-
-def _rope(theta: float, **more: Any) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": theta, **more}
-
-
-_QWEN3_8B = _config(
-    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=4096, num_hidden_layers=36,
-    intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-    vocab_size=151936, rope_parameters=_rope(1000000.0),
-)  # fmt: skip
-_QWEN3_CODER_30B = _config(
-    architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=2048,
-    num_hidden_layers=48, intermediate_size=5472, moe_intermediate_size=768, num_experts=128,
-    num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
-    num_attention_heads=32, num_key_value_heads=4, head_dim=128, vocab_size=151936,
-    rope_parameters=_rope(10000000.0), max_position_embeddings=262144,
-)  # fmt: skip
-_TOY = _config(
-    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=128, num_hidden_layers=6,
-    intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    vocab_size=8192, rope_parameters=_rope(1000000.0), max_position_embeddings=2048,
-    dtype="float32",
-)  # fmt: skip
-
-
-def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
-    """GPT-OSS: alternating sliding and full attention; experts in MXFP4, all else in bfloat16."""
-    kept = ("self_attn", "mlp.router")
-    whole = [*(f"model.layers.*.{part}" for part in kept), "model.embed_tokens", "lm_head"]
-    return _config(
-        architectures=["GptOssForCausalLM"], model_type="gpt_oss", hidden_size=2880,
-        num_hidden_layers=layers, intermediate_size=2880, num_attention_heads=64,
-        num_key_value_heads=8, head_dim=64, num_local_experts=experts, num_experts_per_tok=4,
-        vocab_size=201088, sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
-        attention_bias=True, swiglu_limit=7.0, rms_norm_eps=1e-5, max_position_embeddings=131072,
-        rope_parameters=_rope(
-            150000.0, rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
-            original_max_position_embeddings=4096,
-        ),
-        quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": whole},
-    )  # fmt: skip
-
-
 # RedHatAI/Qwen3-8B-speculator.peagle on HumanEval, by position.
 _PUBLISHED = (0.813, 0.590, 0.411, 0.279, 0.188, 0.128, 0.089)
 # vLLM project's post on P-EAGLE, GPT-OSS-20B on HumanEval: lengths of EAGLE-3 by K, and of P-EAGLE.
@@ -99,16 +49,16 @@ _GPT_OSS_120B = tuple(from_length(5, 3.15))  # card of amazon/gpt-oss-120b-p-eag
 _SOURCE = "rates of RedHatAI/Qwen3-8B-speculator.peagle on HumanEval"
 
 ARCHITECTURES = {
-    "toy": Architecture(_TOY, _PUBLISHED, _LENGTHS, f"no model's shape; {_SOURCE}"),
-    "qwen3-8b": Architecture(_QWEN3_8B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-8B; {_SOURCE}"),
+    "toy": Architecture(TOY, _PUBLISHED, _LENGTHS, f"no model's shape; {_SOURCE}"),
+    "qwen3-8b": Architecture(QWEN3_8B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-8B; {_SOURCE}"),
     "qwen3-coder-30b": Architecture(
-        _QWEN3_CODER_30B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-Coder-30B-A3B-Instruct; {_SOURCE}"
+        QWEN3_CODER_30B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-Coder-30B-A3B-Instruct; {_SOURCE}"
     ),
     "gpt-oss-20b": Architecture(
-        _gpt_oss(24, 32), _GPT_OSS_20B, _LENGTHS, "openai/gpt-oss-20b; lengths on HumanEval"
+        gpt_oss(24, 32), _GPT_OSS_20B, _LENGTHS, "openai/gpt-oss-20b; lengths on HumanEval"
     ),
     "gpt-oss-120b": Architecture(
-        _gpt_oss(36, 128), _GPT_OSS_120B, {}, "openai/gpt-oss-120b; length on HumanEval at K = 5"
+        gpt_oss(36, 128), _GPT_OSS_120B, {}, "openai/gpt-oss-120b; length on HumanEval at K = 5"
     ),
 }
 
@@ -144,7 +94,7 @@ def write(name: str, folder: Path) -> dict[str, Path]:
     places = {part: folder / part for part in ("target", *HEAD_LAYERS)}
     for part, place in places.items():
         place.mkdir(parents=True, exist_ok=True)
-        document = config if part == "target" else _head(config, part)
+        document = config if part == "target" else head_config(config, part)
         (place / "config.json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     for file in _TOKENIZER_FILES:
         shutil.copyfile(_TOKENIZER / file, places["target"] / file)
@@ -162,7 +112,7 @@ def _name_every_token(file: Path, count: int) -> None:
     file.write_text(json.dumps(document), "utf-8")
 
 
-def _head(target: dict[str, Any], method: str) -> dict[str, Any]:
+def head_config(target: dict[str, Any], method: str) -> dict[str, Any]:
     """The config of a head: as wide as the target, with early, middle and late taps."""
     layers = target["num_hidden_layers"]
     kept = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
@@ -176,6 +126,6 @@ def _head(target: dict[str, Any], method: str) -> dict[str, Any]:
         "num_hidden_layers": HEAD_LAYERS[method], "hidden_act": "silu", "mlp_bias": False,
         "attention_bias": False, "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": [2, layers // 2, layers - 2],
-        "rope_parameters": _rope(target["rope_parameters"]["rope_theta"]),
+        "rope_parameters": rope(target.get("rope_parameters", {}).get("rope_theta", 1e6)),
     }  # fmt: skip
     return head | ({"ptd_token_id": target["vocab_size"] - 1} if method == "p-eagle" else {})

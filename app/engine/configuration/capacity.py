@@ -67,37 +67,42 @@ def step_shape(given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Me
 
     `given` has vLLM's engine arguments that an operator set, by name; they win. Prompts get the
     room that vLLM's own server leaves them: beside its tokens a step has, for each sequence, K
-    drafts to verify and the slots of a P-EAGLE head, K - 1.
+    drafts to verify and the slots of a P-EAGLE head, K - 1. At K = 0 all is as vLLM has it.
     """
     factor = 2 if given.get("performance_mode") == "throughput" else 1  # as in vLLM
     sequences = given.get("max_num_seqs") or factor * gpu.sequences
-    slots = 2 * k - 1 if method == "p-eagle" else k
+    slots = 2 * k - 1 if method == "p-eagle" and k else k
     tokens = given.get("max_num_batched_tokens") or factor * gpu.tokens + sequences * slots
-    sizes = [] if _sizes_are_given(given) else capture_sizes(captured_ks(k), sequences, tokens)
+    ours = k and not _sizes_are_given(given)
+    sizes = capture_sizes(captured_ks(k), sequences, tokens) if ours else []
     return StepShape(sequences, tokens, sizes)
 
 
 def estimate_graphs(
-    shape: StepShape, k: int, method: Method, layers: int, head_layers: int
+    counts: GraphCounts, k: int, method: Method, layers: int, head_layers: int
 ) -> GraphEstimate:
-    """The graphs that vLLM's V2 model runner captures for a target and a head with so many layers.
-    Those of the head count twice: vLLM measures their memory by capturing all of them."""
-    counts = count_graphs(
-        shape.sizes, captured_ks(k), shape.sequences, shape.tokens, parallel=method == "p-eagle"
-    )
+    """What it takes to capture so many graphs, with so many layers of target and head. Those of the
+    head are captured twice: vLLM measures their memory that way."""
     full, parts, head = counts
-    passes = head_layers if method == "p-eagle" else head_layers * max(1, k - 1)
+    passes = head_layers * (1 if method == "p-eagle" else max(1, k - 1))
     seconds = layers * (full * FULL_S + parts * PARTS_S) + 2 * head * passes * FULL_S
     mib = GRAPH_MIB * (layers * (full + parts) + passes * head)
     return GraphEstimate(counts, seconds, mib / 1024)
 
 
+def graphs_of(shape: StepShape, k: int, method: Method) -> GraphCounts:
+    """The graphs that vLLM's V2 model runner captures for steps of a shape."""
+    parallel = method == "p-eagle"
+    return count_graphs(
+        shape.sizes, captured_ks(k), shape.sequences, shape.tokens, parallel=parallel
+    )
+
+
 def _sizes_are_given(given: Mapping[str, Any]) -> bool:
     """Whether an operator, or a mode that they chose, decides on the sizes of graphs."""
-    compilation = given.get("compilation_config")
-    named = compilation if isinstance(compilation, Mapping) else vars(compilation or object)
-    return (
-        bool(given.get("enforce_eager"))
-        or given.get("performance_mode") == "interactivity"
-        or any(source.get(name) is not None for source in (given, named) for name in (SIZES, LARGEST))
-    )
+    compilation = given.get("compilation_config") or {}
+    if not isinstance(compilation, Mapping):  # read by vLLM's own parser
+        compilation = vars(compilation)
+    named = (source.get(name) for source in (given, compilation) for name in (SIZES, LARGEST))
+    whole = given.get("performance_mode") == "interactivity" or given.get("enforce_eager")
+    return bool(whole) or any(value is not None for value in named)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from app.engine.configuration.capacity import ServerDefaults, StepShape, estimate_graphs
+from app.engine.configuration.capacity import ServerDefaults, StepShape, estimate_graphs, graphs_of
+from drafters.model.config import Method
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,9 +35,13 @@ def server_config(arguments: AsyncEngineArgs) -> VllmConfig:
 
     On a GPU it has a server's defaults; on a CPU those that vLLM has for its class LLM.
     """
+    from vllm.config import StructuredOutputsConfig
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
+    structured: Any = arguments.structured_outputs_config
+    if isinstance(structured, Mapping):  # vLLM sets the reasoning parser as an attribute of it
+        arguments.structured_outputs_config = StructuredOutputsConfig(**structured)
     speculation: Any = arguments.speculative_config
     config = arguments.create_engine_config(
         None if current_platform.is_cpu() else UsageContext.OPENAI_API_SERVER
@@ -64,11 +70,12 @@ def _log_graphs(config: VllmConfig) -> None:
     sizes = config.compilation_config.cudagraph_capture_sizes
     if speculation is None or not sizes or not config.use_v2_model_runner:
         return
-    estimate = estimate_graphs(
-        StepShape(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, sizes),
-        config.num_speculative_tokens,
-        "p-eagle" if speculation.parallel_drafting else "eagle3",
-        config.model_config.hf_text_config.num_hidden_layers,
-        speculation.draft_model_config.hf_text_config.num_hidden_layers,
+    k = config.num_speculative_tokens
+    method: Method = "p-eagle" if speculation.parallel_drafting else "eagle3"
+    shape = StepShape(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, sizes)
+    layers, head_layers = (
+        model.hf_text_config.num_hidden_layers
+        for model in (config.model_config, speculation.draft_model_config)
     )
+    estimate = estimate_graphs(graphs_of(shape, k, method), k, method, layers, head_layers)
     logger.info("CUDA graphs to capture: %s", estimate)

@@ -1,0 +1,266 @@
+"""`aerie bench gpu-config`: what vLLM's configuration is on GPUs that are not here.
+
+Builds it for each preset as `aerie serve` does, with the targets' shapes and without weights, and
+asks vLLM's own graph managers what they would capture. One line for each preset and kind of GPU,
+with as many GPUs as the preset needs of that kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from multiprocessing import get_context
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.engine.configuration.capacity import GraphCounts, estimate_graphs
+from app.engine.configuration.options import V2, engine_options, wants_v2
+from app.engine.configuration.server import server_config, this_gpu
+from app.presets.about import about_preset
+from app.presets.memory import fewest_gpus, need
+from app.settings import REPOSITORY, Settings, of_preset, preset_names
+from bench.parts.gpu_platform import GPUS, pretend
+from bench.systems.model_free import head_config
+from bench.systems.target_configs import BY_MODEL
+from drafters.config import captured_ks
+from drafters.markdown import columns
+from drafters.model.config import Method
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+REASONING_MARKS = ("<think>", "</think>", "<|channel>", "<channel|>")  # Qwen3's and Gemma 4's
+
+
+class Case(NamedTuple):
+    """A preset on GPUs of one kind."""
+
+    preset: str
+    gpu: str  # a name of GPUS
+    data_parallel: int = 1
+    given: dict[str, Any] = {}  # engine arguments of an operator
+
+
+class Outcome(NamedTuple):
+    """The configuration of a case."""
+
+    preset: str
+    gpu: str
+    gpus: int  # of one replica
+    runner: str
+    backends: list[str]  # attention of the target's kinds of layers
+    head_backend: str
+    head_threshold: int | None  # tokens of a request that the head's backend decodes at once
+    tokens: int
+    sequences: int
+    sizes: list[int]
+    mode: str  # of CUDA graphs
+    ks: list[int]  # that vLLM's table names
+    counts: GraphCounts
+    seconds: float
+    graphs_gib: float
+    memory_gib: float | None
+
+
+def outcomes(cases: Sequence[Case]) -> list[Outcome]:
+    """Build each case's configuration. This process imports vLLM as on the first kind of GPU, and
+    stays on it; each kind has a child process of its own."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    kinds = list(dict.fromkeys(case.gpu for case in cases))
+    pretend(GPUS[kinds[0]])
+    import vllm.v1.attention.backends.flash_attn
+    import vllm.v1.attention.backends.flashinfer
+    import vllm.v1.worker.gpu.model_runner  # noqa: F401
+
+    groups = [[case for case in cases if case.gpu == kind] for kind in kinds]
+    with get_context("fork").Pool(len(groups), maxtasksperchild=1) as pool:
+        built = [outcome for group in pool.map(_build_all, groups, 1) for outcome in group]
+    return sorted(built, key=lambda each: [each.preset, list(GPUS).index(each.gpu)])
+
+
+def _build_all(cases: Sequence[Case]) -> list[Outcome]:
+    """Build cases of one kind of GPU."""
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    torch.set_num_threads(1)
+    pretend(GPUS[cases[0].gpu])
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(VllmConfig()):
+        # vLLM's managers of graphs ask whether this is the first and last of the ranks.
+        init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        return [_build(case, Path(folder) / str(index)) for index, case in enumerate(cases)]
+
+
+def _build(case: Case, folder: Path) -> Outcome:
+    """Build one case, with the models' files in `folder`."""
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    about, preset = about_preset(case.preset), of_preset(case.preset)
+    gib = GPUS[case.gpu].gib
+    gpus = fewest_gpus(preset, about, gib) or 8
+    method: Method = about.head.method if about.head else "p-eagle"
+    settings = _with_models(preset, method, folder)
+    os.environ[V2] = "1"
+    options = engine_options(
+        settings, None, method=method, v2=wants_v2(os.environ), gpu=this_gpu()
+    )
+    sizes = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
+    config = server_config(AsyncEngineArgs(**(options | sizes | case.given)))
+    with set_current_vllm_config(config):
+        backends, head_backend, threshold = _attention(config)
+        counts, mode = _graphs(config, method)
+    k, speculation = config.num_speculative_tokens, config.speculative_config
+    layers, head_layers = (
+        model.hf_text_config.num_hidden_layers
+        for model in (config.model_config, speculation.draft_model_config)
+    )
+    estimate = estimate_graphs(counts, k, method, layers, head_layers)
+    needed = need(preset, about, gpus, gib)
+    return Outcome(
+        preset=case.preset,
+        gpu=case.gpu,
+        gpus=gpus,
+        runner="V2" if config.use_v2_model_runner else "V1",
+        backends=backends,
+        head_backend=head_backend,
+        head_threshold=threshold,
+        tokens=config.scheduler_config.max_num_batched_tokens,
+        sequences=config.scheduler_config.max_num_seqs,
+        sizes=config.compilation_config.cudagraph_capture_sizes,
+        mode=mode,
+        ks=[entry[2] for entry in speculation.num_speculative_tokens_per_batch_size or ()],
+        counts=counts,
+        seconds=estimate.seconds,
+        graphs_gib=estimate.gib,
+        memory_gib=needed.total if needed else None,
+    )
+
+
+def _with_models(preset: Settings, method: Method, folder: Path) -> Settings:
+    """The preset's settings, with folders that have its models' configurations and no weights."""
+    document = BY_MODEL.get(preset.model.model)
+    if document is None:  # inside this repository
+        target, head = (REPOSITORY / preset.model.model, REPOSITORY / str(preset.speculation.drafter))
+    else:
+        target, head = folder / "target", folder / "head"
+        for place, content in ((target, document), (head, head_config(document, method))):
+            place.mkdir(parents=True)
+            (place / "config.json").write_text(json.dumps(content), "utf-8")
+        _write_tokenizer(target)
+    model = preset.model.model_copy(update={"model": str(target)})
+    speculation = preset.speculation.model_copy(update={"drafter": str(head)})
+    return preset.model_copy(update={"model": model, "speculation": speculation})
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer that has the marks of reasoning, which vLLM looks up."""
+    from tokenizers import Tokenizer
+
+    source = REPOSITORY / "models" / "embedded" / "target"
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(REASONING_MARKS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copyfile(source / "tokenizer_config.json", folder / "tokenizer_config.json")
+
+
+def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
+    """Names of the attention backends that vLLM selects for the target's kinds of layers and for
+    the head, and how many tokens of a request the head's decodes at once; None: any number."""
+    from vllm.v1.attention.backend import max_decode_query_len
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model, speculation = config.model_config, config.speculative_config
+    text, cache = model.hf_text_config, config.cache_config.cache_dtype
+    sizes = {model.get_head_size(), getattr(text, "global_head_dim", 0) or 0} - {0}
+    sinks = "GptOss" in model.architectures[0]
+    backends = {
+        get_attn_backend(
+            size, model.dtype, cache, has_sink=sinks, use_mm_prefix=model.is_mm_prefix_lm
+        ).get_name()
+        for size in sizes
+    }
+    draft = speculation.draft_model_config
+    head = get_attn_backend(draft.get_head_size(), draft.dtype, cache)
+    # FlashInfer's builder of metadata sets it so, but cannot be made without a GPU.
+    threshold = max_decode_query_len(config) if head.get_name() == "FLASHINFER" else None
+    return sorted(backends), head.get_name(), threshold
+
+
+def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:
+    """How many graphs vLLM's managers would capture, and the mode of those of the target."""
+    import torch
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
+        SpeculatorCudaGraphManager,
+    )
+
+    from drafters.vllm.v2.graphs import Graphs
+
+    k, v2 = config.num_speculative_tokens, config.use_v2_model_runner
+    mode = config.compilation_config.resolve_cudagraph_mode_and_sizes(
+        AttentionCGSupport.UNIFORM_BATCH, "its backends", k + 1, use_v2_model_runner=v2
+    )
+    device, full, parts = torch.device("cpu"), CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+    if not v2:
+        dispatcher = CudagraphDispatcher(config)
+        dispatcher.initialize_cudagraph_keys(mode, k + 1)
+        keys = dispatcher.cudagraph_keys
+        return GraphCounts(len(keys[full]), len(keys[parts]), len(keys[parts])), mode.name
+
+    def captured(manager: CudaGraphManager, of: CUDAGraphMode) -> int:
+        return len(manager._capture_descs.get(of, ()))
+
+    target = ModelCudaGraphManager(config, device, mode, k + 1)
+    if method == "p-eagle":
+        owner = type("Speculator", (), {})()
+        Graphs(config, device, k, owner)
+        head = sum(captured(manager, full) for manager in vars(owner).values())
+    else:
+        first = SpeculatorCudaGraphManager(config, device, mode, k + 1)
+        rest = SpeculatorCudaGraphManager(config, device, CUDAGraphMode.FULL_DECODE_ONLY, 1)
+        loops = len({entry[2] for entry in config.speculative_config.num_speculative_tokens_per_batch_size or ()} - {0, 1})
+        head = captured(first, full) + captured(first, parts) + captured(rest, full) * max(1, loops)
+    return GraphCounts(captured(target, full), captured(target, parts), head), mode.name
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a table of presets and GPUs; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="aerie bench gpu-config", description=__doc__)
+    parser.add_argument("presets", nargs="*", help="names; without any, all")
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS))
+    options = parser.parse_args(arguments)
+    names = options.presets or preset_names()
+    print("\n".join(columns(rows(outcomes([Case(n, g) for n in names for g in options.gpus])))))
+    return 0
+
+
+def rows(found: Sequence[Outcome]) -> list[list[str]]:
+    """Rows of the table, its head first."""
+    head = ["preset", "GPUs", "runner", "attention", "tokens a step", "sequences", "graphs: steps",
+            "parts", "head", "seconds to capture", "their GiB", "GiB in all"]  # fmt: skip
+    lines = [
+        [
+            each.preset, f"{each.gpus} {each.gpu}", each.runner,
+            ", ".join(dict.fromkeys([*each.backends, each.head_backend])),
+            f"{each.tokens:,}", f"{each.sequences:,}", *map(str, each.counts),
+            f"{each.seconds:.0f}", f"{each.graphs_gib:.1f}",
+            "-" if each.memory_gib is None else f"{each.memory_gib:.1f}",
+        ]
+        for each in found
+    ]  # fmt: skip
+    return [head, *lines]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

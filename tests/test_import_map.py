@@ -46,7 +46,7 @@ SINGLE_PARTS = (
     | POLICY
     | TARGET_FOLDERS
     | HEAD_CONFIG
-    | {"drafters.model", "drafters.ops", "drafters.train", "drafters.vllm"}
+    | {"drafters.graph_sizes", "drafters.model", "drafters.ops", "drafters.train", "drafters.vllm"}
     | TRAINING
     | SERVING
 )
@@ -161,7 +161,7 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,
     "drafters.vllm.v1": {"drafters.config", "drafters.ops"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
-    "drafters.vllm.v2": {"drafters.config", "drafters.ops"}
+    "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
     | {"drafters.vllm.own_drafter", "drafters.vllm.verification"},
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams"}

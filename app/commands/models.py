@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.presets.about import About, about_preset
-from app.presets.memory import fewest_gpus, need
+from app.presets.memory import capacity, fewest_gpus, graphs, need
 from app.settings import Settings, of_preset, preset_names
 
 # Size by name -> GiB that the driver reports: L4 and A10G, L40S, H100, H200, B200.
@@ -53,6 +53,7 @@ def describe(name: str) -> dict[str, Any]:
         "memory_gib": round(needed.total, 1) if needed else None,
         "memory": needed.sum() if needed else None,
         "gpus": _gpus(settings, name),
+        "steps": _steps(settings, about),
         "notes": list(about.notes),
     }
 
@@ -68,6 +69,21 @@ def _gpus(settings: Settings, name: str) -> dict[str, int | None]:
     """GPU size by name -> how many of them the pair needs; None: more than eight."""
     about = about_preset(name)
     return {str(size): fewest_gpus(settings, about, gib) for size, gib in GPU_SIZES.items()}
+
+
+def _steps(settings: Settings, about: About) -> dict[str, dict[str, Any]]:
+    """GPU size by name -> the largest step of an engine there, and what its CUDA graphs take."""
+    steps = {}
+    for size, gib in GPU_SIZES.items():
+        shape, captured = capacity(settings, about, gib), graphs(settings, about, gib)
+        steps[str(size)] = {
+            "tokens": shape.tokens,
+            "sequences": shape.sequences,
+            "graphs": sum(captured.counts) if captured else None,
+            "capture_seconds": round(captured.seconds, 1) if captured else None,
+            "graphs_gib": round(captured.gib, 1) if captured else None,
+        }
+    return steps
 
 
 def _table(found: Sequence[dict[str, Any]]) -> str:
@@ -114,9 +130,22 @@ def _page(entry: dict[str, Any]) -> str:
             for size, count in entry["gpus"].items()
         )
         lines.append(f"GPUs needed (tensor parallel) by size: {', '.join(fits)}")
+        lines += ["", "the largest step by size of the GPU, and the CUDA graphs of a start:"]
+        lines += [f"- {size} GB: {_step(step)}" for size, step in entry["steps"].items()]
     if entry["notes"]:
         lines += ["", *(f"- {note}" for note in entry["notes"])]
     return "\n".join(lines)
+
+
+def _step(step: dict[str, Any]) -> str:
+    """One size's entry of `_steps`, as text."""
+    text = f"{step['tokens']:,} tokens of {step['sequences']:,} sequences"
+    if step["graphs"] is None:
+        return text
+    return (
+        f"{text}; {step['graphs']} graphs, about {step['capture_seconds']:.0f} s and "
+        f"{step['graphs_gib']} GiB"
+    )
 
 
 def _short(model: str) -> str:

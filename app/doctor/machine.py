@@ -154,10 +154,12 @@ def check_gpu_memory(
 
     `gpus_gib` has each GPU's memory.
     """
-    needed = need(settings, about) if about else None
-    if about is None or needed is None or not gpus_gib:
+    if about is None or not gpus_gib:
         return None
     gpu = min(gpus_gib)
+    needed = need(settings, about, None, gpu)
+    if needed is None:
+        return None
     limit = usable(settings, gpu)
     detail = f"{needed.sum()}, of {limit:.1f} usable on a GPU of {gpu:.1f}"
     if needed.gpus > len(gpus_gib):

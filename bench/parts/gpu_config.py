@@ -7,27 +7,27 @@ with as many GPUs as the preset needs of that kind.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 from multiprocessing import get_context
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.engine.configuration.capacity import GraphCounts, estimate_graphs
+from app.engine.configuration.capacity import ServerDefaults, estimate_graphs
 from app.engine.configuration.options import V2, engine_options, wants_v2
 from app.engine.configuration.server import server_config, this_gpu
 from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
 from app.settings import REPOSITORY, Settings, of_preset, preset_names
+from bench.parser import command_parser
 from bench.parts.gpu_platform import GPUS, pretend
 from bench.systems.model_free import head_config
 from bench.systems.target_configs import BY_MODEL
-from drafters.config import captured_ks
+from drafters.graph_sizes import GraphCounts
 from drafters.markdown import columns
 from drafters.model.config import Method
 
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     preset: str
     gpu: str  # a name of GPUS
     data_parallel: int = 1
-    given: dict[str, Any] = {}  # engine arguments of an operator
+    given: Mapping[str, Any] = MappingProxyType({})  # engine arguments of an operator
 
 
 class Outcome(NamedTuple):
@@ -52,6 +52,7 @@ class Outcome(NamedTuple):
     preset: str
     gpu: str
     gpus: int  # of one replica
+    defaults: ServerDefaults | None  # of vLLM's own server there
     runner: str
     backends: list[str]  # attention of the target's kinds of layers
     head_backend: str
@@ -109,11 +110,16 @@ def _build(case: Case, folder: Path) -> Outcome:
     method: Method = about.head.method if about.head else "p-eagle"
     settings = _with_models(preset, method, folder)
     os.environ[V2] = "1"
+    parallel = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
+    given = settings.engine.engine_args | parallel | dict(case.given)
+    engine = settings.engine.model_copy(update={"engine_args": given})
     options = engine_options(
-        settings, None, method=method, v2=wants_v2(os.environ), gpu=this_gpu()
+        settings.model_copy(update={"engine": engine}),
+        method=method,
+        v2=wants_v2(os.environ),
+        gpu=this_gpu(),
     )
-    sizes = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
-    config = server_config(AsyncEngineArgs(**(options | sizes | case.given)))
+    config = server_config(AsyncEngineArgs(**options))
     with set_current_vllm_config(config):
         backends, head_backend, threshold = _attention(config)
         counts, mode = _graphs(config, method)
@@ -128,6 +134,7 @@ def _build(case: Case, folder: Path) -> Outcome:
         preset=case.preset,
         gpu=case.gpu,
         gpus=gpus,
+        defaults=this_gpu(),
         runner="V2" if config.use_v2_model_runner else "V1",
         backends=backends,
         head_backend=head_backend,
@@ -148,7 +155,9 @@ def _with_models(preset: Settings, method: Method, folder: Path) -> Settings:
     """The preset's settings, with folders that have its models' configurations and no weights."""
     document = BY_MODEL.get(preset.model.model)
     if document is None:  # inside this repository
-        target, head = (REPOSITORY / preset.model.model, REPOSITORY / str(preset.speculation.drafter))
+        target, head = (
+            REPOSITORY / str(name) for name in (preset.model.model, preset.speculation.drafter)
+        )
     else:
         target, head = folder / "target", folder / "head"
         for place, content in ((target, document), (head, head_config(document, method))):
@@ -229,16 +238,18 @@ def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:
     else:
         first = SpeculatorCudaGraphManager(config, device, mode, k + 1)
         rest = SpeculatorCudaGraphManager(config, device, CUDAGraphMode.FULL_DECODE_ONLY, 1)
-        loops = len({entry[2] for entry in config.speculative_config.num_speculative_tokens_per_batch_size or ()} - {0, 1})
-        head = captured(first, full) + captured(first, parts) + captured(rest, full) * max(1, loops)
+        table = config.speculative_config.num_speculative_tokens_per_batch_size or ()
+        loops = {entry[2] for entry in table} - {0, 1}  # a graph has all passes for a K
+        head = captured(first, full) + captured(first, parts)
+        head += captured(rest, full) * max(1, len(loops))
     return GraphCounts(captured(target, full), captured(target, parts), head), mode.name
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a table of presets and GPUs; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="aerie bench gpu-config", description=__doc__)
+    parser = command_parser("gpu-config", __doc__)
     parser.add_argument("presets", nargs="*", help="names; without any, all")
-    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS))
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=["H100", "H200", "B200"])
     options = parser.parse_args(arguments)
     names = options.presets or preset_names()
     print("\n".join(columns(rows(outcomes([Case(n, g) for n in names for g in options.gpus])))))
@@ -261,6 +272,3 @@ def rows(found: Sequence[Outcome]) -> list[list[str]]:
     ]  # fmt: skip
     return [head, *lines]
 
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -53,6 +53,8 @@ GPUS = {
     "H100": Gpu("NVIDIA H100 80GB HBM3", 79.6, (9, 0)),
     "H200": Gpu("NVIDIA H200", 140.4, (9, 0)),
     "B200": Gpu("NVIDIA B200", 179.1, (10, 0)),
+    "A100": Gpu("NVIDIA A100-SXM4-80GB", 79.3, (8, 0)),
+    "L40S": Gpu("NVIDIA L40S", 45.0, (8, 9)),
 }
 
 

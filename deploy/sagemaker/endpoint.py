@@ -73,7 +73,7 @@ class DesiredEndpoint:
         wanted = int(asked or settings.engine.tensor_parallel_size)
         fewest = fewest_gpus(settings, about, gib, most=gpus)
         if fewest is None or fewest > wanted:
-            needed = need(settings, about, wanted)
+            needed = need(settings, about, wanted, gib)
             remedy = f"--env AERIE_TENSOR_PARALLEL_SIZE={fewest}" if fewest else "take larger GPUs"
             raise DeployError(
                 f"{self.preset} does not fit {wanted} of {self.instance_type}'s {gpus} GPUs of "

@@ -14,6 +14,10 @@ from drafters.graph_sizes import GraphCounts, capture_sizes, count_graphs
 from drafters.model.config import Method
 
 GIB = 1024**3
+# Sequences of a server that drafts, unless its operator says so: each has K + 1 rows of logits, and
+# vLLM's profile of memory counts one (gpu/model_runner.py, profile_run). At K = 7 and 150,000 tokens
+# of vocabulary 256 sequences are 1.2 GiB of float32; vLLM's 1,024 would be 4.7 GiB.
+DRAFTING_SEQUENCES = 256
 SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 # Seconds and MiB of a graph for each layer that it records: allowances from published logs, none
 # measured by this project. Whole steps: 15 graphs a second (vLLM's pull request 46389). Parts: 7.6
@@ -70,7 +74,8 @@ def step_shape(given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Me
     drafts to verify and the slots of a P-EAGLE head, K - 1. At K = 0 all is as vLLM has it.
     """
     factor = 2 if given.get("performance_mode") == "throughput" else 1  # as in vLLM
-    sequences = given.get("max_num_seqs") or factor * gpu.sequences
+    default = factor * (min(gpu.sequences, DRAFTING_SEQUENCES) if k else gpu.sequences)
+    sequences = given.get("max_num_seqs") or default
     slots = 2 * k - 1 if method == "p-eagle" and k else k
     tokens = given.get("max_num_batched_tokens") or factor * gpu.tokens + sequences * slots
     ours = k and not _sizes_are_given(given)

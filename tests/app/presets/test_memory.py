@@ -8,7 +8,7 @@ import pytest
 
 from app.doctor.machine import check_gpu_memory, read_gpus
 from app.presets.about import About, HeadFacts, KvLayers, TargetFacts
-from app.presets.memory import GIB, OVERHEAD_GIB, fewest_gpus, longest, need
+from app.presets.memory import GIB, OVERHEAD_GIB, capacity, fewest_gpus, graphs, longest, need
 from app.settings import Settings, load, of_preset
 
 TARGET = TargetFacts(
@@ -34,12 +34,12 @@ def test_the_sum() -> None:
     width = 2 * 4 * 128 * 2  # keys and values, heads, their size, bytes
     assert needed.weights * GIB == pytest.approx(20e9)
     assert needed.head * GIB == pytest.approx(2e9)
-    # Full layers and the head's keep all; sliding ones their window and what a step adds.
-    assert needed.kv * GIB == pytest.approx(width * (12 * 10_000 + 30 * 1_500))
+    # Full layers and the head's keep all; sliding ones their window and what two steps add.
+    assert needed.kv * GIB == pytest.approx(width * (12 * 10_000 + 30 * 2_000))
     assert needed.token_bytes == 12 * width
-    assert needed.store * GIB == pytest.approx(10 * 256 * 3 * 1024 * 2)
+    assert needed.store * GIB == pytest.approx(10 * 16 * 3 * 1024 * 2)  # of 16 steps
     assert needed.total == pytest.approx(
-        needed.weights + needed.head + needed.kv + needed.store + OVERHEAD_GIB
+        needed.weights + needed.head + needed.kv + needed.store + needed.graphs + OVERHEAD_GIB
     )
     assert f"{needed.total:.1f} GiB" in needed.sum()
 
@@ -54,16 +54,26 @@ def test_settings_change_it() -> None:
     two = need(settings(tensor_parallel_size=2), ABOUT)
     eight = need(settings(tensor_parallel_size=8), ABOUT)
     assert base and plain and fp8 and double and two and eight
-    assert (plain.head, plain.store) == (0, 0)
+    assert (plain.head, plain.store, plain.graphs) == (0, 0, 0)
     assert plain.kv < base.kv
     assert fp8.weights == base.weights / 2 and fp8.kv == base.kv / 2
     width = 2 * 4 * 128 * 2
-    # Without drafts two steps are in flight, so a sliding layer keeps what both add.
     assert plain.kv * GIB == pytest.approx(width * (10 * 10_000 + 30 * 2_000))
     assert double.weights == base.weights * 2 and double.kv == base.kv * 2
     assert two.weights == base.weights / 2 and two.kv == base.kv / 2
     assert eight.kv == base.kv / 4  # four heads: beyond that each GPU has one whole head
     assert need(settings(), About()) is None
+
+
+def test_graphs_and_steps_are_those_of_the_engine() -> None:
+    """The same functions make the engine's options."""
+    wanted = settings(max_num_seqs=128, max_num_batched_tokens=None, k=7)
+    needed, captured = need(wanted, ABOUT), graphs(wanted, ABOUT)
+    assert needed and captured and needed.graphs == captured.gib > 0.5
+    assert capacity(wanted, ABOUT).tokens == 8192 + 128 * 13
+    assert capacity(wanted, ABOUT, 179.0).tokens == 16384 + 128 * 13
+    eager = settings(max_num_seqs=128, enforce_eager=True)
+    assert graphs(eager, ABOUT).counts == (0, 0, 0)  # type: ignore[union-attr]
 
 
 def test_a_head_that_reads_more_of_the_target_keeps_more() -> None:

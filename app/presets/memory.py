@@ -57,11 +57,12 @@ class Need:
 
     def sum(self) -> str:
         """The sum with all its parts, as a line of text."""
+        everywhere = f" on each of {self.gpus} GPUs" if self.gpus > 1 else ""
         return (
             f"weights {self.weights:.1f} + head {self.head:.1f} + KV cache {self.kv:.1f} "
             f"(one sequence of {self.length:,} tokens; {self.token_bytes:,} bytes for one more)"
-            f" + hidden states {self.store:.1f} + CUDA graphs {self.graphs:.1f} + overhead {self.overhead:.1f} = "
-            f"{self.total:.1f} GiB" + (f" on each of {self.gpus} GPUs" if self.gpus > 1 else "")
+            f" + hidden states {self.store:.1f} + CUDA graphs {self.graphs:.1f}"
+            f" + overhead {self.overhead:.1f} = {self.total:.1f} GiB{everywhere}"
         )
 
 

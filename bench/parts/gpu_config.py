@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 import tempfile
-from multiprocessing import get_context
 from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,8 +69,8 @@ class Outcome(NamedTuple):
 
 
 def outcomes(cases: Sequence[Case]) -> list[Outcome]:
-    """Build each case's configuration. This process imports vLLM as on the first kind of GPU, and
-    stays on it; each kind has a child process of its own."""
+    """Build the configuration of each case, in their order. This process imports vLLM as on the
+    first kind of GPU, and stays on it; each kind has a child process of its own."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     kinds = list(dict.fromkeys(case.gpu for case in cases))
     pretend(GPUS[kinds[0]])
@@ -80,8 +80,8 @@ def outcomes(cases: Sequence[Case]) -> list[Outcome]:
 
     groups = [[case for case in cases if case.gpu == kind] for kind in kinds]
     with get_context("fork").Pool(len(groups), maxtasksperchild=1) as pool:
-        built = [outcome for group in pool.map(_build_all, groups, 1) for outcome in group]
-    return sorted(built, key=lambda each: [each.preset, list(GPUS).index(each.gpu)])
+        built = dict(zip(kinds, map(iter, pool.map(_build_all, groups, 1)), strict=True))
+    return [next(built[case.gpu]) for case in cases]
 
 
 def _build_all(cases: Sequence[Case]) -> list[Outcome]:
@@ -271,4 +271,3 @@ def rows(found: Sequence[Outcome]) -> list[list[str]]:
         for each in found
     ]  # fmt: skip
     return [head, *lines]
-

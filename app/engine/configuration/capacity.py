@@ -14,9 +14,9 @@ from drafters.graph_sizes import GraphCounts, capture_sizes, count_graphs
 from drafters.model.config import Method
 
 GIB = 1024**3
-# Sequences of a server that drafts, unless its operator says so: each has K + 1 rows of logits, and
-# vLLM's profile of memory counts one (gpu/model_runner.py, profile_run). At K = 7 and 150,000 tokens
-# of vocabulary 256 sequences are 1.2 GiB of float32; vLLM's 1,024 would be 4.7 GiB.
+# Most sequences of a server that drafts, unless its operator names a number: each has K + 1 rows of
+# logits, and vLLM's profile of memory counts one (gpu/model_runner.py, profile_run). At K = 7 and
+# 150,000 tokens of vocabulary 256 sequences are 1.1 GiB of float32; 1,024 would be 4.6 GiB.
 DRAFTING_SEQUENCES = 256
 SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 # Seconds and MiB of a graph for each layer that it records: allowances from published logs, none

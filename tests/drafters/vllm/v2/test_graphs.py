@@ -106,3 +106,12 @@ def test_a_graph_holds_the_last_entered_token_and_ends_within_the_room(
     if shape is not None:
         owner._graphs.run(shape)
         assert getattr(owner, f"graph_manager_{of}").ran == [shape]
+
+
+def test_a_k_without_graphs_takes_those_of_the_next(owner: Any) -> None:
+    """Graphs are captured for few K; a pass that drafts fewer is padded."""
+    found = made(owner, 7)
+    for k, of in ((1, 1), (4, 5), (6, 7), (7, 7)):
+        shape = found.find(k, np.array([k + 1, 1]), room=99)
+        assert shape is not None and graphs.drafted(shape) == of
+    assert found.find(6, np.array([9, 1]), room=99) is None  # more than the largest enters

@@ -1,0 +1,142 @@
+"""vLLM's configuration as on GPUs that are not here, for every preset. Nothing of it is
+mocked: only the platform's answers about the GPU are given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
+
+from app.engine.configuration.capacity import ServerDefaults, graphs_of, server_defaults
+from app.presets.about import about_preset
+from app.presets.memory import UTILISATION, capacity
+from app.settings import of_preset, preset_names
+from bench.parts.gpu_config import Case, Outcome, rows
+from bench.parts.gpu_platform import GPUS
+from drafters.config import captured_ks
+from drafters.graph_sizes import GraphCounts
+
+REPOSITORY = Path(__file__).parents[3]
+KINDS = ("H100", "H200", "B200")
+PRESETS = preset_names()
+THEIRS = {
+    "max_num_seqs": 16, "max_num_batched_tokens": 4096, "cudagraph_capture_sizes": [8, 64],
+}  # fmt: skip
+CASES = [
+    *(Case(name, gpu) for name in PRESETS for gpu in KINDS),
+    Case("gpt-oss-20b", "A100"),
+    Case("gpt-oss-20b", "L40S"),
+    Case("qwen3-8b", "H100", data_parallel=8),
+    Case("qwen3-8b-eagle3", "H100", data_parallel=8),
+    Case("gpt-oss-120b", "H100", given={"tensor_parallel_size": 8}),
+    Case("gpt-oss-20b", "H100", given=THEIRS),
+    Case("gpt-oss-20b", "H100", given={"enforce_eager": True}),
+]
+SCRIPT = """
+import json, sys
+from bench.parts.gpu_config import Case, outcomes
+print("\\n" + json.dumps(outcomes([Case(*case) for case in json.load(sys.stdin)])))
+"""
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Outcome]:
+    """The configuration of each case, by the case's JSON."""
+    cases = [json.dumps([*case[:3], dict(case.given)]) for case in CASES]
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=f"[{','.join(cases)}]", text=True, cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = [
+        Outcome(**(dict(zip(Outcome._fields, row, strict=True))))
+        for row in json.loads(run.stdout.splitlines()[-1])
+    ]
+    return dict(zip(cases, found, strict=True))
+
+
+def outcome(built: dict[str, Outcome], case: Case) -> Outcome:
+    return built[json.dumps([*case[:3], dict(case.given)])]
+
+
+@pytest.mark.parametrize("gpu", KINDS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Outcome]) -> None:
+    found = outcome(built, Case(preset, gpu))
+    settings, about = of_preset(preset), about_preset(preset)
+    k, method = settings.speculation.k, about.head.method if about.head else "p-eagle"
+    expected = capacity(settings, about, GPUS[gpu].gib)
+    assert found.runner == "V2" and found.mode == "FULL_AND_PIECEWISE"
+    # What `aerie models` and the sum of memory say is what the engine takes.
+    assert (found.sequences, found.tokens, found.sizes) == expected
+    assert GraphCounts(*found.counts) == graphs_of(expected, k, method)
+    assert found.sequences == (settings.engine.max_num_seqs or 256)
+    assert found.tokens > server_defaults(GPUS[gpu].gib).tokens
+    assert found.ks == list(captured_ks(k))
+    for each in found.ks:  # every sequence that is served decodes in a full graph
+        assert found.sequences * (each + 1) <= found.sizes[-1]
+    if found.memory_gib is not None:
+        assert found.memory_gib <= UTILISATION * GPUS[gpu].gib
+    assert found.seconds < 30
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_attention_backend_that_vllm_selects(preset: str, built: dict[str, Outcome]) -> None:
+    """On a B200 FlashInfer, whose decode takes 1 + K tokens of a request on the V2 runner; a
+    P-EAGLE pass has 2 K."""
+    on = {gpu: outcome(built, Case(preset, gpu)) for gpu in KINDS}
+    if preset == "embedded":  # float32
+        assert {name for found in on.values() for name in found.backends} == {"TRITON_ATTN"}
+        return
+    for gpu in ("H100", "H200"):
+        assert on[gpu].backends == [on[gpu].head_backend] == ["FLASH_ATTN"]
+        assert on[gpu].head_threshold is None
+    k = of_preset(preset).speculation.k
+    assert on["B200"].head_backend == "FLASHINFER"
+    assert on["B200"].head_threshold == 1 + k < 2 * k
+    assert on["B200"].backends == ["FLASHINFER"]
+
+
+def test_vllm_s_defaults_of_a_server_are_those_of_the_table(built: dict[str, Outcome]) -> None:
+    for gpu, facts in GPUS.items():
+        found = outcome(built, Case("gpt-oss-20b", gpu))
+        assert found.defaults is not None
+        assert ServerDefaults(*found.defaults) == server_defaults(facts.gib, facts.name)
+
+
+@pytest.mark.parametrize("preset", ["qwen3-8b", "qwen3-8b-eagle3"])
+def test_replicas_of_a_dense_target_have_graphs_for_every_k(
+    preset: str, built: dict[str, Outcome]
+) -> None:
+    """The fault: with data parallelism vLLM dropped the table, and K changed without graphs."""
+    eight, one = (outcome(built, Case(preset, "H100", replicas)) for replicas in (8, 1))
+    assert eight.ks == one.ks == [0, 1, 2, 3, 5]
+    assert eight.counts == one.counts
+
+
+def test_eight_gpus_of_one_engine_take_the_same_steps(built: dict[str, Outcome]) -> None:
+    eight = outcome(built, Case("gpt-oss-120b", "H100", given={"tensor_parallel_size": 8}))
+    one = outcome(built, Case("gpt-oss-120b", "H100"))
+    assert (eight.runner, eight.backends, eight.tokens, eight.sizes, eight.counts) == (
+        one.runner, one.backends, one.tokens, one.sizes, one.counts,
+    )  # fmt: skip
+
+
+def test_an_operator_s_own_values_win(built: dict[str, Outcome]) -> None:
+    found = outcome(built, Case("gpt-oss-20b", "H100", given=THEIRS))
+    assert (found.sequences, found.tokens, found.sizes) == (16, 4096, [8, 64])
+    eager = outcome(built, Case("gpt-oss-20b", "H100", given={"enforce_eager": True}))
+    assert eager.sizes == [] and sum(eager.counts) == 0
+
+
+def test_the_table_has_a_row_for_each(built: dict[str, Outcome]) -> None:
+    table: list[list[Any]] = rows(list(built.values()))
+    assert len(table) == 1 + len(CASES) and {len(row) for row in table} == {12}

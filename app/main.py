@@ -42,7 +42,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(engine.run(lambda: _announce(settings)))
+        running = asyncio.create_task(engine.run(lambda: _announce(engine.settings_in_force)))
         try:
             async with admission.open():
                 yield

@@ -73,7 +73,8 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | TARGET_FOLDERS
     | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"}
-    | {"drafters.vllm.own_drafter"},
+    # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
+    | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
     "app.http": BASE
     | {"app.admission", "app.declaration", "app.engine", "app.llm", "app.validation"},
@@ -155,6 +156,7 @@ MAP: dict[str, set[str]] = {
     | RUN,
     "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
+    "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
@@ -164,7 +166,7 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
     | {"drafters.vllm.own_drafter", "drafters.vllm.verification"},
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
-    | {"drafters.parent_death", "drafters.streams"}
+    | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
     | SERVING,
 }
 
@@ -204,7 +206,7 @@ GUARDED = {
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
-    "drafters.small_samples",
+    *("drafters.small_samples", "drafters.vllm.error_report"),
     *HEAD_CONFIG,
 }
 

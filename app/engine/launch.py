@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from app.engine.configuration.cpu import cpu_machine, environment
 from app.engine.configuration.head import head_method
-from app.engine.configuration.options import V2, VLLM_VERSION, engine_options, wants_v2
+from app.engine.configuration.options import VLLM_VERSION, engine_options
+from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.configuration.server import server_config, this_gpu
 from app.engine.configuration.weights_dtype import lasting_weights_dtype, measure
+from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
 from app.settings import Settings
@@ -30,13 +31,10 @@ logger = logging.getLogger(__name__)
 LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
 
 
-def launch(
-    settings: Settings, load: EngineLoad, loading: Callable[[], None]
-) -> tuple[GatewayLLM, StepWatch]:
-    """Import vllm, call `loading`, then build the engine's configuration and start its processes.
+def prepare() -> bool:
+    """Import vllm, and set what its processes read; returns whether the engine runs on a CPU.
 
-    Blocks until the model is loaded. The engine's processes end with the thread that calls this
-    (drafters/parent_death.py), which must therefore outlast them. Raises StartupError.
+    Raises StartupError for another vllm than this gateway is made for.
     """
     block_terminal_signals()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -44,36 +42,45 @@ def launch(
     # An allowed host could redirect the gateway to one that is not allowed.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     _check_version()
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
+    return bool(current_platform.is_cpu())
+
+
+def launch(
+    settings: Settings, load: EngineLoad, path: StartPath, wish: bool | None = None
+) -> tuple[GatewayLLM, StepWatch]:
+    """Build the configuration of an engine on a start path, and start its processes.
+
+    `settings` are those of the path, `wish` is the runner that the operator asked for. Blocks until
+    the model is loaded. The engine's processes end with the thread that calls this
+    (drafters/parent_death.py), which must therefore outlast them. Raises StartupError, and whatever
+    vLLM raises.
+    """
+    on_cpu = prepare()
     from app.llm.async_llm import GatewayLLM
     from app.llm.steps import StepWatch
 
-    loading()
-    machine = cpu_machine() if current_platform.is_cpu() else None
+    machine = cpu_machine() if on_cpu else None
     if machine is not None:
         os.environ.update(environment(os.environ))
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: the model is not compiled and slower")
+    _choose_runner(path, wish)
     method = head_method(settings)
-    if settings.speculates and method == "eagle3":
-        _stay_on_v1()
     try:
-        options = engine_options(
-            settings, machine, method=method, v2=wants_v2(os.environ), gpu=this_gpu()
-        )
+        v2 = path is StartPath.V2
+        options = engine_options(settings, machine, method=method, v2=v2, gpu=this_gpu())
         options["model"] = resolve(options["model"])  # the first start converts a packaged model
         if machine is not None:
             race = partial(measure, threads=machine.threads)
             dtype = lasting_weights_dtype(options, machine.free_memory, race)
             options["dtype"] = dtype or options["dtype"]
-        arguments = AsyncEngineArgs(**options)
-        config = server_config(arguments)
+        config = _engine_config(options, path)
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error
     _refuse_logits_processors(config)
-    _refuse_undrafted(config)
+    _refuse_undrafted(config, path)
     load.clear()
     scheduler, parallel = config.scheduler_config, config.parallel_config
     load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
@@ -83,6 +90,31 @@ def launch(
     return llm, steps
 
 
+def _choose_runner(path: StartPath, wish: bool | None) -> None:
+    """Set vLLM's variable for the engine that is configured next. vLLM caches its variables in the
+    engine's processes alone (vllm/envs.py, enable_envs_cache)."""
+    runner = path.runner(wish)
+    if runner is None:
+        os.environ.pop(V2, None)
+    else:
+        os.environ[V2] = runner
+
+
+def _engine_config(options: dict[str, Any], path: StartPath) -> Any:
+    """vLLM's configuration. Raises StartFailureError if V2 is what it cannot be made for."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    arguments = AsyncEngineArgs(**options)
+    try:
+        return server_config(arguments)
+    except (NotImplementedError, ValueError) as error:
+        if path is not StartPath.V2:
+            raise
+        arguments.create_model_config()  # without the model no runner runs: that error is raised
+        reason = " ".join(str(error).split())
+        raise StartFailureError(reason, Blame.UNSUPPORTED, "unsupported") from error
+
+
 def block_terminal_signals() -> None:
     """Block SIGINT and SIGHUP in the processes that this thread starts, which inherit its mask.
 
@@ -90,19 +122,6 @@ def block_terminal_signals() -> None:
     gateway rather than kill its engine.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-
-
-def _stay_on_v1() -> None:
-    """Keep vLLM on its V1 model runner for EAGLE-3: it prefers V2, where no drafter here runs one.
-
-    Raises StartupError if that runner was asked for.
-    """
-    if wants_v2(os.environ):
-        raise StartupError(
-            f"{V2}=1: EAGLE-3 heads run on vLLM's V1 model runner only; unset it, or name a "
-            "P-EAGLE head"
-        )
-    os.environ[V2] = "0"
 
 
 def _refuse_logits_processors(config: Any) -> None:
@@ -122,16 +141,19 @@ def _refuse_logits_processors(config: Any) -> None:
         )
 
 
-def _refuse_undrafted(config: Any) -> None:
+def _refuse_undrafted(config: Any, path: StartPath) -> None:
     """Raise StartupError for options beside which no drafter can draft, before anything is loaded.
 
-    The drafter refuses them too, but in another process, where the reason is lost.
+    The drafter refuses them too, but after the target was loaded. On V2 it is a StartFailureError:
+    V1 may run what V2 cannot.
     """
     from drafters.vllm.own_drafter import refuse
 
     try:
         refuse(config)
     except NotImplementedError as error:
+        if path is StartPath.V2:
+            raise StartFailureError(str(error), Blame.UNSUPPORTED, "unsupported") from error
         raise StartupError(f"{error}; without drafts it is served with --k 0") from error
 
 

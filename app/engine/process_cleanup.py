@@ -22,10 +22,13 @@ END_TIMEOUT_S = 20.0
 class ProcessCleanup:
     """Ends the processes of one engine and removes the files that only they used."""
 
-    def __init__(self, processes: Iterable[int]) -> None:
-        """Record the engine's `processes` (their ids), their children, and the files of all."""
+    def __init__(self, processes: Iterable[int], files: Iterable[Path] = ()) -> None:
+        """Record the engine's `processes` (their ids), their children, and the files of all.
+
+        `files` may be left by processes of the engine that have ended already.
+        """
         self._processes: list[psutil.Process] = []
-        self._files: set[Path] = set()
+        self._files: set[Path] = set(files)
         for pid in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._processes.append(psutil.Process(pid))
@@ -63,6 +66,11 @@ class ProcessCleanup:
             logger.info(
                 "killed %d processes of the engine, removed %d files", len(running), removed
             )
+
+
+def children() -> set[int]:
+    """Ids of the processes that this process has started and that still run."""
+    return {child.pid for child in psutil.Process().children()}
 
 
 def files_in_use() -> set[Path]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from app.engine.configuration.runner import Blame
+from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
 from app.llm.head_acceptance import FirstDrafts, far_below, least_expected, warning
 from app.observability import metrics
 from app.settings import Settings
+from drafters.control.objective import OFF, Objective
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +30,10 @@ WARM_UP_TEXTS = (
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
 # This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
-# sequential.py, v2/speculator.py).
+# sequential.py, v2/speculator.py), and vLLM's own for EAGLE-3 on its V2 model runner
+# (vllm/v1/worker/gpu/spec_decode/eagle/speculator.py).
 DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
+DRAFTERS |= {"EagleSpeculator": False}
 STATS_TIMEOUT_S = 10.0
 
 
@@ -39,60 +44,95 @@ class DraftCounts(Protocol):
     first_drafts: FirstDrafts
 
 
+class WarmUp(Protocol):
+    """Calls into the engine that the warm-up makes (app/llm/async_llm.py)."""
+
+    async def answer(self, texts: Sequence[str], tokens: int) -> None:
+        """Continue all texts at once, each by `tokens` tokens."""
+        ...
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run a command of DraftingScheduler.speculation; returns the policy's state."""
+        ...
+
+
 def check_reports(
     settings: Settings, reports: list[dict[str, Any] | None]
 ) -> dict[str, Any] | None:
     """Compare every worker's report with the settings; returns the first report.
 
-    Raises StartupError naming what is wrong.
+    Raises StartFailureError naming what is wrong.
     """
     if not settings.speculates:
         return None
     wanted = settings.speculation
     for report in reports or [None]:
         if report is None:
-            raise StartupError("the engine runs without a drafter although one was asked for")
+            raise _undrafted("the engine runs without a drafter although one was asked for")
         parallel = DRAFTERS.get(report["proposer"])
         if parallel is None:
-            raise StartupError(
+            raise _undrafted(
                 f"the engine drafts with {report['proposer']}, not with a drafter of this package: "
                 "its plugin did not load; the error is in the log above"
             )
         if report["parallel"] != parallel:
-            raise StartupError(
+            raise _undrafted(
                 f"{report['proposer']} was given parallel_drafting {report['parallel']}: it needs "
                 "another kind of head"
             )
         if parallel and not report["mask_hidden"] and settings.engine.has_weights:
-            raise StartupError(
-                f"the head {wanted.drafter} has no mask_hidden: it is no P-EAGLE head"
+            raise StartFailureError(
+                f"the head {wanted.drafter} has no mask_hidden: it is no P-EAGLE head",
+                Blame.HEAD,
+                "head",
             )
         if report["k"] != wanted.k:
-            raise StartupError(f"the engine drafts {report['k']} tokens, {wanted.k} were asked for")
+            raise _undrafted(f"the engine drafts {report['k']} tokens, {wanted.k} were asked for")
     return reports[0]
 
 
-async def check_finite(settings: Settings, warm_up: Awaitable[None]) -> None:
-    """Run the warm-up requests. Raises StartupError for logits that are not finite."""
+def _undrafted(message: str) -> StartFailureError:
+    """The failure of an engine that does not draft as it was asked to."""
+    return StartFailureError(message, Blame.DRAFTS, "no_drafts")
+
+
+async def check_finite(settings: Settings, llm: WarmUp) -> None:
+    """Run the warm-up requests. Raises StartupError for logits that are not finite.
+
+    It is a StartFailureError if they are finite at K = 0: then the drafts, or the graphs and
+    kernels that verify them, are at fault and not the target.
+    """
+    if await _is_finite(llm):
+        return
+    if settings.speculates:
+        await llm.speculation("steer", Objective(OFF).entries())
+        if await _is_finite(llm):
+            message = "logits are not finite with drafts, and finite at K = 0"
+            raise StartFailureError(message, Blame.DRAFTS, "non_finite")
+    raise StartupError(
+        f"the model {settings.model.model} computes values that are not finite: its weights "
+        f"are damaged, or do not fit into their data type (--dtype {settings.model.dtype})"
+    )
+
+
+async def _is_finite(llm: WarmUp) -> bool:
     from app.llm.vllm_errors import NonFiniteError
 
     try:
-        await warm_up
+        await llm.answer(WARM_UP_TEXTS, WARM_UP_TOKENS)
     except NonFiniteError:
-        raise StartupError(
-            f"the model {settings.model.model} computes values that are not finite: its weights "
-            f"are damaged, or do not fit into their data type (--dtype {settings.model.dtype})"
-        ) from None
+        return False
+    return True
 
 
 async def check_drafts(settings: Settings, drafts: DraftCounts) -> int:
-    """Number of tokens drafted in the warm-up requests. Raises StartupError for zero."""
+    """Number of tokens drafted in the warm-up requests. Raises StartFailureError for zero."""
     if not settings.speculates:
         return 0
     deadline = asyncio.get_running_loop().time() + STATS_TIMEOUT_S
     while drafts.draft_tokens == 0:
         if asyncio.get_running_loop().time() > deadline:
-            raise StartupError("the warm-up request ran, but the head drafted no token")
+            raise _undrafted("the warm-up request ran, but the head drafted no token")
         await asyncio.sleep(0.05)  # the count travels with the next engine output
     return drafts.draft_tokens
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,20 +21,15 @@ import psutil
 
 from app.background import BackgroundTask, is_being_cancelled
 from app.endpoints import declared
+from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
-from app.engine.launch import launch, versions
-from app.engine.process_cleanup import ProcessCleanup, files_in_use
-from app.engine.readiness import (
-    WARM_UP_TEXTS,
-    WARM_UP_TOKENS,
-    check_acceptance,
-    check_drafts,
-    check_finite,
-    check_reports,
-)
+from app.engine.launch import launch, prepare, versions
+from app.engine.process_cleanup import ProcessCleanup, children, files_in_use
+from app.engine.readiness import check_acceptance, check_drafts, check_finite, check_reports
 from app.engine.restart_policy import RestartPolicy
 from app.engine.speculation_client import SpeculationClient, fingerprint
+from app.engine.start_failure import EngineErrors, Fallback, StartFailureError, start_failure
 from app.errors import AerieError, ApiError, StartupError
 from app.llm.engine_load import EngineLoad
 from app.observability import metrics
@@ -81,6 +77,8 @@ class Engine:
         self, settings: Settings, record_files: Callable[[Iterable[Path]], None] | None = None
     ) -> None:
         self.settings = settings
+        self.path: StartPath | None = None  # None until the engine was ready
+        self.fallback: Fallback | None = None
         self._record_files = record_files
         # Engine processes end with the thread that started them: this one lasts as long as they do.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="engine-launch")
@@ -102,6 +100,9 @@ class Engine:
         self.takes_media = False  # known once the engine was up
         self._launching = False
         self._stopping = asyncio.Event()
+        self._wish: bool | None = None  # the model runner that the operator asked for
+        self._errors: EngineErrors | None = None
+        self._files: set[Path] = set()  # of the engine that starts
         self._llm: GatewayLLM | None = None
         self._steps: StepWatch | None = None
         self._adapter: Adapter | None = None
@@ -113,6 +114,11 @@ class Engine:
     def ready(self) -> bool:
         """Whether requests are taken."""
         return self.phase is Phase.READY and self._llm is not None and not self._llm.errored
+
+    @property
+    def settings_in_force(self) -> Settings:
+        """The settings of the path that the engine runs on; as given while there is none."""
+        return self.settings if self.path is None else self.path.settings(self.settings)
 
     @property
     def retry_after_s(self) -> int:
@@ -152,7 +158,7 @@ class Engine:
         """
         recording = asyncio.create_task(self._record_until_ready())
         try:
-            self._start_s = await self._start()
+            self._start_s = await self._first_start()
             on_ready()
             await self._supervision.run()
         except (Exception, asyncio.CancelledError) as error:
@@ -165,12 +171,15 @@ class Engine:
 
     async def _record_until_ready(self) -> None:
         """Record files until the engine is ready, and once more then; likewise when it restarts."""
-        record, complete = self._record_files, False
-        while record is not None:
+        complete = False
+        while True:
             ready = self.ready
             if not (ready and complete):
                 with contextlib.suppress(psutil.Error):  # a process has ended meanwhile
-                    await asyncio.to_thread(lambda: record(files_in_use()))
+                    files = await asyncio.to_thread(files_in_use)
+                    self._files |= files
+                    if self._record_files is not None:
+                        await asyncio.to_thread(self._record_files, files)
                     complete = ready
             await asyncio.sleep(RECORD_INTERVAL_S)
 
@@ -209,7 +218,8 @@ class Engine:
             timeout_s = self.settings.supervision.hang_timeout_s
             cause = f"it made no step for {timeout_s:g} s while requests ran"
         else:
-            cause = "it died while serving"
+            report = self._errors.first() if self._errors is not None else None
+            cause = "it died while serving" + (f": {report.message}" if report else "")
         while True:
             self._enter(Phase.RESTARTING)
             metrics.ENGINE_UP.set(0)
@@ -222,12 +232,11 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
             try:
-                self._enter(Phase.LOADING)
-                took_s = await self._start(self.settings.supervision.hang_timeout_s)
-            except Exception as error:
+                assert self.path is not None
+                took_s = await self._start(self.path, self.settings.supervision.hang_timeout_s)
+            except StartupError as error:
                 self._enter(Phase.RESTARTING)
-                logger.debug("engine did not start again", exc_info=error)
-                reason, cause = DIED, f"it did not start again: {_reason(error)}"
+                reason, cause = DIED, f"it did not start again: {error}"
             else:
                 logger.info("ready again after %.1f s", took_s)
                 return
@@ -246,6 +255,8 @@ class Engine:
             await asyncio.to_thread(cleanup.run)
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        if self._errors is not None:
+            self._errors.remove()
 
     def _enter(self, phase: Phase) -> None:
         """Enter the next phase. Raises StartupError if `stop` was called meanwhile."""
@@ -256,41 +267,83 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         logger.debug("engine failed", exc_info=error)
         self.phase = Phase.FAILED
-        self.failure = error if isinstance(error, AerieError) else StartupError(_reason(error))
+        self.failure = error if isinstance(error, AerieError) else StartupError(f"{error!r}")
         self.ended.set()
 
-    async def _start(self, hang_timeout_s: float = math.inf) -> float:
-        """Start the engine and check its readiness; returns the seconds that it took.
+    async def _first_start(self) -> float:
+        """Start the engine on the first path that works; returns the seconds that this path took.
+
+        Raises StartupError if none does, or if no other path would cure what failed.
+        """
+        self._wish = runner_wish(os.environ)
+        on_cpu = await asyncio.get_running_loop().run_in_executor(self._launcher, prepare)
+        plan = start_plan(self.settings, on_cpu=on_cpu, wish=self._wish)
+        path, failures = plan.first, list[str]()
+        while True:
+            logger.info("starting the engine with %s", path.description)
+            try:
+                took_s = await self._start(path)
+            except StartupError as error:
+                failures.append(f"{path}: {error}")
+                following = None
+                if isinstance(error, StartFailureError) and self.phase is not Phase.STOPPING:
+                    following = plan.after(path, error.blame)
+                    if following is not None:
+                        self._fall_back(path, error, following)
+                if following is None:
+                    if len(failures) == 1:
+                        raise
+                    raise StartupError("no way to start works: " + "; ".join(failures)) from error
+                await self._teardown()
+                path = following
+            else:
+                self._take(path)
+                return took_s
+
+    async def _start(self, path: StartPath, hang_timeout_s: float = math.inf) -> float:
+        """Start the engine on a path and check its readiness; returns the seconds that it took.
 
         The first start has no `hang_timeout_s`: only then compilers run, which may take any time.
-        Raises StartupError if the engine ends or hangs, or on `stop`, whatever readiness waits for:
-        vLLM leaves some calls into an engine that has ended unanswered.
+        Raises StartupError with what the engine's processes say, also if the engine ends or hangs,
+        or on `stop`, whatever readiness waits for: vLLM leaves some calls into an engine that has
+        ended unanswered.
         """
         began = time.monotonic()
-        await self._launch()
-        readiness = asyncio.ensure_future(self._check_readiness())
-        ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
+        self._enter(Phase.LOADING)
+        self._errors, self._files = EngineErrors(), set()
+        running = children()
         try:
-            await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not readiness.done():
-                raise StartupError(f"the engine {ending.result()} while it warmed up")
-            readiness.result()
-        finally:
-            readiness.cancel()
-            ending.cancel()
-            await asyncio.gather(readiness, ending, return_exceptions=True)
+            await self._launch(path)
+            readiness = asyncio.ensure_future(self._check_readiness(path))
+            ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
+            try:
+                await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not readiness.done():
+                    ended = f"the engine {ending.result()} while it warmed up"
+                    raise StartFailureError(ended, Blame.RUNNER, "ended")
+                readiness.result()
+            finally:
+                readiness.cancel()
+                ending.cancel()
+                await asyncio.gather(readiness, ending, return_exceptions=True)
+        except Exception as error:
+            logger.debug("engine did not start", exc_info=error)
+            if self._llm is None:  # vLLM gave its processes up
+                self._cleanup = ProcessCleanup(children() - running, self._files)
+            raise start_failure(error, self._errors.first()) from error
         return time.monotonic() - began
 
-    async def _launch(self) -> None:
+    async def _launch(self, path: StartPath) -> None:
         """Start the engine's processes and load its model."""
         self._launching = True
         try:
             self._llm, self._steps = llm, _ = await asyncio.get_running_loop().run_in_executor(
                 self._launcher,
                 launch,
-                self.settings,
+                path.settings(self.settings),
                 self.load,
-                lambda: self._enter(Phase.LOADING),
+                path,
+                self._wish,
             )
             self._cleanup = ProcessCleanup(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
@@ -299,27 +352,48 @@ class Engine:
             self._launching = False
         self._enter(Phase.WARMING)
 
-    async def _check_readiness(self) -> None:
+    def _fall_back(self, path: StartPath, error: StartFailureError, following: StartPath) -> None:
+        """Log why a path is left, and keep it as the reason of the fallback."""
+        if error.blame is Blame.UNSUPPORTED:
+            logger.warning("%s cannot run this: %s", path.description, error)
+        else:
+            logger.error("the engine does not start with %s: %s", path.description, error)
+        logger.warning("starting once more with %s", following.description)
+        if self.fallback is None or self.fallback.reason == "unsupported":
+            self.fallback = Fallback(path, error.reason, str(error))
+
+    def _take(self, path: StartPath) -> None:
+        """Keep, export and log the path that works."""
+        self.path = path
+        reason = "none" if self.fallback is None else self.fallback.reason
+        metrics.SPECULATION_PATH.labels(path, reason).set(1)
+        if self.fallback is None:
+            logger.info("speculation path: %s, %s", path, path.description)
+        else:
+            logger.warning("speculation path: %s, %s; %s", path, path.description, self.fallback)
+
+    async def _check_readiness(self, path: StartPath) -> None:
         """Check that the engine does what the settings say; then requests are taken."""
         from app.serving.adapter import Adapter
 
+        settings = path.settings(self.settings)
         llm, steps = self._llm, self._steps
         assert llm is not None and steps is not None
         reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
-        self.drafter = check_reports(self.settings, reports)
-        adapter = Adapter(llm, self.settings, declared())
+        self.drafter = check_reports(settings, reports)
+        adapter = Adapter(llm, settings, declared())
         await asyncio.to_thread(adapter.warm_up)
         self.schemas = adapter.schemas
-        await check_finite(self.settings, llm.answer(WARM_UP_TEXTS, WARM_UP_TOKENS))
-        drafted = await check_drafts(self.settings, steps)
-        check_acceptance(self.settings, steps)
+        await check_finite(settings, llm)
+        drafted = await check_drafts(settings, steps)
+        check_acceptance(settings, steps)
         if self.drafter is not None:
             logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
             if self.speculation is not None:
                 await self.speculation.resume(llm)
             else:
-                known = fingerprint(self.settings, versions(llm))
-                speculation = SpeculationClient(llm, self.settings, known)
+                known = fingerprint(settings, {**versions(llm), "path": path})
+                speculation = SpeculationClient(llm, settings, known)
                 await speculation.begin(self.load.capacity)
                 self.speculation = speculation
         if self._cleanup is not None:
@@ -346,9 +420,5 @@ class Engine:
         cleanup, self._cleanup = self._cleanup, None
         if cleanup is not None:
             await asyncio.to_thread(cleanup.run)
-
-
-def _reason(error: BaseException) -> str:
-    """One line for the operator, from the innermost cause that says something."""
-    text = str(error).strip() or type(error).__name__
-    return text if len(text) <= 2000 else text[:2000] + " ..."
+        if self._errors is not None:
+            self._errors.remove()

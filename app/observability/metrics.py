@@ -28,6 +28,14 @@ DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",
     "Most draft tokens per step (K) that the engine was started with.",
 )
+SPECULATION_PATH = Gauge(
+    "aerie_speculation_path_info",
+    "1, with the path that the engine was started on (`v2` and `v1` are vLLM's model runners, "
+    "`v1-eager` is without compilation, `no-drafts` without the head), and the kind of reason why "
+    "it is not the first choice: `none` if it is, `unsupported` if that was known beforehand, else "
+    "what failed.",
+    ["path", "reason"],
+)
 
 WARM_UP_ACCEPTANCE = Gauge(
     "aerie_warm_up_acceptance_ratio",

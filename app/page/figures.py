@@ -15,7 +15,6 @@ from prometheus_client import REGISTRY
 from app.admission.controller import AdmissionController
 from app.engine.supervisor import Engine
 from app.http.request_context import context_of
-from app.settings import Settings
 
 PATH = "/page/figures"
 # Name in the answer -> sample of vLLM's metrics, summed over engines. The page makes rates of the
@@ -39,7 +38,7 @@ router = APIRouter(include_in_schema=False)
 async def figures(request: Request) -> JSONResponse:
     """Phase, load, counters and the policy's state. Needs a key where the gateway has keys."""
     engine: Engine = request.app.state.engine
-    settings: Settings = request.app.state.settings
+    settings = engine.settings_in_force
     admission: AdmissionController = request.app.state.admission
     state = engine.speculation.latest() if engine.ready and engine.speculation is not None else None
     shown: dict[str, Any] = {

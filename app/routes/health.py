@@ -42,6 +42,8 @@ async def readyz(request: Request) -> JSONResponse:
         state["keys_file"] = "stale" if admission.keys.stale else "current"
     if engine.ready:
         state["drafter"] = engine.drafter
+        reason = "none" if engine.fallback is None else engine.fallback.reason
+        state["path"] = {"name": engine.path, "reason": reason}
         return JSONResponse(state)
     return JSONResponse(state, 503, headers={"Retry-After": str(engine.retry_after_s)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -33,11 +34,15 @@ class Changes(BaseModel):
 
 @router.get(PATH)
 async def state(request: Request) -> dict[str, Any]:
-    """The policy's state (Controller.snapshot) and the speed-up of the last 1, 5, 15 minutes."""
+    """The policy's state (Controller.snapshot) and the speed-up of the last 1, 5, 15 minutes.
+
+    `path` is how the engine was started, `fallback` why that was not the first choice.
+    """
     engine: Engine = request.app.state.engine
-    if not engine.settings.speculates:
-        return {"enabled": False}
-    return {"enabled": True, **await _in_time(engine.running_speculation().state())}
+    if not engine.settings_in_force.speculates:
+        return {"enabled": False, **_start(engine)}
+    state = await _in_time(engine.running_speculation().state())
+    return {"enabled": True, **_start(engine), **state}
 
 
 @router.patch(PATH, dependencies=[Depends(admin_only)])
@@ -49,9 +54,16 @@ async def steer(request: Request) -> dict[str, Any]:
     field_checks.check_scalars(changes, Changes)
     if not changes:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
-    if not engine.settings.speculates:
+    if not engine.settings_in_force.speculates:
         raise ApiError(400, "This gateway was started without a drafter.", param="objective")
-    return {"enabled": True, **await _in_time(engine.running_speculation().steer(changes))}
+    state = await _in_time(engine.running_speculation().steer(changes))
+    return {"enabled": True, **_start(engine), **state}
+
+
+def _start(engine: Engine) -> dict[str, Any]:
+    """How the engine was started."""
+    fallback = None if engine.fallback is None else asdict(engine.fallback)
+    return {"path": engine.path, "fallback": fallback}
 
 
 async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:

@@ -57,6 +57,12 @@ class SpeculationSettings(Section):
         "worse in contexts that are longer than those it was trained on.",
     )
 
+    strict_speculation: bool = Field(
+        False,
+        description="Exit if the engine does not start with the model runner that it should have, "
+        "instead of starting on another one or without drafts.",
+    )
+
     def aim(self) -> Objective:
         """The objective that K is chosen for. Raises ObjectiveError."""
         return Objective(self.objective, self.k if self.objective == FIXED else None, self.tpot_s)

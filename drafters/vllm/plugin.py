@@ -8,9 +8,10 @@ def register() -> None:
     from drafters.log_records import escape_log_records
     from drafters.parent_death import end_with_multiprocessing_parent
     from drafters.streams import unfailing
-    from drafters.vllm import patches
+    from drafters.vllm import error_report, patches
 
     end_with_multiprocessing_parent()
     unfailing()
     escape_log_records()
+    error_report.install()
     patches.apply()

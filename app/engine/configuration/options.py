@@ -15,7 +15,6 @@ from drafters.model.config import Method
 VLLM_VERSION = "0.32.0"
 GIB = 1024**3
 CPU_KV_SHARE = 0.25
-V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
 # By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -34,7 +33,7 @@ def engine_options(
     `cpu` is given when the model runs on a CPU. vLLM's defaults there take 92% of all memory, fail
     if less is free or if there is no C++ compiler, and run the model in a process of its own, for
     which another core waits. `method` is how the head drafts (app/engine/configuration/head.py).
-    `v2` is whether vLLM's V2 model runner was asked for (`wants_v2`). `gpu` is what vLLM gives its
+    `v2` is whether vLLM's V2 model runner runs it (app/engine/configuration/runner.py). `gpu` is what vLLM gives its
     own server, where the model runs on a GPU (app/engine/configuration/server.py).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
@@ -110,11 +109,6 @@ def with_one_backend(given: Any) -> Any:
     if given.backend == "auto":  # read by vLLM's own parser
         given.backend = "xgrammar"
     return given
-
-
-def wants_v2(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for vLLM's V2 model runner, no default for P-EAGLE."""
-    return environ.get(V2) == "1"
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:

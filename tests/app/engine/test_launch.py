@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from app.engine import launch as launch_module
 from app.engine.configuration.head import head_method
-from app.engine.configuration.options import V2
+from app.engine.configuration.runner import StartPath
 from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
 from app.settings import load
@@ -47,27 +47,17 @@ def test_a_head_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
         head_method(settings)
 
 
-def test_eagle_3_stays_on_the_v1_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(V2, raising=False)
-    launch_module._stay_on_v1()
-    assert os.environ[V2] == "0"
-    monkeypatch.setenv(V2, "1")
-    with pytest.raises(StartupError, match=V2):
-        launch_module._stay_on_v1()
-
-
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
 def test_custom_logits_processors_are_refused_beside_drafts(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str,
 ) -> None:
     """Nothing would apply them to drafted tokens: silence would be another distribution."""
-    monkeypatch.setenv(V2, "0")
     given = {
         "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / kind),
         "engine_args": '{"logits_processors": ["a.module:Processor"], "max_model_len": 64}',
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"logits_processors: a\.module:Processor.*--k 0"):
-        launch_module.launch(load(given, {}), EngineLoad(), lambda: None)
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.V1)
 
 
 def test_installed_ones_too_and_none_of_them_without_drafts(
@@ -91,11 +81,10 @@ def test_what_nothing_drafts_with_is_refused_before_anything_is_loaded(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: minutes of loading, then an engine process that ends without a reason."""
-    monkeypatch.setenv(V2, "0")
     monkeypatch.setattr("vllm.config.ModelConfig.is_moe", True)
     given = {
         "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / kind),
         "engine_args": '{"data_parallel_size": 2, "max_model_len": 64}',
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"data parallelism of a mixture of experts.*--k 0"):
-        launch_module.launch(load(given, {}), EngineLoad(), lambda: None)
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.V1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.engine import readiness
+from app.engine.configuration.runner import Blame
+from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
 from app.llm.head_acceptance import FirstDrafts
 from app.llm.vllm_errors import NonFiniteError
@@ -37,9 +40,10 @@ def test_our_proposers_are_known_by_their_names() -> None:
     from drafters.vllm.v1.parallel import ParallelDrafter
     from drafters.vllm.v1.sequential import SequentialDrafter
     from drafters.vllm.v2.speculator import ParallelSpeculator
+    from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
-    ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)
-    assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
+    kinds = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, EagleSpeculator)
+    assert set(readiness.DRAFTERS) == {kind.__name__ for kind in kinds}
 
 
 @pytest.mark.parametrize(
@@ -95,13 +99,37 @@ def test_the_count_may_arrive_late() -> None:
     assert asyncio.run(scenario()) == 15
 
 
-def test_logits_that_are_not_finite_stop_the_start() -> None:
-    async def warm_up() -> None:
-        raise NonFiniteError
+class Broken:
+    """An engine whose logits are not finite, at any K or with drafts only."""
 
-    settings = load({"model": "org/target", "dtype": "float16", "k": "0"}, {})
-    with pytest.raises(StartupError, match=r"org/target computes .* not finite.*--dtype float16"):
-        asyncio.run(readiness.check_finite(settings, warm_up()))
+    def __init__(self, *, with_drafts_only: bool) -> None:
+        self.broken, self.with_drafts_only = True, with_drafts_only
+
+    async def answer(self, texts: Sequence[str], tokens: int) -> None:
+        if self.broken:
+            raise NonFiniteError
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert (command, arguments["objective"]) == ("steer", "off")
+        self.broken = not self.with_drafts_only
+        return {}
+
+
+@pytest.mark.parametrize("k", ["0", "5"])
+def test_a_target_whose_logits_are_not_finite_stops_the_start(k: str) -> None:
+    given = {"model": "org/target", "dtype": "float16", "k": k, "drafter": "a/head"}
+    engine = Broken(with_drafts_only=False)
+    with pytest.raises(
+        StartupError, match=r"org/target computes .* not finite.*--dtype float16"
+    ) as told:
+        asyncio.run(readiness.check_finite(load(given, {}), engine))
+    assert not isinstance(told.value, StartFailureError), "no other path would cure it"
+
+
+def test_logits_that_are_not_finite_with_drafts_alone_are_not_the_targets_fault() -> None:
+    with pytest.raises(StartFailureError, match="finite at K = 0") as told:
+        asyncio.run(readiness.check_finite(SETTINGS, Broken(with_drafts_only=True)))
+    assert (told.value.blame, told.value.reason) == (Blame.DRAFTS, "non_finite")
 
 
 @pytest.mark.parametrize(

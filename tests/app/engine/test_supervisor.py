@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from app.cli import main
 from app.engine import supervisor
+from app.engine.configuration.runner import V2, StartPath
 from app.engine.hang_detector import HangDetector
 from app.engine.restart_policy import RestartPolicy
 from app.engine.supervisor import Engine, Phase
@@ -51,18 +52,22 @@ class Life:
         self.fails: Callable[[int], bool] = lambda launch: False
         self.readiness: Callable[[FakeLlm], Awaitable[None]] | None = None
         self.steps = SimpleNamespace(outputs=0)
+        self.on_cpu = True
+        self.paths: list[StartPath] = []
+        monkeypatch.delenv(V2, raising=False)
+        monkeypatch.setattr(supervisor, "prepare", lambda: self.on_cpu)
         monkeypatch.setattr(supervisor, "launch", self._launch)
         monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
         monkeypatch.setattr(self.engine, "_check_readiness", self._check_readiness)
 
-    def _launch(self, settings: Any, load: Any, loading: Callable[[], None]) -> Any:
-        loading()
+    def _launch(self, settings: Any, load: Any, path: StartPath, wish: bool | None) -> Any:
+        self.paths.append(path)
         self.launched.append(FakeLlm())
         if self.fails(len(self.launched)):
             raise RuntimeError("no memory")
         return self.launched[-1], self.steps
 
-    async def _check_readiness(self) -> None:
+    async def _check_readiness(self, path: StartPath) -> None:
         if self.readiness is not None:
             await self.readiness(self.launched[-1])
         self.engine._enter(Phase.READY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.configuration.cpu import CpuMachine
-from app.engine.configuration.options import ONE_PROCESS, engine_options, wants_v2
+from app.engine.configuration.options import ONE_PROCESS, engine_options
 from app.settings import load
 
 
@@ -31,12 +31,11 @@ def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
 
 
 def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:
-    options = engine_options(load({"k": "3"}, {}), v2=wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "1"}))
+    options = engine_options(load({"k": "3"}, {}), v2=True)
     assert options["scheduler_cls"].endswith(".AsyncDraftingScheduler")
     assert options["async_scheduling"] is True
     table = options["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert sorted(k for _, _, k in table) == [0, 1, 2, 3]
-    assert not wants_v2({}) and not wants_v2({"VLLM_USE_V2_MODEL_RUNNER": "0"})
     plain = engine_options(load({"k": "3"}, {}))["speculative_config"]
     assert "num_speculative_tokens_per_batch_size" not in plain
 

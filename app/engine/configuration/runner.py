@@ -1,0 +1,133 @@
+"""The ways to start an engine, in the order in which they are tried. Pure: no vllm import.
+
+docs/decisions/0025-start-paths.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.errors import StartupError
+from app.settings import Settings
+
+V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
+
+
+class StartPath(StrEnum):
+    """A way to start the engine: its model runner, whether it compiles, whether it drafts."""
+
+    V2 = "v2"
+    V1 = "v1"
+    V1_EAGER = "v1-eager"  # neither compiled nor captured in CUDA graphs
+    NO_DRAFTS = "no-drafts"  # K = 0, without the head
+
+    @property
+    def description(self) -> str:
+        """What runs on this path, for a log line."""
+        return _DESCRIPTIONS[self]
+
+    def settings(self, asked: Settings) -> Settings:
+        """The settings of an engine on this path, where `asked` are the operator's."""
+        if self is StartPath.V1_EAGER:
+            engine = asked.engine.model_copy(update={"enforce_eager": True})
+            return asked.model_copy(update={"engine": engine})
+        if self is StartPath.NO_DRAFTS:
+            speculation = asked.speculation.model_copy(update={"k": 0})
+            others = {**asked.engine.engine_args}
+            others.pop("speculative_config", None)
+            engine = asked.engine.model_copy(update={"engine_args": others})
+            return asked.model_copy(update={"speculation": speculation, "engine": engine})
+        return asked
+
+    def runner(self, wish: bool | None) -> str | None:
+        """The value of vLLM's variable on this path; None leaves it unset, and the choice to vLLM.
+
+        `wish` is what the operator set it to (`runner_wish`). Without a head their wish holds.
+        """
+        if self is StartPath.NO_DRAFTS:
+            return None if wish is None else str(int(wish))
+        return "1" if self is StartPath.V2 else "0"
+
+
+_DESCRIPTIONS = {
+    StartPath.V2: "vLLM's V2 model runner",
+    StartPath.V1: "vLLM's V1 model runner",
+    StartPath.V1_EAGER: "vLLM's V1 model runner without compilation",
+    StartPath.NO_DRAFTS: "no draft head",
+}
+
+
+class Blame(StrEnum):
+    """What a failed start is put down to, which decides what may work instead."""
+
+    TARGET = "target"  # the model, the options or the machine: no path works
+    UNSUPPORTED = "unsupported"  # the runner says before anything is loaded that it cannot
+    HEAD = "head"  # the head's checkpoint: only serving without it works
+    DRAFTS = "drafts"  # code that drafts or verifies, or the memory that a head takes
+    RUNNER = "runner"  # anything else after the target was loaded
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """The paths that a first start tries, one after another.
+
+    `wished` is whether the operator chose the runner, `strict` whether a path that fails is the
+    end.
+    """
+
+    paths: tuple[StartPath, ...]
+    wished: bool = False
+    strict: bool = False
+
+    @property
+    def first(self) -> StartPath:
+        """The path that is tried first."""
+        return self.paths[0]
+
+    def after(self, failed: StartPath, blame: Blame) -> StartPath | None:
+        """The next path that can work where `failed` did not; None if there is none."""
+        rest = self.paths[self.paths.index(failed) + 1 :]
+        if blame is Blame.UNSUPPORTED and not self.wished and StartPath.V1 in rest:
+            return StartPath.V1  # nothing failed: that runner is the one for this configuration
+        if self.strict or blame is Blame.TARGET:
+            return None
+        if blame is not Blame.UNSUPPORTED and StartPath.V1_EAGER in rest:
+            # What broke may be compilation or a graph's capture: do without both.
+            rest = tuple(path for path in rest if path is not StartPath.V1)
+        if blame is Blame.HEAD:
+            rest = tuple(path for path in rest if path is StartPath.NO_DRAFTS)
+        if blame in (Blame.RUNNER, Blame.UNSUPPORTED):
+            rest = tuple(path for path in rest if path is not StartPath.NO_DRAFTS)
+        return rest[0] if rest else None
+
+
+def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartPlan:
+    """The plan of a first start.
+
+    On a GPU V2 comes first, then V1 without compilation, then no drafts; V1 with compilation is for
+    what V2 says it cannot run. On a CPU V1 is the only one. `wish` puts the runner that it
+    names first.
+    """
+    v2, v1, eager, no_drafts = StartPath
+    if not settings.speculates:
+        paths: tuple[StartPath, ...] = (no_drafts,)
+    elif on_cpu:
+        paths = (v2, v1, no_drafts) if wish else (v1,)
+    else:
+        paths = (v1, eager, no_drafts) if wish is False else (v2, v1, eager, no_drafts)
+    return StartPlan(paths, wished=wish is not None, strict=settings.speculation.strict_speculation)
+
+
+def runner_wish(environ: Mapping[str, str]) -> bool | None:
+    """Whether the environment asks for V2 (True) or V1 (False); None if it says nothing.
+
+    Raises StartupError for a value that vLLM cannot read.
+    """
+    text = environ.get(V2)
+    if text is None:
+        return None
+    if text.strip() not in ("0", "1"):
+        raise StartupError(f"{V2}={text}: give 1 or 0, or unset it")
+    return text.strip() == "1"

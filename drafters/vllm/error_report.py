@@ -1,0 +1,102 @@
+"""Reports of what ended a process of the engine, for the gateway that started it.
+
+vLLM logs the exception in the process where it arose; its parent learns that a process ended, and
+no reason. The handler below writes those exceptions into a file that the gateway names in the
+environment. Standard library only: the gateway reads the file before vllm is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
+
+FILE = "DRAFTERS_ENGINE_ERRORS"  # variable with the file that reports are appended to
+# The loggers of vLLM whose exceptions end a process: engine core, and workers of its own.
+LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+MAX_MESSAGE = 2000  # characters
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception that ended a process of the engine.
+
+    `types` has the exception's class and its bases, `frames` the module and function of each frame
+    that it and its causes passed, outermost first.
+    """
+
+    types: tuple[str, ...]
+    message: str
+    frames: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorReport:
+        """The report of an exception."""
+        return cls(
+            tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__),
+            _text(error)[:MAX_MESSAGE],
+            tuple(
+                (frame.f_globals.get("__name__", "?"), frame.f_code.co_name)
+                for cause in _causes(error)
+                for frame, _ in walk_tb(cause.__traceback__)
+            ),
+        )
+
+    def line(self) -> str:
+        """The report as one line of JSON."""
+        return json.dumps({"types": self.types, "message": self.message, "frames": self.frames})
+
+
+class ErrorReports(logging.Handler):
+    """Appends the exceptions that vLLM logs in a process of the engine to the gateway's file."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append the record's exception; nothing in the gateway's own process."""
+        file, error = os.environ.get(FILE), record.exc_info and record.exc_info[1]
+        if not file or error is None or multiprocessing.parent_process() is None:
+            return
+        try:
+            with open(file, "a", encoding="utf-8") as reports:
+                reports.write(ErrorReport.of(error).line() + "\n")
+        except OSError:  # the log still has it
+            self.handleError(record)
+
+
+def install() -> None:
+    """Have this process report what ends it. Safe to call again."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, ErrorReports) for handler in logger.handlers):
+            logger.addHandler(ErrorReports(logging.ERROR))
+
+
+def first_report(file: Path) -> ErrorReport | None:
+    """The first report in a file: what follows it are consequences. None if there is none."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+        fields = json.loads(lines[0])
+    except (OSError, ValueError, IndexError):  # the last line may be torn by the process's end
+        return None
+    frames = tuple((module, function) for module, function in fields["frames"])
+    return ErrorReport(tuple(fields["types"]), fields["message"], frames)
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says, with its class where that says more than the text."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

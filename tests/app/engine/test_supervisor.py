@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ from prometheus_client import REGISTRY
 
 from app.cli import main
 from app.engine import supervisor
-from app.engine.configuration.runner import V2, StartPath
+from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.hang_detector import HangDetector
 from app.engine.restart_policy import RestartPolicy
+from app.engine.start_failure import Fallback, StartFailureError
 from app.engine.supervisor import Engine, Phase
 from app.errors import EngineLostError, StartupError
 from app.settings import load
@@ -49,7 +51,7 @@ class Life:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.engine = Engine(load({"restart_backoff_s": 0, **settings}, {}))
         self.launched: list[FakeLlm] = []
-        self.fails: Callable[[int], bool] = lambda launch: False
+        self.fails: Callable[[int], bool | Exception] = lambda launch: False
         self.readiness: Callable[[FakeLlm], Awaitable[None]] | None = None
         self.steps = SimpleNamespace(outputs=0)
         self.on_cpu = True
@@ -63,8 +65,8 @@ class Life:
     def _launch(self, settings: Any, load: Any, path: StartPath, wish: bool | None) -> Any:
         self.paths.append(path)
         self.launched.append(FakeLlm())
-        if self.fails(len(self.launched)):
-            raise RuntimeError("no memory")
+        if failure := self.fails(len(self.launched)):
+            raise failure if isinstance(failure, Exception) else RuntimeError("no memory")
         return self.launched[-1], self.steps
 
     async def _check_readiness(self, path: StartPath) -> None:
@@ -385,3 +387,117 @@ def test_a_start_that_is_cancelled_from_inside_is_a_failed_start(
     asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
     assert life.engine.phase is Phase.FAILED
     assert life.engine.ended.is_set()
+
+
+def failure(blame: Blame, reason: str) -> StartFailureError:
+    return StartFailureError(f"it broke: {reason}", blame, reason)
+
+
+# Failures of V2 on a GPU -> the path that the engine then runs on, and how often it was started.
+@pytest.mark.parametrize(
+    ("blame", "reason", "paths"),
+    [
+        (Blame.UNSUPPORTED, "unsupported", ["v2", "v1"]),
+        (Blame.DRAFTS, "refused", ["v2", "v1-eager"]),
+        (Blame.HEAD, "head", ["v2", "no-drafts"]),
+        (Blame.RUNNER, "compilation", ["v2", "v1-eager"]),
+        (Blame.DRAFTS, "memory", ["v2", "v1-eager"]),
+        (Blame.DRAFTS, "non_finite", ["v2", "v1-eager"]),
+    ],
+)
+def test_an_engine_that_does_not_start_is_started_on_the_next_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    blame: Blame, reason: str, paths: list[str],
+) -> None:  # fmt: skip
+    life, announced = Life(monkeypatch, drafter="a/head"), [0]
+    life.on_cpu = False
+    life.fails = lambda launch: failure(blame, reason) if launch == 1 else False
+
+    async def scenario() -> None:
+        await life.until(life.serving(2))
+
+    run(life, scenario, announced)
+    assert life.paths == paths
+    assert announced == [0, 1]
+    assert life.engine.path == paths[-1]
+    assert life.engine.fallback == Fallback(StartPath.V2, reason, f"it broke: {reason}")
+    assert life.engine.settings_in_force.speculates == (paths[-1] != "no-drafts")
+    told = {"path": paths[-1], "reason": reason}
+    assert REGISTRY.get_sample_value("aerie_speculation_path_info", told) == 1
+    lines = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert any(f"it broke: {reason}" in line for line in lines), "why it was left"
+    assert any(line.startswith(f"speculation path: {paths[-1]},") for line in lines)
+
+
+def test_what_broke_while_it_warmed_up_is_torn_down_before_the_next_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life(monkeypatch, drafter="a/head")
+    life.on_cpu = False
+
+    async def readiness(llm: FakeLlm) -> None:
+        assert all("shut down" in other.ends for other in life.launched if other is not llm)
+        if len(life.launched) < 3:
+            raise failure(Blame.DRAFTS, "non_finite")
+
+    life.readiness = readiness
+
+    async def scenario() -> None:
+        await life.until(life.serving(3))
+        life.launched[-1].errored = True
+        await life.until(life.serving(4))
+
+    run(life, scenario)
+    assert life.paths == ["v2", "v1-eager", "no-drafts", "no-drafts"], "a restart keeps its path"
+    assert life.engine.fallback is not None and life.engine.fallback.failed == "v2"
+
+
+@pytest.mark.parametrize(
+    ("failures", "paths", "told"),
+    [
+        ([failure(Blame.TARGET, "memory")], ["v2"], r"^it broke: memory$"),
+        (
+            [failure(Blame.RUNNER, "other"), failure(Blame.RUNNER, "ended")],
+            ["v2", "v1-eager"],
+            "v2: it broke: other; v1-eager: it broke: ended",
+        ),
+    ],
+)
+def test_a_failure_that_no_other_path_would_cure_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, failures: list[Exception], paths: list[str], told: str
+) -> None:
+    life = Life(monkeypatch, drafter="a/head")
+    life.on_cpu = False
+    life.fails = lambda launch: failures[launch - 1]
+    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
+    assert life.paths == paths
+    assert isinstance(life.engine.failure, StartupError)
+    assert re.search(told, str(life.engine.failure))
+
+
+def test_strict_speculation_ends_the_start_at_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life(monkeypatch, drafter="a/head", strict_speculation=True)
+    life.on_cpu = False
+    life.fails = lambda launch: failure(Blame.DRAFTS, "memory")
+    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
+    assert life.paths == ["v2"]
+    assert str(life.engine.failure) == "it broke: memory"
+
+
+def test_stopping_between_two_paths_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(monkeypatch, drafter="a/head")
+    life.on_cpu = False
+
+    async def readiness(llm: FakeLlm) -> None:
+        await _until_shut_down(llm)
+
+    life.readiness = readiness
+
+    async def scenario() -> None:
+        await life.until(lambda: life.engine.phase is Phase.WARMING)
+
+    run(life, scenario)
+    assert life.paths == ["v2"]
+    assert life.engine.failure is None

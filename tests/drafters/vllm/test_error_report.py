@@ -1,0 +1,79 @@
+"""The engine's processes say what ended them, in a file of the gateway."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from drafters.vllm import error_report
+from drafters.vllm.error_report import FILE, LOGGERS, ErrorReport, first_report, install
+
+
+def _fail(name: str) -> None:
+    """As an engine core does that ends: log the exception."""
+    logger = logging.getLogger(name)
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise MemoryError("no room\nfor it") from error
+    except MemoryError:
+        logger.exception("EngineCore failed to start.")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "errors"
+    monkeypatch.setenv(FILE, str(path))
+    install()
+    install()
+    return path
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_process_of_the_engine_reports_its_exception_once(file: Path, name: str) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_fail, args=(name,))
+    process.start()
+    process.join()
+    [line] = file.read_text().splitlines()
+    report = first_report(file)
+    assert report is not None and report.line() == line
+    assert report.types[0] == "builtins.MemoryError"
+    assert report.message == "MemoryError: no room for it"
+    assert report.frames.count((__name__, "_fail")) == 2, "of the error, and of its cause"
+
+
+def test_nothing_else_reports(file: Path) -> None:
+    """Neither the gateway's own process nor other loggers: their errors end no engine."""
+    _fail(LOGGERS[0])
+    process = multiprocessing.get_context("fork").Process(target=_fail, args=("vllm.other",))
+    process.start()
+    process.join()
+    assert not file.exists()
+    assert first_report(file) is None
+
+
+def test_vllm_logs_what_ends_a_process_with_these_loggers() -> None:
+    """Catches: a vLLM that moves the code, after which no cause would be told."""
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    import vllm.v1.engine.core
+    import vllm.v1.executor.multiproc_executor as executor
+
+    for module, text in (
+        (vllm.v1.engine.core, "EngineCore failed to start."),
+        (vllm.v1.engine.core, "EngineCore encountered a fatal error."),
+        (executor, "WorkerProc failed to start."),
+        (executor, "WorkerProc hit an exception."),
+    ):
+        assert module.logger.name in LOGGERS
+        assert f'logger.exception("{text}")' in Path(str(module.__file__)).read_text()
+
+
+def test_a_message_is_bounded() -> None:
+    report = ErrorReport.of(RuntimeError("x" * 10_000))
+    assert len(report.message) == error_report.MAX_MESSAGE
+    assert os.linesep not in report.line()

@@ -1,0 +1,12 @@
+"""Gives Python processes a Triton driver for the CPU, so that vLLM's V2 model runner starts there.
+
+Run at the start of every interpreter that has this folder on its PYTHONPATH. Kernels run in
+Triton's interpreter: set TRITON_INTERPRET=1 as well.
+"""
+
+from types import SimpleNamespace
+
+import triton.backends
+
+driver = SimpleNamespace(is_active=lambda: True)
+triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)

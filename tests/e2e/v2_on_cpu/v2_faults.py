@@ -1,0 +1,80 @@
+"""A vLLM plugin that breaks the V2 model runner as a GPU would: V2_FAULT says how.
+
+Each fault arises in the engine's own process, where a GPU's arises too, and in nothing but V2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+
+def register() -> None:
+    """Break what V2_FAULT names; vLLM calls this in each of its processes."""
+    if fault := os.environ.get("V2_FAULT"):
+        FAULTS[fault]()
+
+
+def _backend() -> None:
+    from drafters.vllm.v2.runner import V2DraftingRunner
+
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _too_small()
+
+    V2DraftingRunner.initialize_kv_cache = initialize
+
+
+def _too_small() -> None:
+    raise NotImplementedError("FLASHINFER decodes at most 6 tokens of a request at once")
+
+
+def _kernel() -> None:
+    from triton.compiler.errors import CompilationError
+
+    from drafters.vllm.v2.runner import V2DraftingRunner
+
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise CompilationError("def kernel(x): tl.dot(x)", None, "no sm_999 in this ptxas")
+
+    V2DraftingRunner.sample = sample
+
+
+def _memory() -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    capture = CPUWorker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        if self.use_v2_model_runner:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return capture(self)
+
+    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
+
+
+def _nan() -> None:
+    """Logits of steps that verify drafts are NaN, as of a kernel that is wrong for several rows."""
+    from drafters.vllm.v2.runner import V2DraftingRunner
+
+    whole = V2DraftingRunner.sample
+
+    def sample(self: Any, hidden: Any, batch: Any, grammar: Any) -> Any:
+        compute = self.model.compute_logits
+        if not batch.num_draft_tokens:
+            return whole(self, hidden, batch, grammar)
+        with patch.object(self.model, "compute_logits", lambda x: compute(x) * torch.nan):
+            return whole(self, hidden, batch, grammar)
+
+    V2DraftingRunner.sample = sample
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "backend": _backend,
+    "kernel": _kernel,
+    "memory": _memory,
+    "nan": _nan,
+}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from app.doctor import chat_template, hub, machine, models, packaged, report
+from app.doctor import chat_template, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
 from app.doctor.weight_files import MissingShardError
 from app.engine.configuration.cpu import compiler, has_python_headers
@@ -43,6 +43,7 @@ def examine(
     model_findings, target = check_models(settings, about, ask)
     server = settings.server
     gpus = _gpus()
+    state = start_path.running(server.host, server.port) if server.port else None
     return [
         machine.check_python(sys.version_info[:3]),
         machine.check_vllm(installed),
@@ -68,6 +69,8 @@ def examine(
         ),
         machine.check_cache(str(cache), _write_error(cache)),
         *model_findings,
+        start_path.check_plan(settings, os.environ, on_cpu=cpu_build),
+        *([] if state is None else [start_path.check_running(state)]),
         machine.check_port(server.host, server.port, _listen_error(server.host, server.port)),
     ]
 

@@ -6,7 +6,7 @@ Each fault arises in the engine's own process, where a GPU's arises too, and in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
@@ -20,16 +20,33 @@ def register() -> None:
 
 
 def _backend() -> None:
+    """The attention backend takes fewer tokens of a request at once than a pass has."""
     from drafters.vllm.v2.runner import V2DraftingRunner
 
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _too_small()
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from drafters.vllm.v2.speculator import ParallelSpeculator
 
-    V2DraftingRunner.initialize_kv_cache = initialize
+        with patch.object(ParallelSpeculator, "set_attn", _refuse):
+            return whole(self, *args, **kwargs)
+
+    whole = V2DraftingRunner.initialize_kv_cache
+    V2DraftingRunner.initialize_kv_cache = initialize_kv_cache
 
 
-def _too_small() -> None:
+def _refuse(*args: Any, **kwargs: Any) -> None:
     raise NotImplementedError("FLASHINFER decodes at most 6 tokens of a request at once")
+
+
+def _shape() -> None:
+    """The head's weights have another shape than its configuration says, on whichever runner."""
+    from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+
+    load = Eagle3LlamaForCausalLM.load_weights
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        return load(self, ((n, w[:, :-1] if "up_proj" in n else w) for n, w in weights))
+
+    Eagle3LlamaForCausalLM.load_weights = load_weights
 
 
 def _kernel() -> None:
@@ -74,6 +91,7 @@ def _nan() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "backend": _backend,
+    "shape": _shape,
     "kernel": _kernel,
     "memory": _memory,
     "nan": _nan,

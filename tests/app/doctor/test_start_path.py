@@ -1,0 +1,103 @@
+"""The doctor says how the engine will start, and how that of a running gateway did."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from app.doctor import start_path
+from app.settings import load
+
+SETTINGS = load({"model": "org/target", "drafter": "org/head"}, {})
+READY = {"status": "ready", "phase": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "on_cpu", "detail"),
+    [
+        ({}, {}, False, "v2: .*; if it does not start: v1-eager, then no-drafts"),
+        ({"strict_speculation": True}, {}, False, "v2: .*; exits if it does not start"),
+        ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "v1: .*: v1-eager, then no-drafts"),
+        ({}, {}, True, "v1: vLLM's V1 model runner$"),
+        ({"k": "0"}, {}, False, "no-drafts: no draft head$"),
+    ],
+)
+def test_the_plan_is_told(
+    given: dict[str, Any], environ: dict[str, str], on_cpu: bool, detail: str
+) -> None:
+    settings = load({"model": "org/target", "drafter": "org/head", **given}, {})
+    finding = start_path.check_plan(settings, environ, on_cpu=on_cpu)
+    assert finding.status == "ok"
+    assert re.search(detail, finding.detail), finding.detail
+
+
+def test_a_wish_that_cannot_be_read_fails() -> None:
+    environ = {"VLLM_USE_V2_MODEL_RUNNER": "maybe"}
+    finding = start_path.check_plan(SETTINGS, environ, on_cpu=False)
+    assert finding.status == "FAIL" and "maybe" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "detail"),
+    [
+        ({**READY, "path": {"name": "v2", "reason": "none"}}, "ok", "on v2"),
+        ({**READY, "path": {"name": "v1", "reason": "unsupported"}}, "ok", "on v1"),
+        ({**READY, "path": {"name": "v1-eager", "reason": "memory"}}, "warn", "memory"),
+        ({"status": "not ready", "phase": "loading"}, "warn", "loading"),
+    ],
+)
+def test_a_gateway_that_fell_back_is_warned_of(
+    state: dict[str, Any], status: str, detail: str
+) -> None:
+    finding = start_path.check_running(state)
+    assert finding.status == status and detail in finding.detail
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers with the server's `status` and `body`."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/readyz"
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.end_headers()
+        self.wfile.write(self.server.body)  # type: ignore[attr-defined]
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "seen"),
+    [
+        (200, json.dumps(READY), True),
+        (503, '{"status": "not ready", "phase": "loading"}', True),
+        (200, "<html>", False),
+        (404, "no such page", False),
+        (200, "[1]", False),
+    ],
+)
+def test_only_a_gateway_is_taken_for_one(
+    server: HTTPServer, status: int, body: str, seen: bool
+) -> None:
+    server.status, server.body = status, body.encode()  # type: ignore[attr-defined]
+    state = start_path.running("0.0.0.0", server.server_port)
+    assert state == (json.loads(body) if seen else None)
+
+
+def test_nobody_listens() -> None:
+    assert start_path.running("127.0.0.1", 1) is None

@@ -89,7 +89,7 @@ class EngineErrors:
         return first_report(self._file)
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the file with the reports."""
         self._file.unlink(missing_ok=True)
 
 

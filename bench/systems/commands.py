@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from app.engine.configuration.cpu import cpu_machine, libraries
-from app.engine.configuration.options import (
-    ONE_PROCESS,
-    V2,
-    engine_options,
-    speculative_config,
-    wants_v2,
-)
-from app.settings import load
+from app.engine.configuration.options import ONE_PROCESS, engine_options, speculative_config
+from app.engine.configuration.runner import V2, StartPath, runner_wish, start_plan
+from app.settings import Settings, load
 from bench.provenance import gpus, versions
 from bench.systems.method import Method
 from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, write
@@ -75,8 +70,9 @@ class Shared:
         if method.head:
             settings["drafter"] = self.eagle3
         if k and self.architecture is not None:
-            v2 = wants_v2(os.environ)
-            config = speculative_config(load(settings, os.environ), method=kind, v2=v2)
+            ours = load(settings, os.environ)
+            v2 = _path(ours) is StartPath.V2
+            config = speculative_config(ours, method=kind, v2=v2)
             config |= speculation(self.architecture, k, kind)
             arguments = {**self.given["engine_args"], "speculative_config": config}
             settings["engine_args"] = arguments
@@ -141,17 +137,22 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
     if method.ours:
         settings = load(shared.settings(method), os.environ)
         machine = cpu_machine() if _on_cpu() else None
-        v2 = wants_v2(os.environ)
-        options = engine_options(settings, machine, method=_head(method), v2=v2)
+        path = _path(settings)
+        options = engine_options(settings, machine, method=_head(method), v2=path is StartPath.V2)
         options["model"] = resolve(options["model"])
         environment = dict(os.environ)
-        if method.head:  # as app/engine/launch.py does
-            environment[V2] = "0"
+        if runner := path.runner(runner_wish(os.environ)):  # as app/engine/launch.py does
+            environment[V2] = runner
     else:
         options, environment = _stock_options(method, shared), _stock_environment()
         if _on_cpu():  # else the model would run in another process, where it cannot be timed
             options.setdefault("distributed_executor_backend", ONE_PROCESS)
     return {**options, "served_model_name": None}, environment
+
+
+def _path(settings: Settings) -> StartPath:
+    """The path on which our engine is started first."""
+    return start_plan(settings, on_cpu=_on_cpu(), wish=runner_wish(os.environ)).first
 
 
 def _head(method: Method) -> HeadMethod:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -68,9 +69,10 @@ class ProcessCleanup:
             )
 
 
-def children() -> set[int]:
-    """Ids of the processes that this process has started and that still run."""
-    return {child.pid for child in psutil.Process().children()}
+def started_processes() -> set[int]:
+    """Ids of the processes that this one has started with `multiprocessing`, as vLLM does, and that
+    still run. Those of `multiprocessing` itself, which outlast an engine, are not among them."""
+    return {process.pid for process in multiprocessing.active_children() if process.pid}
 
 
 def files_in_use() -> set[Path]:

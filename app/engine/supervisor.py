@@ -25,7 +25,7 @@ from app.engine.configuration.runner import Blame, StartPath, runner_wish, start
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
 from app.engine.launch import launch, prepare, versions
-from app.engine.process_cleanup import ProcessCleanup, children, files_in_use
+from app.engine.process_cleanup import ProcessCleanup, files_in_use, started_processes
 from app.engine.readiness import check_acceptance, check_drafts, check_finite, check_reports
 from app.engine.restart_policy import RestartPolicy
 from app.engine.speculation_client import SpeculationClient, fingerprint
@@ -311,7 +311,7 @@ class Engine:
         began = time.monotonic()
         self._enter(Phase.LOADING)
         self._errors, self._files = EngineErrors(), set()
-        running = children()
+        running = started_processes()
         try:
             await self._launch(path)
             readiness = asyncio.ensure_future(self._check_readiness(path))
@@ -329,7 +329,7 @@ class Engine:
         except Exception as error:
             logger.debug("engine did not start", exc_info=error)
             if self._llm is None:  # vLLM gave its processes up
-                self._cleanup = ProcessCleanup(children() - running, self._files)
+                self._cleanup = ProcessCleanup(started_processes() - running, self._files)
             raise start_failure(error, self._errors.first()) from error
         return time.monotonic() - began
 

@@ -15,7 +15,8 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from app.engine import launch as launch_module
 from app.engine.configuration.head import head_method
-from app.engine.configuration.runner import StartPath
+from app.engine.configuration.runner import V2, Blame, StartPath
+from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
 from app.settings import load
@@ -88,3 +89,41 @@ def test_what_nothing_drafts_with_is_refused_before_anything_is_loaded(
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"data parallelism of a mixture of experts.*--k 0"):
         launch_module.launch(load(given, {}), EngineLoad(), StartPath.V1)
+
+
+def test_what_v2_cannot_run_is_told_before_anything_is_loaded() -> None:
+    """And is no failure of the start: V1 may run it."""
+    pytest.importorskip("triton")
+    given = {
+        "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / "p-eagle"),
+        "draft_context": "64", "max_model_len": "64",
+    }  # fmt: skip
+    with pytest.raises(StartFailureError) as told:
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.V2)
+    assert (told.value.blame, told.value.reason) == (Blame.UNSUPPORTED, "unsupported")
+    assert os.environ[V2] == "1"
+
+
+def test_a_model_that_is_missing_is_no_matter_of_the_runner(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    given = {"model": str(tmp_path / "none"), "drafter": str(EMBEDDED / "p-eagle")}
+    with pytest.raises(Exception) as told:  # noqa: PT011 - vLLM's own, whichever it is
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.V2)
+    assert not isinstance(told.value, StartFailureError)
+
+
+@pytest.mark.parametrize(
+    ("path", "wish", "variable"),
+    [
+        (StartPath.V1, None, "0"),
+        (StartPath.V1_EAGER, True, "0"),
+        (StartPath.NO_DRAFTS, None, None),
+        (StartPath.NO_DRAFTS, False, "0"),
+    ],
+)
+def test_each_path_has_its_runner_whatever_the_path_before_had(
+    path: StartPath, wish: bool | None, variable: str | None
+) -> None:
+    os.environ[V2] = "1"
+    launch_module._choose_runner(path, wish)
+    assert os.environ.get(V2) == variable

@@ -21,20 +21,12 @@ def register() -> None:
 
 def _backend() -> None:
     """The attention backend takes fewer tokens of a request at once than a pass has."""
-    from drafters.vllm.v2.runner import V2DraftingRunner
+    from drafters.vllm.v2.speculator import ParallelSpeculator
 
-    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from drafters.vllm.v2.speculator import ParallelSpeculator
+    def set_attn(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("FLASHINFER decodes at most 6 tokens of a request at once")
 
-        with patch.object(ParallelSpeculator, "set_attn", _refuse):
-            return whole(self, *args, **kwargs)
-
-    whole = V2DraftingRunner.initialize_kv_cache
-    V2DraftingRunner.initialize_kv_cache = initialize_kv_cache
-
-
-def _refuse(*args: Any, **kwargs: Any) -> None:
-    raise NotImplementedError("FLASHINFER decodes at most 6 tokens of a request at once")
+    ParallelSpeculator.set_attn = set_attn  # type: ignore[method-assign]
 
 
 def _shape() -> None:

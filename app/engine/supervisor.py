@@ -319,8 +319,7 @@ class Engine:
             try:
                 await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if not readiness.done():
-                    ended = f"the engine {ending.result()} while it warmed up"
-                    raise StartFailureError(ended, Blame.RUNNER, "ended")
+                    raise _ended(ending.result())
                 readiness.result()
             finally:
                 readiness.cancel()
@@ -330,6 +329,8 @@ class Engine:
             logger.debug("engine did not start", exc_info=error)
             if self._llm is None:  # vLLM gave its processes up
                 self._cleanup = ProcessCleanup(started_processes() - running, self._files)
+            elif self._llm.errored and not isinstance(error, StartupError):
+                error = _ended(DIED)  # a call into it only says that it has gone
             raise start_failure(error, self._errors.first()) from error
         return time.monotonic() - began
 
@@ -422,3 +423,8 @@ class Engine:
             await asyncio.to_thread(cleanup.run)
         if self._errors is not None:
             self._errors.remove()
+
+
+def _ended(how: str) -> StartFailureError:
+    """The failure of an engine that died or hung before it was ready."""
+    return StartFailureError(f"the engine {how} while it warmed up", Blame.RUNNER, "ended")

@@ -15,7 +15,7 @@ import pytest
 from .gateway import MODEL, Gateway
 
 pytest.importorskip("triton", reason="V2 needs Triton")
-START_S = 240.0
+START_S = 480.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * START_S)]
 V2_ON_CPU = Path(__file__).with_name("v2_on_cpu")
 

@@ -486,6 +486,32 @@ def test_strict_speculation_ends_the_start_at_the_first_failure(
     assert str(life.engine.failure) == "it broke: memory"
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_an_engine_that_dies_as_it_warms_up_may_work_on_another_runner(
+    monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """Whether its end or a call into it is noticed first, and without a report of its own."""
+    life = Life(monkeypatch, drafter="a/head")
+    life.on_cpu = False
+
+    async def readiness(llm: FakeLlm) -> None:
+        if len(life.launched) == 1:
+            llm.errored = True
+            if answered:
+                raise ConnectionError("it has gone")
+            await _until_stopped(llm)
+
+    life.readiness = readiness
+
+    async def scenario() -> None:
+        await life.until(life.serving(2))
+
+    run(life, scenario)
+    assert life.paths == ["v2", "v1-eager"]
+    assert life.engine.fallback is not None
+    assert life.engine.fallback.message == "the engine died while it warmed up"
+
+
 def test_stopping_between_two_paths_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(monkeypatch, drafter="a/head")
     life.on_cpu = False

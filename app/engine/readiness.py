@@ -30,10 +30,8 @@ WARM_UP_TEXTS = (
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
 # This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
-# sequential.py, v2/speculator.py), and vLLM's own for EAGLE-3 on its V2 model runner
-# (vllm/v1/worker/gpu/spec_decode/eagle/speculator.py).
+# sequential.py, v2/speculator.py).
 DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
-DRAFTERS |= {"EagleSpeculator": False}
 STATS_TIMEOUT_S = 10.0
 
 

@@ -37,14 +37,12 @@ def test_a_good_report_is_returned() -> None:
 
 def test_our_proposers_are_known_by_their_names() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
-
     from drafters.vllm.v1.parallel import ParallelDrafter
     from drafters.vllm.v1.sequential import SequentialDrafter
     from drafters.vllm.v2.speculator import ParallelSpeculator
 
-    kinds = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, EagleSpeculator)
-    assert set(readiness.DRAFTERS) == {kind.__name__ for kind in kinds}
+    ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)
+    assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
 
 
 @pytest.mark.parametrize(

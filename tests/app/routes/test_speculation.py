@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.engine.configuration.runner import StartPath
 from app.engine.speculation_client import SpeculationClient
+from app.engine.start_failure import Fallback
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.routes import speculation
@@ -87,3 +89,30 @@ def test_an_engine_that_stands_still_is_told_in_time(
     engine.core.stopped = False
     time.sleep(0.1)
     assert client.request(method, PATH, **body).status_code == 200
+
+
+def test_the_path_of_the_start_is_told(client: TestClient, engine: SteeredEngine) -> None:
+    engine.path = StartPath.V2
+    state = client.get(PATH).json()
+    assert (state["enabled"], state["path"], state["fallback"]) == (True, "v2", None)
+    assert client.get("/readyz").json()["path"] == {"name": "v2", "reason": "none"}
+    engine.path = StartPath.V1_EAGER
+    engine.fallback = Fallback(StartPath.V2, "memory", "CUDA out of memory")
+    told = {"failed": "v2", "reason": "memory", "message": "CUDA out of memory"}
+    for state in (client.get(PATH).json(), client.patch(PATH, json={"objective": "off"}).json()):
+        assert (state["path"], state["fallback"]) == ("v1-eager", told)
+    ready = client.get("/readyz").json()
+    assert ready["path"] == {"name": "v1-eager", "reason": "memory"}
+    assert "CUDA" not in str(ready), "whoever has no key learns no more than the kind of failure"
+
+
+def test_a_gateway_that_fell_back_to_no_drafts_has_nothing_to_steer(
+    client: TestClient, engine: SteeredEngine
+) -> None:
+    engine.path = StartPath.NO_DRAFTS
+    engine.fallback = Fallback(StartPath.V2, "head", "the head has another shape")
+    state = client.get(PATH).json()
+    assert (state["enabled"], state["path"]) == (False, "no-drafts")
+    assert state["fallback"]["message"] == "the head has another shape"
+    assert client.patch(PATH, json={"objective": "off"}).status_code == 400
+    assert client.get("/page/figures").json()["drafts"] is False

@@ -7,6 +7,7 @@ with as many GPUs as the preset needs of that kind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.engine.configuration.capacity import ServerDefaults, estimate_graphs
-from app.engine.configuration.options import V2, engine_options, wants_v2
+from app.engine.configuration.options import engine_options
+from app.engine.configuration.runner import V2, StartPath, start_plan
 from app.engine.configuration.server import server_config, this_gpu
 from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
@@ -104,22 +106,25 @@ def _build(case: Case, folder: Path) -> Outcome:
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    from drafters.vllm.own_drafter import refuse
+
     about, preset = about_preset(case.preset), of_preset(case.preset)
     gib = GPUS[case.gpu].gib
     gpus = fewest_gpus(preset, about, gib) or 8
     method: Method = about.head.method if about.head else "p-eagle"
     settings = _with_models(preset, method, folder)
-    os.environ[V2] = "1"
     parallel = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
     given = settings.engine.engine_args | parallel | dict(case.given)
     engine = settings.engine.model_copy(update={"engine_args": given})
-    options = engine_options(
-        settings.model_copy(update={"engine": engine}),
-        method=method,
-        v2=wants_v2(os.environ),
-        gpu=this_gpu(),
-    )
-    config = server_config(AsyncEngineArgs(**options))
+    settings = settings.model_copy(update={"engine": engine})
+    for path in start_plan(settings, on_cpu=False, wish=None).paths:
+        os.environ[V2] = str(path.runner(None))
+        v2 = path is StartPath.V2
+        options = engine_options(settings, method=method, v2=v2, gpu=this_gpu())
+        config = server_config(AsyncEngineArgs(**options))
+        with contextlib.suppress(NotImplementedError):  # the next path, as at a start
+            refuse(config)
+            break
     with set_current_vllm_config(config):
         backends, head_backend, threshold = _attention(config)
         counts, mode = _graphs(config, method)

@@ -13,6 +13,7 @@ from typing import Any
 from app.engine.configuration.cpu import cpu_machine, libraries
 from app.engine.configuration.options import ONE_PROCESS, engine_options, speculative_config
 from app.engine.configuration.runner import V2, StartPath, runner_wish, start_plan
+from app.engine.configuration.server import this_gpu
 from app.settings import Settings, load
 from bench.provenance import gpus, versions
 from bench.systems.method import Method
@@ -138,7 +139,9 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
         settings = load(shared.settings(method), os.environ)
         machine = cpu_machine() if _on_cpu() else None
         path = _path(settings)
-        options = engine_options(settings, machine, method=_head(method), v2=path is StartPath.V2)
+        gpu = None if machine else this_gpu()
+        v2 = path is StartPath.V2
+        options = engine_options(settings, machine, method=_head(method), v2=v2, gpu=gpu)
         options["model"] = resolve(options["model"])
         environment = dict(os.environ)
         if runner := path.runner(runner_wish(os.environ)):  # as app/engine/launch.py does

@@ -33,8 +33,9 @@ def engine_options(
     `cpu` is given when the model runs on a CPU. vLLM's defaults there take 92% of all memory, fail
     if less is free or if there is no C++ compiler, and run the model in a process of its own, for
     which another core waits. `method` is how the head drafts (app/engine/configuration/head.py).
-    `v2` is whether vLLM's V2 model runner runs it (app/engine/configuration/runner.py). `gpu` is what vLLM gives its
-    own server, where the model runs on a GPU (app/engine/configuration/server.py).
+    `v2` is whether vLLM's V2 model runner runs it (app/engine/configuration/runner.py). `gpu` is
+    what vLLM gives its own server, where the model runs on a GPU
+    (app/engine/configuration/server.py).
 
     `engine.engine_args` is applied last, so an operator can override anything here.
     """

@@ -15,8 +15,8 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools serve test fuzz faults check gpu-check format lock page screenshots models \
-  evaluate bench clean
+.PHONY: help install tools serve test fuzz faults check gpu-check lean-tree gpu-archive format lock page \
+  screenshots models evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -57,34 +57,29 @@ check: $(TOOLS) ## Lint, formatting, types and the import map
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_import_map.py
 
-# A machine without a GPU has checked nothing, and says so before it installs anything. Each part
-# runs whatever became of those before it; `make gpu-steps SHAPES=gpt-oss-20b` runs one alone.
-GPU_CHECKS := gpu-kernels gpu-kernel-times gpu-drafts gpu-steps gpu-sweep
-SHAPES ?= qwen3-8b
-RESULT = --out bench/results/$(1)-$$(date -u +%Y%m%dT%H%M%SZ).jsonl
-.PHONY: $(GPU_CHECKS)
+# Without a network, ARCHIVE= names the packages that `make gpu-archive` made and PYTHON= the
+# interpreter that has torch. A machine without a GPU says so before anything is installed.
+DEVICE ?= cuda
+GPU_CHECK = -m bench.gpu_check --device $(DEVICE) $(if $(MINUTES),--minutes $(MINUTES)) \
+  $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--out $(OUT))
 
-gpu-check: ## On a GPU: kernels, the V2 runner's drafts, their times beside vLLM's (SHAPES=)
-	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check: no NVIDIA GPU on this machine" >&2; exit 1; }
+ifdef ARCHIVE
+gpu-check: ## On a GPU: all that has to be seen there (ARCHIVE=, DEVICE=cpu, MINUTES=, PARTS=, OUT=)
+	@$(or $(PYTHON),python3) $(GPU_CHECK) --archive $(ARCHIVE)
+else
+gpu-check:
+	@[ $(DEVICE) = cpu ] || nvidia-smi -L >/dev/null 2>&1 || \
+	  { echo "gpu-check: no NVIDIA GPU on this machine; DEVICE=cpu rehearses" >&2; exit 1; }
 	@$(MAKE) --no-print-directory $(TOOLS)
-	@$(MAKE) --no-print-directory --keep-going $(GPU_CHECKS)
+	@$(BIN)/python $(GPU_CHECK)
+endif
 
-gpu-kernels:
-	@$(BIN)/python -m pytest -q tests/drafters/ops/kernels.py
+lean-tree: ## Pack what of the source travels to a machine without a network (OUT=)
+	@python3 -m deploy.offline.lean_tree --out $(or $(OUT),runs/gpu-check/aerie-tree.tar.xz)
 
-gpu-kernel-times:
-	@$(BIN)/python -m app.cli bench kernels --device cuda $(call RESULT,kernels)
-
-gpu-drafts:
-	@$(BIN)/python -m pytest -q tests/drafters/vllm/v2/test_v2.py
-
-gpu-steps:
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench device --model-free $(SHAPES) $(call RESULT,device)
-
-gpu-sweep:
-	@VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m app.cli bench sweep --model-free $(SHAPES) \
-	  --methods none,eagle3:3,vllm:3,vllm:7,vllm:11,plain,off,k:3,k:5,k:7,k:11,adaptive \
-	  --concurrency 1,8,32,128 $(call RESULT,v2)
+gpu-archive: ## Pack vLLM and its packages for such a machine: minutes, needs pip (SM=90, OUT=)
+	@$(or $(PYTHON),python3) -m deploy.offline.archive --sm $(or $(SM),90) \
+	  --out $(or $(OUT),runs/gpu-check/vllm-sm$(or $(SM),90).tar.xz)
 
 format: $(TOOLS) ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .

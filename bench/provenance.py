@@ -35,9 +35,10 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Commit of the source, with `-dirty` for uncommitted changes; empty without a repository."""
+    """Commit of the source, with `-dirty` for uncommitted changes. Without a repository it is what
+    the file COMMIT of a packed tree says (deploy/offline/lean_tree.py), or empty."""
     command = ["git", "-C", str(_REPOSITORY), "describe", "--always", "--dirty"]
-    return _output(command)
+    return _output(command) or _packed_commit()
 
 
 def gpus() -> list[str]:
@@ -55,6 +56,13 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _packed_commit() -> str:
+    try:
+        return (_REPOSITORY / "COMMIT").read_text("utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _output(command: Sequence[str]) -> str:

@@ -116,7 +116,8 @@ MAP: dict[str, set[str]] = {
     "bench.quality": MEASURING | {"bench", "bench.sweep", "drafters.train.data"} | BASE,
     "bench.kernels": SINGLE_PARTS | MEASURING,
     "bench.parts": SINGLE_PARTS | MEASURING | {"app.presets", "bench", "bench.sweep"},
-    "bench.cli": {"bench.systems"}
+    "bench.gpu_check": SINGLE_PARTS | MEASURING | {"bench.parts", "bench.sweep"},
+    "bench.cli": {"bench.gpu_check", "bench.systems"}
     | BASE
     | {f"bench.{part}" for part in ("kernels", "parts", "quality", "served", "sweep", "trace")},
     "bench.simulate": {"bench.errors", "bench.simulate.curve", "bench.sweep"}
@@ -186,13 +187,13 @@ LAZY_HOOKS = {
 GUARDED = {
     "vllm": {
         *("app.endpoints", "app.engine", "app.engine.configuration", "app.llm", "app.serving"),
-        *("bench.kernels", "bench.parts"),
+        *("bench.gpu_check", "bench.kernels", "bench.parts"),
         "drafters.vllm",
         *SERVING,
     },
     "torch": {
         *("app.engine", "app.engine.configuration"),
-        *("bench.kernels", "bench.parts"),
+        *("bench.gpu_check", "bench.kernels", "bench.parts"),
         "drafters.gguf_conversion",
         "drafters.model",
         "drafters.ops",

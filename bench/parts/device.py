@@ -6,7 +6,7 @@ vLLM's. While a batch of requests decodes, events on the device's stream mark th
 step, and the beginning and end of each pass of the drafter; on a CPU the clock does. Figures are
 medians over steps that read no prompt and in which every request verifies K drafts. A step lasts
 from its beginning to that of the next one, so that it includes the time for which the device waits
-for the host.
+for the host. How each engine started (runner, drafter, graphs, memory) is in a table too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.options import tell
 from bench.parser import command_parser
+from bench.parts.engine_start import start_table, started
 from bench.parts.offline import engine_core, held_out, lines, model_runner
 from bench.provenance import provenance
 from bench.sweep.journal import Journal
@@ -40,6 +41,7 @@ BATCHES = "1,8,32,128"
 OUTPUT_TOKENS = 128
 WARM_UP_TOKENS = 16
 FEWEST = 4  # steps that a figure needs
+START = "start"  # instead of a method, in the key of what an engine's start came to
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, batch) -> figures
 
@@ -53,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
     folder = args.out.parent / f"{args.out.stem}-model-free"
     shared = Shared.of(largest_k(methods), given, args.eagle3, args.model_free, folder)
     if args.offline:
-        for cell in measure(servers(methods)[args.offline], shared, args.batch):
-            print("\n" + json.dumps(cell), flush=True)
+        for result in measure(servers(methods)[args.offline], shared, args.batch):
+            print("\n" + json.dumps(result), flush=True)
         return 0
     if any(method.kind == "adaptive" for method in methods):
         raise ValueError("a step has one K: leave out `adaptive`")
@@ -67,7 +69,10 @@ def main(argv: Sequence[str]) -> int:
         tell(f"starting {server}")
         _, environment = in_process(group[0], shared)
         for cell in lines("bench.parts.device", [server, *argv], environment):
-            journal.add((cell.pop("method"), cell.pop("batch")), cell)
+            if "start" in cell:
+                journal.add((START, server), cell.pop("start"))
+            else:
+                journal.add((cell.pop("method"), cell.pop("batch")), cell)
     print("\n".join(tables(methods, args.batch, journal.cells)))
     return 0
 
@@ -157,15 +162,17 @@ def _marked(
 
 def measure(
     group: Sequence[Method], shared: Shared, batches: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Start the engine of `group`, methods that share it, and measure each at each batch."""
-    from vllm import LLM, SamplingParams
+) -> Iterator[dict[str, Any]]:
+    """Start the engine of `group`, methods that share it, and measure each at each batch. Yields
+    what the start came to as `{"start": figures}`, then a cell for each method and batch."""
+    from vllm import SamplingParams
 
     arguments, _ = in_process(group[0], shared)
-    llm = LLM(**arguments)
+    llm, start = started(arguments)
+    yield {"start": start}
     runner = model_runner(llm)
     clock = Clock(runner.device)
-    steps, cells = watch(runner, clock), []
+    steps = watch(runner, clock)
     held = held_out(max(batches))
     for method in group:
         if method.changes is not None:
@@ -177,10 +184,7 @@ def measure(
                 sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
                 llm.generate(asked, sampling, use_tqdm=False)
             clock.wait()
-            cells.append(
-                {"method": method.name, "batch": batch, **figures(steps, clock, batch, method.k)}
-            )
-    return cells
+            yield {"method": method.name, "batch": batch, **figures(steps, clock, batch, method.k)}
 
 
 def figures(steps: Sequence[TimedStep], clock: Clock, batch: int, k: int) -> dict[str, Any]:
@@ -224,6 +228,7 @@ def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> l
         "",
         "A step at K over that of vLLM's P-EAGLE, at K = 0 over no head, without a head over none:",
         *grid(over),
+        *start_table({key[1]: cell for key, cell in cells.items() if key[0] == START}),
     ]
 
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.engine.configuration import cpu
 
 
-def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Run `python -m MODULE --offline ...` and return the lines of JSON that it printed.
+def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Run `python -m MODULE --offline ...` and yield the lines of JSON that it prints at once.
 
     Raises RuntimeError if it fails; its own error is on standard error.
     """
     environment = {**environ, **cpu.environment(environ)}
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     line = [sys.executable, "-m", module, "--offline", *argv]
-    ended = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"an engine ended with code {ended.returncode}; its error is above")
-    return [json.loads(text) for text in ended.stdout.splitlines() if text.startswith(b"{")]
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            for text in child.stdout:
+                if text.startswith(b"{"):
+                    yield json.loads(text)
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        raise RuntimeError(f"an engine ended with code {child.returncode}; its error is above")
 
 
 def engine_core(llm: Any) -> Any:

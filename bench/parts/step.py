@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if args.offline:
         offline(args.k, args.concurrency)
         return 0
-    cells = lines("bench.parts.step", argv, os.environ)
+    cells = list(lines("bench.parts.step", argv, os.environ))
     print("In one process, ms of a step:\n" + "\n".join(columns(parts_table(cells))))
     rows = asyncio.run(served(args.k, args.concurrency, args.requests))
     print("\nServed, ms of a step:\n" + "\n".join(columns(rows)))

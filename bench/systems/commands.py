@@ -17,7 +17,7 @@ from app.engine.configuration.server import this_gpu
 from app.settings import Settings, load
 from bench.provenance import gpus, versions
 from bench.systems.method import Method
-from bench.systems.model_free import ARCHITECTURES, Architecture, speculation, write
+from bench.systems.model_free import Architecture, named, speculation, write
 from drafters.model.config import Method as HeadMethod
 from drafters.packaged import resolve
 
@@ -54,10 +54,10 @@ class Shared:
         if not model_free:
             return cls(k, dict(given), eagle3)
         places = write(model_free, folder.resolve())
-        named = {"model": str(places["target"]), "drafter": str(places["p-eagle"])}
+        models = {"model": str(places["target"]), "drafter": str(places["p-eagle"])}
         arguments = {**given.get("engine_args", {}), "load_format": "dummy"}
-        settings = {**given, **named, "served_model_name": model_free, "engine_args": arguments}
-        return cls(k, settings, str(places["eagle3"]), ARCHITECTURES[model_free])
+        settings = {**given, **models, "served_model_name": model_free, "engine_args": arguments}
+        return cls(k, settings, str(places["eagle3"]), named(model_free))
 
     @property
     def model(self) -> str:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from app.settings import REPOSITORY
 from bench.simulate.curve import from_length, from_lengths
-from bench.systems.target_configs import QWEN3_8B, QWEN3_CODER_30B, TOY, gpt_oss, rope
+from bench.systems.target_configs import QWEN3_8B, QWEN3_CODER_30B, TOY, TOY_MOE, gpt_oss, rope
 
 _TOKENIZER = REPOSITORY / "models" / "embedded" / "target"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -50,6 +50,7 @@ _SOURCE = "rates of RedHatAI/Qwen3-8B-speculator.peagle on HumanEval"
 
 ARCHITECTURES = {
     "toy": Architecture(TOY, _PUBLISHED, _LENGTHS, f"no model's shape; {_SOURCE}"),
+    "toy-moe": Architecture(TOY_MOE, _PUBLISHED, _LENGTHS, f"no model's shape; {_SOURCE}"),
     "qwen3-8b": Architecture(QWEN3_8B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-8B; {_SOURCE}"),
     "qwen3-coder-30b": Architecture(
         QWEN3_CODER_30B, _PUBLISHED, _LENGTHS, f"Qwen/Qwen3-Coder-30B-A3B-Instruct; {_SOURCE}"
@@ -61,6 +62,26 @@ ARCHITECTURES = {
         gpt_oss(36, 128), _GPT_OSS_120B, {}, "openai/gpt-oss-120b; length on HumanEval at K = 5"
     ),
 }
+
+
+FEWEST_LAYERS = 6  # for three taps that differ
+
+
+def named(name: str) -> Architecture:
+    """The architecture of that name, or of `NAME@LAYERS` the one with so many layers of the target.
+    Raises ValueError for an unknown one, or too few layers."""
+    base, _, count = name.partition("@")
+    if base not in ARCHITECTURES:
+        raise ValueError(f"no architecture {base!r}: {', '.join(ARCHITECTURES)}")
+    found = ARCHITECTURES[base]
+    if "@" not in name:
+        return found
+    if not count.isdecimal() or int(count) < FEWEST_LAYERS:
+        raise ValueError(f"{name!r}: give a number of layers from {FEWEST_LAYERS}")
+    config = found.config | {"num_hidden_layers": int(count)}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][: int(count)]
+    return replace(found, config=config)
 
 
 def rates(architecture: Architecture, k: int) -> list[float]:
@@ -87,10 +108,8 @@ def speculation(architecture: Architecture, k: int, method: str) -> dict[str, An
 
 def write(name: str, folder: Path) -> dict[str, Path]:
     """Write folders `target`, `p-eagle` and `eagle3` below `folder`, with configurations and a
-    tokenizer but no weights; returns their paths. Raises ValueError for an unknown name."""
-    if name not in ARCHITECTURES:
-        raise ValueError(f"no architecture {name!r}: {', '.join(ARCHITECTURES)}")
-    config = ARCHITECTURES[name].config
+    tokenizer but no weights; returns their paths. `name` is that of `named`, which may raise."""
+    config = named(name).config
     places = {part: folder / part for part in ("target", *HEAD_LAYERS)}
     for part, place in places.items():
         place.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,11 @@ TOY = config(
     vocab_size=8192, rope_parameters=rope(1000000.0), max_position_embeddings=2048,
     dtype="float32",
 )  # fmt: skip
+TOY_MOE = TOY | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
 
 
 def gpt_oss(layers: int, experts: int) -> dict[str, Any]:

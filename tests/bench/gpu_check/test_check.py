@@ -1,0 +1,159 @@
+"""The order, limits and tables of the check, with parts that are small scripts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.gpu_check import check
+from bench.gpu_check.check import command, environment, main, run, summary
+from bench.gpu_check.part_report import PartReport
+from bench.gpu_check.parts import PARTS, Part, chosen
+
+REPORT = "from bench.gpu_check.part_report import PartReport; import os, subprocess, sys, time\n"
+REPORT += "from pathlib import Path\nfile = Path(sys.argv[1])\n"
+REPORT += "r = PartReport(file, file.stem, 'cpu')\n"
+BODIES = {
+    "good": "r.add(figure=1); r.show(['a line'], 'all well')",
+    "bad": "r.add(figure=2); sys.exit('it broke')",
+    "silent": "sys.exit(3)",
+    "unsound": "r.fail('one draft is wrong')",
+    "endless": "r.add(figure=3, child=subprocess.Popen(['sleep', '99']).pid); time.sleep(99)",
+}
+
+
+def part(name: str, limit: float = 30.0, least: float = 0.0) -> Part:
+    return Part(name, "", "", limit, least)
+
+
+def fake(part: Part, device: str, file: Path) -> list[str]:
+    body = BODIES[part.name.rstrip("0123456789")]
+    return [sys.executable, "-c", REPORT + body, str(file)]
+
+
+def statuses(reports: list[PartReport]) -> dict[str, str]:
+    return {r.document["part"]: r.document["status"] for r in reports}
+
+
+def test_a_failure_stops_no_other_part_and_leaves_its_results(tmp_path: Path) -> None:
+    names = ("bad", "silent", "unsound", "good")
+    reports = run([part(name) for name in names], "cpu", tmp_path, 60.0, fake)
+    assert statuses(reports) == {
+        "bad": "failed", "silent": "failed", "unsound": "failed", "good": "passed",
+    }  # fmt: skip
+    saved = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    assert saved["bad"]["results"] == {"figure": 2}
+    assert "exit code 1" in saved["bad"]["says"]
+    assert "it broke" in (tmp_path / "bad.log").read_text()
+    assert saved["silent"]["results"] == {}
+    assert saved["unsound"]["says"].startswith("one draft is wrong")
+    assert saved["good"]["says"] == "all well"
+
+
+def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    reports = run([part("endless", limit=3.0), part("good")], "cpu", tmp_path, 60.0, fake)
+    assert time.monotonic() - begun < 30
+    assert statuses(reports) == {"endless": "timed out", "good": "passed"}
+    results = reports[0].document["results"]
+    assert results["figure"] == 3
+    with suppress(psutil.NoSuchProcess):  # one that nobody has waited for yet is a zombie
+        assert psutil.Process(results["child"]).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_no_longer_fits_is_not_begun(tmp_path: Path) -> None:
+    """The clock moves only where it is read: 10 s at each reading."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 10.0
+        return now[0]
+
+    (tmp_path / "good2.json").write_text('{"status": "passed"}')  # of an earlier check
+    parts = [part("good1", least=50.0), part("good2", least=50.0), part("good3")]
+    reports = run(parts, "cpu", tmp_path, 75.0, fake, clock)
+    assert statuses(reports) == {"good1": "passed", "good2": "skipped", "good3": "passed"}
+    saved = json.loads((tmp_path / "good2.json").read_text())
+    assert saved["says"] == "35 s were left, it needs 50"
+
+
+def test_the_table_of_all_parts_comes_last(tmp_path: Path) -> None:
+    report = PartReport(tmp_path / "a.json", "a", "cpu")
+    report.skip("graphs", "a CPU has none")
+    report.show(["| figure |"], "fine")
+    report.end("passed", 2.0)
+    other = PartReport(tmp_path / "b.json", "b", "cpu")
+    other.end("failed", 1.0, "broken\nwith details")
+    lines = summary([report, other])
+    assert lines.index("| figure |") < lines.index("- a: graphs: a CPU has none")
+    assert lines[-4].split() == ["|", "part", "|", "status", "|", "seconds", "|", "result", "|"]
+    assert lines[-1].split() == ["|", "b", "|", "failed", "|", "1", "|", "broken", "|"]
+
+
+def test_an_error_of_a_part_is_in_its_report(tmp_path: Path) -> None:
+    from bench.gpu_check import part as part_process
+
+    def broken(report: PartReport) -> None:
+        report.add(before=True)
+        raise ValueError("no such head")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.gpu_check.smoke.run", broken)
+        patch.setattr("os.environ", dict(os.environ))
+        file = tmp_path / "smoke.json"
+        assert part_process.run(["smoke", "--device", "cpu", "--file", str(file)]) == 1
+    saved = json.loads(file.read_text())
+    assert saved["failures"] == ["ValueError: no such head"]
+    assert saved["results"] == {"before": True}
+    assert {"commit", "versions", "cpu", "date"} <= set(saved["provenance"])
+
+
+@pytest.mark.parametrize("each", PARTS, ids=lambda part: part.name)
+def test_every_part_has_a_body(each: Part, tmp_path: Path) -> None:
+    module, _, function = each.body.partition(":")
+    body: Any = getattr(importlib.import_module(f"bench.gpu_check.{module}"), function)
+    assert callable(body)
+    assert each.name in command(each, "cpu", tmp_path / "x.json")
+    assert each.least_s <= each.limit_s
+
+
+def test_the_parts_of_a_check_are_chosen_by_name() -> None:
+    assert [part.name for part in chosen("")][:2] == ["smoke", "kernels"]
+    assert "sweep" not in {part.name for part in chosen("")}
+    assert [part.name for part in chosen("sweep, kernels")] == ["kernels", "sweep"]
+    with pytest.raises(ValueError, match="no part 'kernel'"):
+        chosen("kernel")
+
+
+def test_a_gpu_gets_v2_and_nothing_is_fetched() -> None:
+    assert environment("cuda", {"A": "b"})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    given = environment("cpu", {"A": "b"})
+    assert given["A"] == "b" and given["HF_HUB_OFFLINE"] == "1"
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in given
+
+
+def test_without_a_gpu_it_says_so_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--out", str(tmp_path / "out")]) == 1
+    assert "no NVIDIA GPU on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1), ("endless", 1)])
+def test_the_exit_code_says_whether_all_is_well(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "chosen", lambda names: [part(name, limit=4.0)])
+    monkeypatch.setattr(check.run, "__defaults__", (fake, time.monotonic))
+    assert main(["--device", "cpu", "--out", str(tmp_path)]) == code

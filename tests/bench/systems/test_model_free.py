@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from app.doctor.examination import check_models
 from app.settings import load
 from bench.systems.commands import Shared, command
 from bench.systems.method import Method
-from bench.systems.model_free import ARCHITECTURES, rates, speculation, write
+from bench.systems.model_free import ARCHITECTURES, named, rates, speculation, write
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,27 @@ def test_model_free_architectures_are_as_large_as_the_models(
     assert model.num_parameters() == pytest.approx(billions * 1e9, rel=0.005)
     head = AutoConfig.from_pretrained(tmp_path / "p-eagle")
     assert head.rope_parameters["rope_theta"] == config.rope_parameters["rope_theta"]
+
+
+def test_an_architecture_of_fewer_layers_is_its_beginning(tmp_path: Path) -> None:
+    """For a check of a few minutes: only the number of layers differs, and taps are distinct."""
+    for name in ("gpt-oss-20b", "toy-moe"):
+        whole, part = named(name), named(f"{name}@6")
+        differ = {key for key in whole.config if whole.config[key] != part.config[key]}
+        assert differ <= {"num_hidden_layers", "layer_types"}
+        assert (part.rates, part.eagle3) == (whole.rates, whole.eagle3)
+    config = AutoConfig.from_pretrained(write("gpt-oss-20b@6", tmp_path)["target"])
+    assert len(config.layer_types) == config.num_hidden_layers == 6
+    for head in ("p-eagle", "eagle3"):
+        document = json.loads((tmp_path / head / "config.json").read_text())
+        assert document["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    assert Shared.of(3, {}, "", "gpt-oss-20b@6", tmp_path).model == "gpt-oss-20b@6"
+
+
+@pytest.mark.parametrize("name", ["gpt-5", "gpt-5@9", "toy@5", "toy@", "toy@six", "toy@-6"])
+def test_an_architecture_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(name.split("@")[0])):
+        named(name)
 
 
 def test_gpt_oss_is_accepted_as_far_as_was_published() -> None:

@@ -221,7 +221,9 @@ def _arguments(
         "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": accepted,
     }  # fmt: skip
     if report.on_cpu:
-        options |= {"enforce_eager": True, "block_size": 32}
+        # vLLM's CPU platform schedules one step after another.
+        scheduler = "drafters.vllm.scheduling.scheduler.DraftingScheduler"
+        options |= {"enforce_eager": True, "block_size": 32, "scheduler_cls": scheduler}
     return {**options, "served_model_name": None, "skip_tokenizer_init": True}
 
 

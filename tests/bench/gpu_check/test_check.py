@@ -61,7 +61,7 @@ def test_a_failure_stops_no_other_part_and_leaves_its_results(tmp_path: Path) ->
 
 def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     begun = time.monotonic()
-    reports = run([part("endless", limit=3.0), part("good")], "cpu", tmp_path, 60.0, fake)
+    reports = run([part("endless", limit=1.5), part("good")], "cpu", tmp_path, 60.0, fake)
     assert time.monotonic() - begun < 30
     assert statuses(reports) == {"endless": "timed out", "good": "passed"}
     results = reports[0].document["results"]
@@ -154,6 +154,6 @@ def test_without_a_gpu_it_says_so_and_runs_nothing(
 def test_the_exit_code_says_whether_all_is_well(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "chosen", lambda names: [part(name, limit=4.0)])
+    monkeypatch.setattr(check, "chosen", lambda names: [part(name, limit=2.0)])
     monkeypatch.setattr(check.run, "__defaults__", (fake, time.monotonic))
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == code

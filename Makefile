@@ -15,8 +15,8 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools serve test fuzz faults check gpu-check lean-tree gpu-archive format lock page \
-  screenshots models evaluate bench clean
+.PHONY: help install tools serve test fuzz faults check gpu-check lean-tree gpu-archive \
+  format lock page screenshots models evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"

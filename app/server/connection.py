@@ -3,17 +3,20 @@
 uvicorn's protocol (uvicorn/protocols/http/httptools_impl.py) limits neither the size of headers nor
 the time that a client takes to send them, to send its body, or to read an answer. It does not tell
 a running request that its client has gone if another request was pipelined behind it, and it sends
-chunks to clients of HTTP/1.0, which cannot read them.
+chunks to clients of HTTP/1.0, which cannot read them. It drops the body of a request that offers
+another protocol (`Upgrade: h2c`), as Java's HttpClient does by default.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -30,13 +33,20 @@ BODY_GRACE_S = 5.0
 # Seconds for which the input of a refused client is still read and dropped.
 LINGER_S = 2.0
 EMPTY_LINE = b"\r\n\r\n"
+UPGRADE = b"upgrade"
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits."""
+    """uvicorn's protocol with limits.
+
+    Offers of other protocols (RFC 9110, section 7.8) are not taken up: such a request is one of
+    HTTP/1.1 like any other, and the application sees its `upgrade` header.
+    """
 
     def __init__(self, limits: ServerSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+        self._offers: list[tuple[bytes, bytes]] = []
         self._limits = limits
         self._most_header_bytes = int(limits.max_header_kib * 1024)
         self._in_head = False
@@ -108,9 +118,31 @@ class Connection(HttpToolsProtocol):
         self._field_bytes += len(name) + len(value)
         self._check_head()
 
+    def head_without_offers(self) -> bytes:
+        """The head that was parsed last, for the parser to read once more: without `upgrade`.
+
+        What it leaves out are headers of the request that begins with these bytes all the same.
+        """
+        is_offer = [name == UPGRADE for name, _ in self.headers]
+        self._offers = list(itertools.compress(self.headers, is_offer))
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [
+            b"%s: %s" % header
+            for header, offer in zip(self.headers, is_offer, strict=True)
+            if not offer
+        ]
+        return b"\r\n".join(lines) + EMPTY_LINE
+
     def on_headers_complete(self) -> None:
         """Refuse an oversized head; start the deadline of the body."""
         self._check_head()
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("no proxy")  # what follows its head would be no HTTP
+        if self.parser.should_upgrade():
+            return  # the head comes once more, without the offer
+        self.headers += self._offers
+        self._offers = []
         self._in_head, self._frame_bytes, self._body_bytes = False, 0, 0
         self._stop("head")
         self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
@@ -125,6 +157,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole: stop the deadline of its body."""
+        if self._in_head:  # an offer, whose body the parser does not read
+            return
         self._stop("body")
         super().on_message_complete()
 
@@ -264,6 +298,35 @@ class Connection(HttpToolsProtocol):
     def _slow_reader(self) -> None:
         metrics.CONNECTIONS_REFUSED.labels("slow_reader").inc()
         self.transport.abort()
+
+
+class _Parser(httptools.HttpRequestParser):
+    """httptools' parser, which goes on behind the head of a request that offers another protocol.
+
+    httptools takes every offer for taken up and stops behind the head. Here the head is parsed once
+    more, without the offer, and what follows is its body: httptools decides how long it is. The
+    parser that has stopped is replaced: behind `Connection: close` it would drop everything.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        # As uvicorn sets it: a request behind one that closes the connection gets its answer.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse a chunk. Raises httptools.HttpParserError."""
+        parse, connection = httptools.HttpRequestParser.feed_data, self._connection
+        parser, rest = self, memoryview(data)
+        while True:
+            try:
+                parse(parser, rest)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]  # no copy: a chunk may hold thousands of offers
+            head = connection.head_without_offers()
+            parser = connection.parser = _Parser(connection)
+            parse(parser, head)
 
 
 class _UnchunkedCycle(RequestResponseCycle):

@@ -234,6 +234,8 @@ def test_what_stands_before_a_head_does_not_count_for_it() -> None:
     [
         b"\x00\x01\x02",
         b"hello\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT http://x/ HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET / HTTP/1.1\r\nauthorization: Bearer a\x00b\r\n\r\n",
         b"GET / HTTP/1.1\r\nbad header\r\n\r\n",

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from app.commands import command_line, doctor, sagemaker, vllm_options
+from app.commands.vllm_options import AUTO_TOOLS
 from app.doctor.examination import check_start
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
-from app.settings import Settings, load
+from app.settings import Settings, load, section_of
 from drafters.parent_death import request_death_signal
 
 # A child that multiprocessing spawns imports this module first, as the parent's main module, and
@@ -22,7 +23,6 @@ from drafters.parent_death import request_death_signal
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
-_AUTO_TOOLS = "enable_auto_tool_choice"
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 
 
@@ -77,12 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = options.pop("json", False)
     model = options.pop("positional_model")
     try:
+        _refuse_model_as_name(model or options["model"], options["served_model_name"] or ())
         given = _of_vllm(theirs)
-        wants_tools = given.pop(_AUTO_TOOLS, False)
         options = _joined({"model": model}, _joined(options, given))
         settings = load_settings(options)
-        if wants_tools and settings.model.tool_call_parser is None:
-            raise SettingsError("--enable-auto-tool-choice", "needs --tool-call-parser")
         preset = options["preset"] or os.environ.get("AERIE_PRESET")
         if command == "doctor":
             return doctor.main(settings, as_json=as_json, preset=preset)
@@ -98,8 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _refuse_model_as_name(model: str | None, names: Sequence[str]) -> None:
+    """Refuse a MODEL that stands behind --served-model-name, which takes several names."""
+    if model is None and len(names) > 1 and "/" in names[-1] and "AERIE_MODEL" not in os.environ:
+        problem = f"takes {names[-1]} for a further name: write MODEL in front of the options"
+        raise SettingsError("--served-model-name", problem)
+
+
 def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
-    """Settings for options of `vllm serve`; under `_AUTO_TOOLS`, whether they ask for tool calls.
+    """Settings for options of `vllm serve`; under AUTO_TOOLS, whether they ask for tool calls.
 
     The parser that tool calls need may come from any source of settings.
     """
@@ -108,10 +113,22 @@ def _of_vllm(options: Sequence[str]) -> dict[str, Any]:
     from app.engine.configuration import vllm_cli
 
     parsed = vllm_cli.parse(options)
-    wants_tools = parsed.pop(_AUTO_TOOLS, False)
+    wants_tools = parsed.pop(AUTO_TOOLS, False)
     names = vllm_cli.engine_argument_names
     found = vllm_options.settings(parsed, names, lambda name: f"--{name.replace('_', '-')}")
-    return {**found, _AUTO_TOOLS: wants_tools}
+    return {**found, AUTO_TOOLS: wants_tools}
+
+
+def _of_yaml(file: str) -> dict[str, Any]:
+    """Settings in a YAML file of `vllm serve --config`, as `_of_vllm` returns them."""
+    try:
+        return _of_vllm(["--config", file])
+    except SettingsError as error:
+        name = error.key.removeprefix("--").replace("-", "_")
+        if name in section_of() and name not in vllm_options.SETTINGS.values():
+            problem = "is no option of vLLM: give it on the command line or in a TOML file"
+            raise SettingsError(f"{file}: {name}", problem) from None
+        raise SettingsError(file, str(error)) from None
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -157,12 +174,29 @@ def load_settings(options: dict[str, Any]) -> Settings:
     """Load the settings from parsed command-line options, environment, file and preset."""
     given = {name: value for name, value in options.items() if value is not None}
     config, preset = given.pop("config", None), given.pop("preset", None)
+    wants_tools = [given.pop(AUTO_TOOLS, False)]
+
+    def read_yaml(file: str) -> dict[str, Any]:
+        values = _of_yaml(file)
+        wants_tools.append(values.pop(AUTO_TOOLS))
+        return values
+
     container = None
     if sagemaker.hosted(os.environ):
         from app.engine.configuration import vllm_cli
 
         container = sagemaker.settings(os.environ, vllm_cli.parse, vllm_cli.engine_argument_names)
-    return load(given, os.environ, config_file=config, preset=preset, container=container)
+    settings = load(
+        given,
+        os.environ,
+        config_file=config,
+        preset=preset,
+        container=container,
+        read_yaml=read_yaml,
+    )
+    if any(wants_tools) and settings.model.tool_call_parser is None:
+        raise SettingsError("--enable-auto-tool-choice", "needs --tool-call-parser")
+    return settings
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

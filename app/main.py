@@ -28,6 +28,7 @@ from app.observability import metrics
 from app.page import figures, files
 from app.routes import health, models, openapi, operations, speculation, stored_responses
 from app.routes.response_store import ResponseStore
+from app.routes.root_path import RootPathMiddleware
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,13 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
             for close in closing:
                 await asyncio.to_thread(close)
 
-    app = FastAPI(title="Aerie", version=version("aerie"), lifespan=lifespan)
+    app = FastAPI(
+        title="Aerie",
+        version=version("aerie"),
+        lifespan=lifespan,
+        root_path=settings.server.root_path,
+        redirect_slashes=False,  # app/http/errors.py leads to the path that was meant
+    )
     metrics.BUILD_INFO.labels(version("aerie"), VLLM_VERSION).set(1)
     app.state.settings = settings
     app.state.engine = engine
@@ -103,6 +110,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestIdMiddleware, answers=partial(answers_for, endpoints=endpoints))
     cors.install(app, settings)
+    app.add_middleware(RootPathMiddleware)
     return app
 
 

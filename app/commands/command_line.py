@@ -14,6 +14,8 @@ FIRST = (
     "model", "served_model_name", "drafter", "k", "host", "port", "api_key", "max_model_len",
     "tool_call_parser", "log_level",
 )  # fmt: skip
+# Options that take several values in vLLM: a second one must not be taken for MODEL.
+_SEVERAL = frozenset({"served_model_name", "api_key"})
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _NUMBER = re.compile(r"-\d")
 EPILOG = (
@@ -32,7 +34,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL"
     )
     first = parser.add_argument_group("most needed")
-    first.add_argument("--config", metavar="FILE", help="TOML file with settings. [AERIE_CONFIG]")
+    first.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file with settings, or vLLM's YAML file of options. [AERIE_CONFIG]",
+    )
     first.add_argument(
         "--preset",
         metavar="NAME",
@@ -58,6 +64,7 @@ def _add_option(group: Any, name: str, field: Any) -> None:
         choices = choices_of(field.annotation)
         word = name.rsplit("_", 1)[-1].upper()
         options["metavar"] = f"{{{','.join(choices)}}}" if choices else word
+        options["nargs"] = "+" if name in _SEVERAL else None
     group.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
@@ -90,7 +97,7 @@ def bounds_of(field: Any) -> str:
 def default_of(field: Any) -> Any:
     """The default of a setting; None if it has none, or an empty one."""
     default = field.get_default(call_default_factory=True)
-    return None if default in (None, "", {}) else default
+    return None if default in (None, "", (), {}) else default
 
 
 def split(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

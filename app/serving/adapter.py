@@ -122,14 +122,17 @@ def _check(endpoint: Endpoint, models: Models, facts: ModelFacts, payload: Paylo
 
 
 def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
-    name = settings.served_model_name
     models = OpenAIServingModels(
         engine_client=engine,
-        base_model_paths=[BaseModelPath(name=name, model_path=settings.model.model)],
+        base_model_paths=[
+            BaseModelPath(name=name, model_path=settings.model.model)
+            for name in settings.model_names
+        ],
     )
     rendering: dict[str, Any] = {
         "chat_template": load_chat_template(settings.model.chat_template),
-        "chat_template_content_format": "auto",
+        "chat_template_content_format": settings.model.chat_template_content_format,
+        "default_chat_template_kwargs": settings.model.default_chat_template_kwargs,
     }
     parsing: dict[str, Any] = {
         "enable_auto_tools": settings.model.tool_call_parser is not None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, field_validator
 
 from app.settings.section import Section
 
@@ -70,6 +72,16 @@ class AdmissionSettings(Section):
     redis_timeout_s: float = Field(
         0.25, gt=0, description="Seconds to wait for Redis; then this gateway counts by itself."
     )
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _one_key(cls, value: Any) -> Any:
+        """Take one key out of a list, which vLLM's option may hold."""
+        if not isinstance(value, list | tuple):
+            return value
+        if len(value) != 1:
+            raise ValueError("takes one key, and MODEL stands before it; for several use keys_file")
+        return value[0]
 
     @property
     def guarded(self) -> bool:

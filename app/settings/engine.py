@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from app.settings.section import Section
 
@@ -25,7 +25,8 @@ REFUSED: dict[str, str] = {
     "enable_prompt_embeds": "prompts are text or token ids",
     "enable_elastic_ep": "nothing here changes the number of GPUs of a running engine",
 }
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_LONGEST_THAT_FITS = ("auto", "-1", -1)  # vLLM's forms
 
 
 class EngineSettings(Section):
@@ -59,6 +60,16 @@ class EngineSettings(Section):
         """False if vLLM makes the weights up: then there is nothing in them to check."""
         return self.engine_args.get("load_format") != "dummy"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fitted_length(cls, values: Any) -> Any:
+        """Hand vLLM's `--max-model-len auto`, the longest that fits the memory, on to vLLM."""
+        if not isinstance(values, dict) or values.get("max_model_len") not in _LONGEST_THAT_FITS:
+            return values
+        arguments = cls._from_json(values.get("engine_args") or {})
+        rest = {name: value for name, value in values.items() if name != "max_model_len"}
+        return {**rest, "engine_args": {**arguments, "max_model_len": -1}}
+
     @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
     @classmethod
     def _count(cls, value: Any) -> Any:
@@ -67,7 +78,7 @@ class EngineSettings(Section):
         if match is None:
             return value
         base = 1000 if match[2].islower() else 1024
-        return int(float(match[1]) * base ** ("kmg".index(match[2].lower()) + 1))
+        return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1))
 
     @field_validator("engine_args", mode="before")
     @classmethod

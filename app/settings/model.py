@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -13,8 +14,10 @@ class ModelSettings(Section):
     """The target model, its chat template and its parsers."""
 
     model: str = Field("", description="Target model: a folder or a hub id.")
-    served_model_name: str = Field(
-        "", description="Model id in the API; the last part of `model` when empty."
+    served_model_name: tuple[str, ...] = Field(
+        (),
+        description="Model id in the API, or several, as a JSON array in the environment; answers "
+        "and metrics have the first. The last part of `model` when empty.",
     )
     revision: str | None = Field(None, description="Hub revision of the target.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -24,6 +27,16 @@ class ModelSettings(Section):
     trust_remote_code: bool = Field(False, description="Run Python code found in the model folder.")
     chat_template: str | None = Field(
         None, description="Chat template file that replaces the model's own."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto",
+        description="What a chat template gets as a message's content: text, or OpenAI's list of "
+        "parts; `auto` reads it from the template.",
+    )
+    default_chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the chat template where a request gives none, as a JSON object: "
+        '`{"enable_thinking": false}`.',
     )
     tool_call_parser: str | None = Field(
         None,
@@ -40,6 +53,20 @@ class ModelSettings(Section):
         "`function` only the call's envelope, `auto` only where a tool says strict.",
     )
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """Read text as one name, or as a JSON array of names."""
+        if isinstance(value, str):
+            value = json.loads(value) if value.startswith("[") else [value]
+        return [name for name in value if name != ""]
+
+    @field_validator("default_chat_template_kwargs", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Read text, from the command line or the environment, as JSON."""
+        return json.loads(value) if isinstance(value, str) else value
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +18,11 @@ class ServerSettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    root_path: str = Field(
+        "",
+        description="Path under which a proxy shows the gateway, as `/llm`, whether or not the "
+        "proxy takes it off.",
+    )
     max_body_mib: float | None = Field(
         None,
         gt=0,
@@ -90,6 +96,22 @@ class ServerSettings(Section):
     def origins(self) -> tuple[str, ...]:
         """`allowed_origins` one by one, as browsers write them: in lower case."""
         return names_in(self.allowed_origins)
+
+    @field_validator("root_path")
+    @classmethod
+    def _check_root_path(cls, value: str) -> str:
+        """Drop a slash at the end; refuse what begins no path."""
+        if not re.fullmatch(r"(/[^/?#\s]+)*/?", value):
+            raise ValueError("must be a path, as /llm")
+        return value.rstrip("/")
+
+    @field_validator("allowed_origins", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Read a list, which text may hold as a JSON array (vLLM's form)."""
+        if isinstance(value, str) and value.startswith("["):
+            value = json.loads(value)
+        return ",".join(value) if isinstance(value, list) else value
 
     @field_validator("allowed_origins")
     @classmethod

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ _SERVICE_LINK = re.compile(
     r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
 )
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+YAML = (".yaml", ".yml")
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Where a wheel puts what of `models` it carries (pyproject.toml, data-files).
 INSTALLED = Path(sys.prefix) / "share" / "aerie"
@@ -35,17 +36,23 @@ def load(
     config_file: str | None = None,
     preset: str | None = None,
     container: Mapping[str, Any] | None = None,
+    read_yaml: Callable[[str], Mapping[str, Any]] | None = None,
 ) -> Settings:
     """Merge the sources into one validated tree.
 
-    `cli` has the values that were given. `container` has those of a hosting platform's own
-    variables (app/commands/sagemaker.py), which override a file and yield to AERIE_ variables.
+    `cli` has the values that were given. `read_yaml` reads a file of vLLM's options
+    (app/commands/vllm_options.py), which `config_file` may be instead of TOML. `container` has the
+    values of a hosting platform's own variables (app/commands/sagemaker.py), which override a file
+    and yield to AERIE_ variables.
     Raises SettingsError, naming the key and its source, for anything unknown or invalid.
     """
     env = dict(_from_environ(environ))
     of_environ = {name: env.pop(name, None) for name in ("config", "preset")}
     config_file = config_file or of_environ["config"]
-    file_values = _from_toml(Path(config_file)) if config_file else {}
+    if config_file and read_yaml is not None and config_file.endswith(YAML):
+        file_values = dict(read_yaml(config_file))
+    else:
+        file_values = _from_toml(Path(config_file)) if config_file else {}
     of_file = file_values.pop("preset", None)
     preset = preset or of_environ["preset"] or of_file
 

@@ -28,9 +28,14 @@ class Settings(Section):
     supervision: SupervisionSettings = Field(default_factory=SupervisionSettings)
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The ids of the model in the API: requests may name any of them."""
+        return self.model.served_model_name or (Path(self.model.model).name,)
+
+    @property
     def served_model_name(self) -> str:
-        """The id of the model in the API."""
-        return self.model.served_model_name or Path(self.model.model).name
+        """The model's id in answers, metrics and traces: the first of its names."""
+        return self.model_names[0]
 
     @property
     def speculates(self) -> bool:

@@ -42,7 +42,7 @@ def engine_options(
     model, engine = settings.model, settings.engine
     options: dict[str, Any] = {
         "model": model.model,
-        "served_model_name": [settings.served_model_name],
+        "served_model_name": list(settings.model_names),
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
         "tensor_parallel_size": engine.tensor_parallel_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import SUPPRESS, ArgumentError
+from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -14,13 +14,13 @@ from app.errors import SettingsError
 def parse(tokens: Sequence[str]) -> dict[str, Any]:
     """Parse `vllm serve` options: name (with underscores) -> value, for those that are given.
 
-    Like `vllm serve` it takes names with underscores, and parts of JSON
-    (`--compilation-config.mode 3`).
+    Like `vllm serve` it takes names with underscores, parts of JSON (`--compilation-config.mode 3`)
+    and `--config FILE`, a YAML file of options, which those beside it override.
 
     Imports vllm, which takes seconds. Raises SettingsError naming the option that it does not
     have, or cannot read.
     """
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    import yaml
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):
@@ -36,17 +36,35 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
         def error(self, message: str) -> NoReturn:
             raise ArgumentError(None, message)
 
-    parser = make_arg_parser(Parser(exit_on_error=False, allow_abbrev=False))
-    for action in parser._actions:
-        action.default = SUPPRESS
+    parser = _with_options(Parser(exit_on_error=False, allow_abbrev=False))
     try:
         return vars(parser.parse_args(list(tokens)))
     except ArgumentError as error:
         names = (error.argument_name or "").split("/")
         option = next((name for name in names if name.startswith("--")), "options")
         raise SettingsError(option, error.message) from None
-    except (ValueError, IndexError) as error:
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        raise SettingsError("--config", f"vLLM cannot read it: {error}") from None
+    except (ValueError, IndexError, AssertionError) as error:
         raise SettingsError("options", f"vLLM cannot read them: {error}") from None
+
+
+def options() -> dict[str, Action]:
+    """Every option of `vllm serve`: name (with underscores) -> its action. Imports vllm."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = _with_options(FlexibleArgumentParser(add_help=False))
+    return {action.dest: action for action in parser._actions}
+
+
+def _with_options(parser: Any) -> Any:
+    """The parser, with vLLM's options, which have no defaults: they are not given then."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    parser = make_arg_parser(parser)
+    for action in parser._actions:
+        action.default = SUPPRESS
+    return parser
 
 
 def engine_argument_names() -> frozenset[str]:

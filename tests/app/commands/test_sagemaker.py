@@ -66,7 +66,8 @@ def test_an_endpoint_of_aws_keeps_its_environment() -> None:
         KV_CACHE_DTYPE="fp8", GPU_MEMORY_UTILIZATION="0.9", ENABLE_PREFIX_CACHING="false",
         NO_ENABLE_PREFIX_CACHING="true", ENABLE_AUTO_TOOL_CHOICE="true",
         TOOL_CALL_PARSER="openai", REASONING_PARSER="openai_gptoss", DTYPE="half",
-        LIMIT_MM_PER_PROMPT='{"image": 2}', SERVED_MODEL_NAME="oss", TENSOR_PARALLEL_SIZE="2",
+        LIMIT_MM_PER_PROMPT='{"image": 2}', SERVED_MODEL_NAME='["oss", "gpt-4o"]',
+        TENSOR_PARALLEL_SIZE="2",
         UVICORN_LOG_LEVEL="warning", STREAM_INTERVAL="4",
     )  # fmt: skip
     settings = load({}, {}, container=parsed(environ))
@@ -81,7 +82,7 @@ def test_an_endpoint_of_aws_keeps_its_environment() -> None:
     assert settings.engine.engine_args["stream_interval"] == 4
     assert settings.engine.engine_args["limit_mm_per_prompt"] == {"image": 2}
     assert (settings.model.tool_call_parser, settings.model.dtype) == ("openai", "float16")
-    assert settings.served_model_name == "oss"
+    assert settings.model_names == ("oss", "gpt-4o")
     assert settings.server.log_level == "warning"
     assert (settings.server.host, settings.server.port) == ("0.0.0.0", 8080)
     assert settings.server.drain_timeout_s < 30
@@ -103,9 +104,8 @@ def test_the_head_itself_says_whether_it_drafts_in_parallel(parallel: dict[str, 
         (variables(DTYPE="int4"), "SM_VLLM_DTYPE", "int4"),
         (variables(SEED=""), "SM_VLLM_SEED", "expected one argument"),
         (variables(API_KEY='["a", "b"]'), "SM_VLLM_API_KEY", "takes one key"),
-        (variables(RESPONSE_ROLE="x"), "SM_VLLM_RESPONSE_ROLE", "not an option of this gateway"),
+        (variables(RESPONSE_ROLE="x"), "SM_VLLM_RESPONSE_ROLE", "the role `assistant`"),
         (variables(SSL_KEYFILE="/x"), "SM_VLLM_SSL_KEYFILE", "plain HTTP"),
-        (variables(SERVED_MODEL_NAME='["a", "b"]'), "SM_VLLM_SERVED_MODEL_NAME", "2 names"),
         (variables(ENABLE_AUTO_TOOL_CHOICE="true"), "SM_VLLM_ENABLE_AUTO_TOOL_CHOICE", "needs"),
         (
             variables(SPECULATIVE_CONFIG='{"method": "ngram", "num_speculative_tokens": 3}'),

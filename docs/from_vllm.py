@@ -1,0 +1,107 @@
+"""Write docs/from-vllm.md from app/commands/vllm_options.py: python -m docs.from_vllm"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from app.commands.vllm_options import CANNOT_WORK, NO_EFFECT, SETTINGS
+
+PAGE = Path(__file__).with_name("from-vllm.md")
+TEXT = """\
+# Coming from `vllm serve`
+
+Made from `app/commands/vllm_options.py` by `python -m docs.from_vllm`; a test keeps it so, and
+tries every option of vLLM 0.32.
+
+    aerie serve MODEL --speculative-config '{{"method": "eagle3", "model": "HEAD", \
+"num_speculative_tokens": 5, "parallel_drafting": true}}'
+    aerie serve MODEL --drafter HEAD --k 5        # the same
+    aerie serve MODEL --k 0                       # no drafts
+    aerie serve --config vllm.yaml --drafter HEAD # vLLM's file of options
+
+Without a head `--k 0` has to be said: `aerie serve MODEL` alone ends with exit code 2 and
+`no head is given`. The `method` of `--speculative-config` must be `eagle3` or `peagle`; `ngram`,
+`mtp`, `draft_model` and others are refused. `num_speculative_tokens` is the largest
+[K](glossary.md#k) here; `--objective fixed` always drafts that many, as vLLM does.
+
+`aerie serve` takes the command line of `vllm serve`. vLLM's own parser reads the options that Aerie
+does not have itself, with underscores, short names (`-tp 2`) and parts of JSON
+(`--compilation-config.mode 3`). It reads `--config FILE.yaml` too; options of the command line and
+AERIE_ variables override the file. `aerie serve --help` begins with what is needed most, and gives
+choices, bounds, defaults and environment variables.
+
+SageMaker's `SM_VLLM_*` variables are the same options ([sagemaker.md](sagemaker.md)).
+[api.md](api.md#what-differs-from-the-server-inside-vllm) says what differs in the answers.
+`aerie doctor` takes the same options, and says among other things whether the chat template shows
+tools to the model and whether its calls are read.
+
+## Options that work
+
+| vLLM's option | here |
+|---|---|
+| `--speculative-config`, `-sc`, `--spec-method`, `--spec-model`, `--spec-tokens` | \
+head and K; P-EAGLE and EAGLE-3 heads, K is chosen at every step |
+| `--served-model-name A B` | requests may name any of them; answers and metrics have the first |
+| `--api-key KEY` | \
+one key; several keys and quotas are `--keys-file`'s ([security.md](security.md)) |
+| `--enable-auto-tool-choice` | not needed: `--tool-call-parser` alone is enough |
+| `--root-path /llm` | for proxies that take the prefix off \
+and for those that leave it on; the page at `/` works without a prefix only |
+| {same} | the setting of this name |
+{renamed}
+| all other options of the engine (`--kv-cache-dtype fp8`) | \
+handed on; the same as `--engine-args '{{"kv_cache_dtype": "fp8"}}'` |
+
+## Options that change nothing
+
+| vLLM's option | why |
+|---|---|
+{no_effect}
+
+## Options that are refused
+
+By name, before anything is loaded, with the reason. `--no-OPTION` is taken.
+
+| vLLM's option | reason |
+|---|---|
+{refused}
+"""
+SHOWN = {"served_model_name", "api_key", "root_path", "model_tag"}  # in TEXT
+
+
+def page() -> str:
+    """The page as it should be."""
+    same = [name for name, setting in SETTINGS.items() if name == setting and name not in SHOWN]
+    renamed = {
+        name: f"`{_option(setting)}`"
+        for name, setting in SETTINGS.items()
+        if name != setting and name not in SHOWN
+    }
+    return TEXT.format(
+        same=_options(same),
+        renamed=_rows(renamed),
+        no_effect=_rows(NO_EFFECT),
+        refused=_rows(CANNOT_WORK),
+    )
+
+
+def _rows(texts: Mapping[str, str]) -> str:
+    """One row for all options with the same text."""
+    by_text: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        by_text.setdefault(text, []).append(name)
+    return "\n".join(f"| {_options(names)} | {text} |" for text, names in by_text.items())
+
+
+def _options(names: list[str]) -> str:
+    return ", ".join(f"`{_option(name)}`" for name in names)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
+    print(PAGE)

@@ -7,7 +7,7 @@ import logging
 import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -20,10 +20,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+from app.llm.answer_logprobs import Alternatives, keep_answer_logprobs, watch_texts
 from app.llm.cache_salt import tenant_cache_salt
 from app.llm.first_token import settle_first_token
 from app.llm.json_whitespace import bounded
-from app.llm.request_usage import RequestUsage, current_usage, trace_headers
+from app.llm.request_usage import (
+    RequestUsage,
+    current_usage,
+    searches_with_beams,
+    trace_headers,
+)
 from app.llm.stop_strings import hold_back_beginnings_only
 from app.llm.token_origins import attach, record, watch
 from app.llm.vllm_errors import ConstraintError, NonFiniteError, engine_lost
@@ -48,6 +54,7 @@ class GatewayLLM(AsyncLLM):
       token raises.
     - The alternatives of each token come in order of probability. vLLM puts the sampled token
       first, for which the serving classes would cut off one of the k most likely ones.
+    - Log probabilities are those of the answer's text: not of the token that ends it, for one.
     - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
       it to the engine. The origin of its tokens is attached to them if it asked for that.
     - Sequences whose logits are not finite end with a NonFiniteError.
@@ -68,8 +75,7 @@ class GatewayLLM(AsyncLLM):
             hold_back_beginnings_only(sequence.detokenizer)
             if usage is not None:
                 usage.enter(sequence)
-                if reports_tokens(request.sampling_params):
-                    watch(sequence)
+                self._watch(sequence, request.sampling_params)
 
         # The one place that every sequence of every kind of request passes, in its own task.
         self.output_processor.add_request = enter
@@ -106,11 +112,21 @@ class GatewayLLM(AsyncLLM):
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, request_id, *args, **kwargs)
-        reported = usage if reports_tokens(sampling_params) else None
+        watched = usage if is_watched(sampling_params) else None
         ended = partial(usage.end, request_id) if usage is not None else None
         return settle_first_token(
-            _corrected(outputs, constraint is not None, silent, reported, ended)
+            _corrected(outputs, constraint is not None, silent, watched, ended)
         )
+
+    def _watch(self, sequence: Any, sampling_params: SamplingParams | None) -> None:
+        if reports_tokens(sampling_params):
+            watch(sequence)
+        if reports_logprobs(sampling_params):
+            watch_texts(sequence, self._special_tokens)
+
+    @cached_property
+    def _special_tokens(self) -> frozenset[int]:
+        return frozenset(() if self.tokenizer is None else self.tokenizer.all_special_ids)
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
@@ -227,17 +243,30 @@ def reports_tokens(sampling_params: SamplingParams | None) -> bool:
     return bool(extra and extra.get(REPORT_TOKENS))
 
 
+def reports_logprobs(sampling_params: SamplingParams | None) -> bool:
+    """Whether a request asked for log probabilities of its answer. A beam search asks for those of
+    each step, to choose the next tokens by them."""
+    if sampling_params is None or searches_with_beams():
+        return False
+    return sampling_params.logprobs is not None
+
+
+def is_watched(sampling_params: SamplingParams | None) -> bool:
+    """Whether each token's text is logged, for what the answer tells of its tokens."""
+    return reports_tokens(sampling_params) or reports_logprobs(sampling_params)
+
+
 async def _corrected(
     outputs: Outputs,
     constrained: bool,
     silent: bool,
-    reported: RequestUsage | None = None,
+    watched: RequestUsage | None = None,
     ended: Callable[[], None] | None = None,
 ) -> Outputs:
     """The outputs as the serving classes expect them.
 
-    `reported` is the usage of a request that asked where its tokens come from. `ended` is called
-    after the last output, whatever it was.
+    `watched` is the usage of a request that asked about its tokens (`is_watched`). `ended` is
+    called after the last output, whatever it was.
     """
     begun = False
     try:
@@ -252,9 +281,13 @@ async def _corrected(
                 if silent:
                     choice.text, choice.token_ids, choice.logprobs = "", [], None
                 if choice.logprobs:
-                    choice.logprobs = [_by_probability(step) for step in choice.logprobs]
-            if reported is not None:
-                attach(output, reported.sequences)
+                    choice.logprobs = [
+                        Alternatives(token, step)
+                        for token, step in zip(choice.token_ids, choice.logprobs, strict=True)
+                    ]
+            if watched is not None:
+                attach(output, watched.sequences)
+                keep_answer_logprobs(output, watched.sequences)
             yield output
     finally:
         if ended is not None:
@@ -270,9 +303,3 @@ def _given_up(constrained: bool) -> Exception:
     if constrained:
         return ConstraintError("The output cannot be constrained like this: nothing matches it.")
     return GenerationError()
-
-
-def _by_probability(step: dict[int, Any] | None) -> dict[int, Any] | None:
-    if step is None:
-        return None
-    return dict(sorted(step.items(), key=lambda entry: -entry[1].logprob))

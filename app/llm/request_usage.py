@@ -157,6 +157,11 @@ class _BeamSearch:
 _beam_search: ContextVar[_BeamSearch | None] = ContextVar("beam_search", default=None)
 
 
+def searches_with_beams() -> bool:
+    """Whether the current request is a beam search."""
+    return _beam_search.get() is not None
+
+
 def begin_beam_search() -> None:
     """Count one prompt for all sequences of the current task and the tasks that it creates.
 

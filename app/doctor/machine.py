@@ -197,6 +197,15 @@ def check_cache(folder: str, error: str | None) -> Finding:
     return ok("cache", folder)
 
 
+def warn_of_service_links(ignored: Sequence[str]) -> Finding:
+    """The finding about variables that Kubernetes wrote and that every command ignores."""
+    return warn(
+        "variables",
+        f"ignored {', '.join(ignored)}: written by Kubernetes for a Service",
+        "`enableServiceLinks: false` in the pod's specification, or another name of the Service",
+    )
+
+
 def check_port(host: str, port: int, error: str | None) -> Finding:
     """Check that the gateway can listen there. `error` is what listening raised."""
     if error:

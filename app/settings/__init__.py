@@ -14,6 +14,7 @@ from app.settings.limits import LimitSettings
 from app.settings.model import ModelSettings
 from app.settings.section import Section
 from app.settings.server import ServerSettings
+from app.settings.service_links import drop_service_links
 from app.settings.sources import (
     ENV_PREFIX,
     PRESETS,
@@ -40,6 +41,7 @@ __all__ = [
     "Settings",
     "SpeculationSettings",
     "SupervisionSettings",
+    "drop_service_links",
     "load",
     "of_preset",
     "preset_names",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.errors import SettingsError
+from app.settings.service_links import is_service_link
 from app.settings.tree import Settings, section_of, sections
 from drafters.control.objective import ObjectiveError
 
 ENV_PREFIX = "AERIE_"
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
-_SERVICE_LINK = re.compile(
-    r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
-)
-_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 YAML = (".yaml", ".yml")
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Where a wheel puts what of `models` it carries (pyproject.toml, data-files).
@@ -142,23 +138,13 @@ def _check(settings: Settings) -> Settings:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     homes, values = section_of(), {}
     for key, text in environ.items():
-        if not key.startswith(ENV_PREFIX) or _is_service_link(key, text):
+        if not key.startswith(ENV_PREFIX) or is_service_link(key, text):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
         if name not in homes and name not in ("config", "preset"):
             raise SettingsError(key, "unknown setting in the environment")
         values[name] = text
     return values
-
-
-def _is_service_link(key: str, text: str) -> bool:
-    """Whether Kubernetes put the variable into the pod for a Service of the namespace.
-
-    For a Service named `aerie`, AERIE_PORT is `tcp://10.0.0.1:80`.
-    """
-    return _SERVICE_LINK.search(key) is not None or (
-        key.endswith("_PORT") and _SERVICE_ADDRESS.match(text) is not None
-    )
 
 
 def _from_toml(path: Path) -> dict[str, Any]:

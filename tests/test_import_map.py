@@ -19,7 +19,11 @@ ROOTS = ("app", "bench", "drafters")
 # Layer -> the layers it may import. `app` and `drafters` alone are the bare packages.
 POLICY = {"drafters.config", "drafters.control"}
 TARGET_FOLDERS = {"drafters.packaged"}  # names of targets -> folders
-HEAD_CONFIG = {"drafters.model.config", "drafters.model.rope_scaling"}  # no torch
+# Heads as their files describe them: no torch.
+HEAD_CONFIG = {
+    f"drafters.model.{name}" for name in ("config", "head_check", "rope_scaling", "weight_files")
+}
+HEAD_FILES = HEAD_CONFIG | {"drafters.model.head_values"}  # torch for its own files only
 BASE = {"app", "app.background", "app.errors", "app.observability", "app.settings"}
 # How much JSON a text holds, and where work on it runs.
 SIZED = {"app.json_structure", "app.offload"}
@@ -45,7 +49,7 @@ SINGLE_PARTS = (
     | ENGINE
     | POLICY
     | TARGET_FOLDERS
-    | HEAD_CONFIG
+    | HEAD_FILES
     | {"drafters.graph_sizes", "drafters.model", "drafters.ops", "drafters.train", "drafters.vllm"}
     | TRAINING
     | SERVING
@@ -91,7 +95,7 @@ MAP: dict[str, set[str]] = {
     | {"app.http", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
-    "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_CONFIG,
+    "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_FILES,
     "app.commands": BASE | {"app.admission", "app.doctor", "app.presets"},
     "app.cli": BASE
     | CONFIGURATION
@@ -137,21 +141,24 @@ MAP: dict[str, set[str]] = {
     "drafters.parent_death": set(),
     "drafters.small_samples": set(),
     "drafters.streams": set(),
-    "drafters.model": {"drafters.ops"} | HEAD_CONFIG,
+    "drafters.model": {"drafters.ops"} | HEAD_FILES,
     "drafters.model.config": {"drafters.model.rope_scaling"},
+    "drafters.model.head_check": {"drafters.model.config", "drafters.model.weight_files"},
+    "drafters.model.head_values": HEAD_CONFIG,
+    "drafters.model.weight_files": set(),
     "drafters.model.rope_scaling": set(),
     **{layer: set() for layer in RUN},
     "drafters.train.target": {"drafters.packaged"},
     "drafters.train.data": {"drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
     | {"drafters.train.target"}
-    | HEAD_CONFIG
+    | HEAD_FILES
     | RUN,
     "drafters.train.embedded": {"drafters.train.optimisation"} | RUN,
     "drafters.train.evaluation": {"drafters.markdown", "drafters.model", "drafters.small_samples"}
     | {"drafters.train.target"}
     | {f"drafters.train.{layer}" for layer in ("data", "embedded", "optimisation")}
-    | HEAD_CONFIG
+    | HEAD_FILES
     | RUN,
     "drafters.train.prompts": {"drafters.packaged", "drafters.train.data", "drafters.train.target"}
     | RUN,
@@ -196,6 +203,7 @@ GUARDED = {
         *("bench.gpu_check", "bench.kernels", "bench.parts"),
         "drafters.gguf_conversion",
         "drafters.model",
+        "drafters.model.head_values",
         "drafters.ops",
         "drafters.train",
         *TRAINING,

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,11 +20,11 @@ import psutil
 
 from app.doctor import chat_template, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
-from app.doctor.weight_files import MissingShardError
 from app.engine.configuration.cpu import compiler, has_python_headers
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
 from app.settings import Settings, of_preset, preset_names
+from drafters.model.weight_files import MissingShardError
 from drafters.packaged import is_packaged
 
 Ask = Callable[[str, str | None], models.Checkpoint]  # app.doctor.hub.ask
@@ -105,8 +106,8 @@ def check_models(
 ) -> tuple[list[Finding], models.Checkpoint | None]:
     """Findings about target and head, and the target if its files could be read.
 
-    Reads configurations and tensor headers only. `ask` reads a repository that is not in the hub's
-    cache; without it nothing leaves this machine.
+    Reads configurations and tensor headers, and of a head every tensor. `ask` reads a repository
+    that is not in the hub's cache; without it nothing leaves this machine.
     """
     names = {"model": settings.model.model}
     if settings.speculates:
@@ -115,7 +116,11 @@ def check_models(
     read: dict[str, models.Checkpoint] = {}
     for kind, name in names.items():
         revision = settings.model.revision if kind == "model" else None
-        found = _read(kind, name, revision, ask)
+        if kind == "head" and settings.engine.has_weights:
+            layers = read["model"].text().get("num_hidden_layers") if "model" in read else None
+            found = _read(kind, name, revision, ask, partial(models.read_checked_head, layers))
+        else:
+            found = _read(kind, name, revision, ask, models.read_checkpoint)
         if isinstance(found, Finding):
             findings.append(found)
         else:
@@ -161,9 +166,14 @@ def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]
 
 
 def _read(
-    kind: str, name: str, revision: str | None, ask: Ask | None
+    kind: str,
+    name: str,
+    revision: str | None,
+    ask: Ask | None,
+    read: Callable[[Path], models.Checkpoint],
 ) -> models.Checkpoint | Finding:
-    """A folder, a packaged model, a repository in the hub's cache, or one at the hub."""
+    """A folder, a packaged model, a repository in the hub's cache, or one at the hub. `read` reads
+    folders."""
     folder: Path | None = Path(name)
     if kind == "model" and is_packaged(name):
         return packaged.read(name)
@@ -176,7 +186,7 @@ def _read(
             return _asked(kind, name, revision, ask)
     assert folder is not None
     try:
-        return replace(models.read_checkpoint(folder), folder=name)
+        return replace(read(folder), folder=name)
     except MissingShardError as error:
         if not Path(name).is_dir():  # an unfinished download, which the engine completes
             return _asked(kind, name, revision, ask)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor.models import Checkpoint
+from drafters.model.weight_files import StoredTensor
 
 # Bytes of an element, under the names that safetensors uses.
 _SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
@@ -22,7 +23,7 @@ def cached(repository: str, revision: str | None = None) -> Path | None:
 
 
 def ask(repository: str, revision: str | None = None) -> Checkpoint:
-    """config.json and the tensors' shapes, read from the hub: some kilobytes, no weights.
+    """config.json and the tensors' types and shapes, read from the hub: some kilobytes, no weights.
 
     Raises OSError with the error of the hub or of the network.
     """
@@ -38,14 +39,17 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
             metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
     except Exception as error:  # the hub's own errors, the network's and those of its answers
         raise OSError(_first_line(error)) from None
-    shapes: dict[str, list[int]] = {}
-    size = 0
-    for file in metadata.files_metadata.values() if metadata else ():
-        for name, tensor in file.tensors.items():
-            shapes[name] = list(tensor.shape)
-            size += tensor.parameter_count * _SIZES.get(tensor.dtype, 1)
+    tensors: dict[str, StoredTensor] = {}
+    for file, contents in metadata.files_metadata.items() if metadata else ():
+        for name, tensor in contents.tensors.items():
+            size = tensor.parameter_count * _SIZES.get(tensor.dtype, 1)
+            tensors[name] = StoredTensor(tensor.dtype, tuple(tensor.shape), Path(file), 0, size)
     return Checkpoint(
-        folder=repository, config=_object(config), shapes=shapes, files=files, weights_bytes=size
+        folder=repository,
+        config=_object(config),
+        tensors=tensors,
+        files=files,
+        weights_bytes=sum(tensor.size for tensor in tensors.values()),
     )
 
 

@@ -1,20 +1,29 @@
-"""Checks of the target and its draft head, from their files alone: nothing is loaded."""
+"""Checks of the target and its draft head, from their files alone: nothing is loaded.
+
+What is said of a head's tensors is what `aerie evaluate` and `aerie train --init` say
+(drafters/model/head_check.py)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, warn
-from app.doctor.weight_files import read_weights
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
+from drafters.model.head_check import (
+    TargetShape,
+    plain_name,
+    target_problems,
+    tensor_problems,
+)
+from drafters.model.head_values import read_head, value_problems
+from drafters.model.weight_files import StoredTensor, read_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
-TAPS = 3  # how many hidden states of the target an EAGLE-3 head reads when it does not say which
 KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -24,11 +33,12 @@ class Checkpoint:
 
     folder: str
     config: Mapping[str, Any]
-    shapes: Mapping[str, list[int]] = field(default_factory=dict)  # tensor -> its shape
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)  # by name
     files: frozenset[str] = frozenset()
     weights_bytes: int = 0
     chat_template: str | None = None  # empty: there is none; None: not read
     trained_k: int | None = None  # from provenance.json, where the head's training wrote one
+    broken_values: tuple[str, ...] = ()  # of a head: tensors with values that cannot be used
 
     def text(self) -> Mapping[str, Any]:
         """The language model's values; multimodal and speculators' configurations nest them."""
@@ -50,12 +60,24 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder=str(folder),
         config=config,
-        shapes=weights.shapes,
+        tensors=weights.tensors,
         files=frozenset(file.name for file in folder.iterdir()),
         weights_bytes=weights.size,
         chat_template=chat_template.read(folder),
         trained_k=record.get("k_train"),
     )
+
+
+def read_checked_head(target_layers: int | None, folder: Path) -> Checkpoint:
+    """Read a head as `read_checkpoint` does, and the values of its tensors.
+
+    `target_layers` is the target's depth, if it is known. Raises OSError or ValueError.
+    """
+    head = replace(read_checkpoint(folder), tensors=read_head(folder))
+    config = _config(head.config, target_layers)
+    if isinstance(config, str) or tensor_problems(config, head.tensors):
+        return head  # check_head names these, and no more can be read
+    return replace(head, broken_values=tuple(value_problems(folder, config)))
 
 
 def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool = True) -> Finding:
@@ -66,7 +88,7 @@ def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool
     detail = f"{architecture}, vocabulary {text.get('vocab_size')}, length {longest}"
     if not target.config.get("architectures"):
         return fail("model", f"{target.folder}: config.json names no architecture", _ANOTHER)
-    if weights and not target.shapes:
+    if weights and not target.tensors:
         return fail("model", f"{target.folder} has no *.safetensors", _ANOTHER)
     if not target.files.intersection(TOKENIZER_FILES):
         return fail("model", f"{target.folder} has no tokenizer", _ANOTHER)
@@ -100,11 +122,17 @@ def check_head(
     """
     config, text = head.text(), target.text()
     kind = method_of(head.config)
-    problems = [*_sizes_differ(config, text), *_unsupported(head.config, text)]
+    problems = []
     if kind == "p-eagle" and config.get("parallel_drafting") is False:
         problems.append("config.json sets parallel_drafting to false")
-    if weights:
-        problems += _tensors_unfit(head, text, kind)
+    read = _config(head.config, text.get("num_hidden_layers"))
+    if isinstance(read, str):
+        problems.append(read)
+    else:
+        own = frozenset(map(plain_name, head.tensors)) if weights else frozenset()
+        problems += target_problems(read, _shape(text), own)
+        if weights and head.tensors:  # of a hub's *.bin files nothing is known
+            problems += tensor_problems(read, head.tensors) or head.broken_values
     if problems:
         return fail(
             "head",
@@ -138,62 +166,17 @@ def _default_taps(target: Mapping[str, Any]) -> tuple[int, ...]:
     return default_taps(target.get("num_hidden_layers", 0))
 
 
-def _unsupported(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
-    """What a head's configuration asks for that is not supported, by its key."""
+def _config(head: Mapping[str, Any], target_layers: int | None) -> HeadConfig | str:
+    """A head's configuration, or what it asks for that is not supported, by its key."""
     try:
-        HeadConfig.from_json(head, target.get("num_hidden_layers"))
+        return HeadConfig.from_json(head, target_layers)
     except (ValueError, TypeError) as error:
-        return [str(error)]
-    return []
+        return str(error)
 
 
-def _sizes_differ(head: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
-    problems = []
-    hidden = head.get("target_hidden_size") or head.get("hidden_size")
-    if hidden != target.get("hidden_size"):
-        problems.append(
-            f"reads hidden size {hidden}, the target has {target.get('hidden_size')}: it was "
-            "made for another model"
-        )
-    if head.get("vocab_size") != target.get("vocab_size"):
-        problems.append(
-            f"vocabulary {head.get('vocab_size')}, the target has {target.get('vocab_size')}: "
-            "its drafts would be other tokens"
-        )
-    layers = target.get("num_hidden_layers", 0)
-    problems += [
-        f"taps layer {tap}, the target has {layers}"
-        for tap in _taps(head)
-        if not 0 <= tap <= layers
-    ]
-    return problems
-
-
-def _tensors_unfit(head: Checkpoint, target: Mapping[str, Any], kind: Method) -> list[str]:
-    config, shapes = head.text(), head.shapes
-    if not shapes and any(file.endswith(".bin") for file in head.files):
-        return []  # torch's own files say nothing before they are loaded
-    problems = []
-    taps = len(_taps(config)) or TAPS
-    width = taps * target.get("hidden_size", 0)
-    mask = shapes.get("mask_hidden")
-    if kind == "eagle3":
-        if mask is not None:
-            problems.append("has mask_hidden, as P-EAGLE heads do, but config.json no ptd_token_id")
-    elif mask is None:
-        problems.append("no mask_hidden among its tensors, so it cannot draft in parallel")
-    elif mask[-1] != width:
-        problems.append(f"mask_hidden is {mask[-1]} wide, {taps} taps of this target make {width}")
-    if (fc := shapes.get("fc.weight")) is not None and fc[-1] != width:
-        problems.append(f"fc reads {fc[-1]} values, {taps} taps of this target make {width}")
-    vocabulary = config.get("vocab_size", 0)
-    drafts = config.get("draft_vocab_size") or vocabulary
-    if drafts < vocabulary and "d2t" not in shapes:
-        problems.append("draft_vocab_size is smaller than vocab_size, but no d2t tensor maps it")
-    for name in ("d2t", "lm_head.weight"):
-        if (shape := shapes.get(name)) is not None and drafts and shape[0] != drafts:
-            problems.append(f"{name} has {shape[0]} rows, the draft vocabulary has {drafts}")
-    return problems
+def _shape(target: Mapping[str, Any]) -> TargetShape:
+    sizes = ("hidden_size", "vocab_size", "num_hidden_layers")
+    return TargetShape(*(target.get(name) or 0 for name in sizes))
 
 
 def _warnings(

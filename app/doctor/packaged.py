@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.doctor import models
 from app.doctor.report import Finding, fail, ok
+from drafters.model.weight_files import StoredTensor
 from drafters.packaged import (
     PackagedModel,
     PackagedModelError,
@@ -64,10 +65,12 @@ def read(name: str) -> models.Checkpoint | Finding:
         return fail("model", error.problem, error.remedy)
     except (OSError, ValueError) as error:
         return fail("model", f"{name}: {error}", "make it readable, or set XDG_CACHE_HOME")
+    shape = (model.config["vocab_size"], model.config["hidden_size"])
+    embedding = StoredTensor(model.config.get("dtype", "BF16"), shape, Path(name), 0, 0)
     return models.Checkpoint(
         folder=name,
         config=model.config,
-        shapes={"embedding": [model.config["vocab_size"], model.config["hidden_size"]]},
+        tensors={"embedding": embedding},
         files=frozenset(models.TOKENIZER_FILES),
         weights_bytes=model.checkpoint_bytes,
     )

@@ -10,6 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.model.head_check import MAPS, UNUSED, plain_name
+from drafters.model.head_values import head_problems
+from drafters.model.weight_files import read_weights
 
 WEIGHTS = "model.safetensors"
 
@@ -31,24 +34,22 @@ def save_head(head: DraftHead, folder: Path) -> None:
 def load_head(
     folder: Path, dtype: torch.dtype | None = None, target_layers: int | None = None
 ) -> DraftHead:
-    """Read a checkpoint of either layout. Raises ValueError for missing and for unknown weights.
+    """Read a checkpoint of either layout. Raises ValueError, which names the tensors, for those
+    that are missing, unknown, of another type or shape, or not finite.
 
     `target_layers` is the target's depth, needed where the head does not name its taps.
     """
     config = HeadConfig.load(folder, target_layers)
+    if problems := head_problems(folder, config):
+        raise ValueError(f"{folder}: {'; '.join(problems)}")
     weights = {
-        # EAGLE-3's first release names its only layer so (vLLM: hf_to_vllm_mapper).
-        name.replace("midlayer.", "layers.0."): value
+        plain_name(name): value
         for name, value in _tensors(folder).items()
-        if not name.endswith(_UNUSED)
+        if not name.endswith(UNUSED)
     }
     if config.draft_vocab_size is None:
-        if "d2t" in weights and weights["d2t"].any():
-            raise ValueError(
-                f"{folder}: d2t maps to other tokens, but draft_vocab_size is vocab_size"
-            )
-        weights = {n: v for n, v in weights.items() if n not in ("d2t", "t2d")}
-    elif "d2t" in weights and "t2d" not in weights:  # vLLM needs no t2d, and some heads have none
+        weights = {name: value for name, value in weights.items() if name not in MAPS}
+    elif "t2d" not in weights:
         weights["t2d"] = _drafted(weights["d2t"], config.vocab_size)
     if "mask_hidden" in weights:  # the speculators library keeps a batch dimension
         weights["mask_hidden"] = weights["mask_hidden"].view(1, -1)
@@ -57,35 +58,20 @@ def load_head(
         own_embeddings="embed_tokens.weight" in weights,
         own_lm_head="lm_head.weight" in weights,
     )
-    names = set(head.state_dict())
-    if missing := sorted(names - set(weights)):
-        raise ValueError(f"{folder} lacks {', '.join(missing)}")
-    if unknown := sorted(set(weights) - names):
-        raise ValueError(f"{folder} has unknown {', '.join(unknown)}")
     head = head.to(dtype or weights["fc.weight"].dtype)
     head.load_state_dict(weights)
     return head.eval()
 
 
-# Tables that other libraries store and every reader computes.
-_UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-
-
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All weights of a folder: safetensors in one file or in shards, else torch's own files."""
-    index = folder / f"{WEIGHTS}.index.json"
-    files = sorted(folder.glob("*.safetensors"))
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        files = [folder / name for name in sorted(names)]
+    files = sorted({tensor.file for tensor in read_weights(folder).tensors.values()})
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         tensors |= load_file(file)
     if not files:
         for file in sorted(folder.glob("*.bin")):
             tensors |= torch.load(file, map_location="cpu", weights_only=True)
-    if not tensors:
-        raise ValueError(f"{folder} has neither *.safetensors nor *.bin")
     return tensors
 
 

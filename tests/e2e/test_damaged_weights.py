@@ -32,15 +32,17 @@ def unharmed() -> None:
     """In place of the check of the shared gateway, which these tests do not use."""
 
 
-def damaged(source: str, folder: Path, tensor: str, row: int = 0) -> Path:
-    """A copy of an embedded model with NaN in one row of a tensor. Its embedding is untied."""
+def damaged(
+    source: str, folder: Path, tensor: str, row: int | slice = 0, value: float = torch.nan
+) -> Path:
+    """A copy of an embedded model with one row of a tensor replaced. Its embedding is untied."""
     shutil.copytree(EMBEDDED / source, folder)
     weights = load_file(folder / "model.safetensors")
     if source == "target":
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    weights[tensor][row] = torch.nan
+    weights[tensor][row] = value
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -65,7 +67,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A head that drafts nothing of use, and a target whose damage one token brings to light."""
     folder = tmp_path_factory.mktemp("damaged")
     target = damaged("target", folder / "target", "model.embed_tokens.weight", UNKNOWN)
-    head = damaged("p-eagle", folder / "head", "norm.weight")
+    head = damaged("p-eagle", folder / "head", "norm.weight", row=slice(None), value=0.0)
     arguments = ["--model", str(target), "--drafter", str(head), "--enforce-eager"]
     gateway = Gateway.launch(folder / "gateway.log", arguments)
     try:

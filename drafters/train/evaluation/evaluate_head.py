@@ -24,6 +24,8 @@ import torch
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.model.head_check import TargetShape, plain_name, target_problems
+from drafters.model.head_values import read_head
 from drafters.small_samples import CONFIDENCE
 from drafters.train.evaluation.answers import Answers, write_answers
 from drafters.train.evaluation.evaluate_options import COUNTS, evaluate_parser
@@ -66,7 +68,7 @@ def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHea
         raise ValueError(f"no head in {folder}: a folder with config.json is needed")
     layers = target.shape.num_hidden_layers
     config = HeadConfig.load(folder, layers)
-    if reasons := misfits(config, target):
+    if reasons := misfits(folder, config, target):
         raise ValueError(f"head {folder} does not fit target {name}: {'; '.join(reasons)}")
     head = load_head(folder, target.dtype, layers).to(target.device)
     head.share(embeddings=target.embeddings, lm_head=target.lm_head)
@@ -81,22 +83,12 @@ def load_pair(
     return frozen, load_fitting_head(head, frozen, target)
 
 
-def misfits(config: HeadConfig, target: FrozenTarget) -> list[str]:
+def misfits(folder: Path, config: HeadConfig, target: FrozenTarget) -> list[str]:
     """The reasons why a head cannot draft for a target; empty if it can."""
-    shape, reasons = target.shape, []
-    if config.target_hidden_size != shape.hidden_size:
-        reasons.append(
-            f"it reads hidden states of {config.target_hidden_size}, not {shape.hidden_size}"
-        )
-    # The target's matrices may be padded beyond its tokenizer's tokens.
-    if not min(len(target.tokenizer), shape.vocab_size) <= config.vocab_size <= shape.vocab_size:
-        reasons.append(f"its vocabulary has {config.vocab_size} tokens, not {shape.vocab_size}")
-    taps = config.eagle_aux_hidden_state_layer_ids
-    if not 0 <= taps[0] <= taps[-1] <= shape.num_hidden_layers:
-        reasons.append(
-            f"it taps layers {', '.join(map(str, taps))} of {shape.num_hidden_layers}",
-        )
-    return reasons
+    own = frozenset(map(plain_name, read_head(folder)))
+    shape = target.shape
+    size = TargetShape(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
+    return target_problems(config, size, own)
 
 
 def measure(

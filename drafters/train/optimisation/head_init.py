@@ -13,6 +13,7 @@ from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig, Method
 from drafters.model.config import default_taps as vllm_taps
 from drafters.model.head import DraftHead
+from drafters.model.head_check import TargetShape, target_problems
 from drafters.train.data.token_sequences import Texts
 from drafters.train.target import FrozenTarget
 
@@ -87,10 +88,10 @@ def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftH
     shape."""
     shape = target.shape
     head = load_head(folder, dtype, shape.num_hidden_layers)
-    config = head.config
-    found = (config.target_hidden_size, config.vocab_size)
-    if found != (shape.hidden_size, shape.vocab_size):
-        raise ValueError(f"--init: {folder} is a head for another target")
+    own = frozenset(head.state_dict())
+    size = TargetShape(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
+    if problems := target_problems(head.config, size, own):
+        raise ValueError(f"--init: {folder} is a head for another target: {'; '.join(problems)}")
     return _lend(target, head, dtype)
 
 

@@ -29,7 +29,11 @@ TARGET = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 100,
     "num_hidden_layers": 6, "num_attention_heads": 2, "max_position_embeddings": 4096,
 }  # fmt: skip
-HEAD = {"hidden_size": 16, "vocab_size": 100, "num_hidden_layers": 1}
+HEAD = {
+    "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 16, "vocab_size": 100,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "eagle_aux_hidden_state_layer_ids": [1, 3],
+}  # fmt: skip
 
 
 def safetensors(shapes: dict[str, list[int]]) -> bytes:
@@ -136,7 +140,7 @@ def test_a_hub_is_asked_and_no_weights_are_fetched(hub: str, tmp_path: Path) -> 
     found = doctor(tmp_path, HF_ENDPOINT=hub)
     assert found["model"]["status"] == "ok", found["model"]
     assert found["head"]["status"] == "FAIL"
-    for words in ("reads hidden size 16, the target has 8", "lacks architectures", "fc reads 48"):
+    for words in ("reads hidden size 16, the target has 8", "lacks", "fc.weight has the shape"):
         assert words in found["head"]["detail"]
     weights = [line for line in Hub.asked if "model.safetensors" in line and "GET" in line]
     assert weights

@@ -11,6 +11,32 @@ from typing import Any
 import pytest
 
 from app.doctor import models
+from drafters.model.config import HeadConfig
+from drafters.model.head_check import expected_tensors
+from drafters.model.weight_files import StoredTensor
+
+
+def tensors(**shapes: tuple[int, ...]) -> dict[str, StoredTensor]:
+    """Tensors of these shapes; dots are written `__`."""
+    return {
+        name.replace("__", "."): StoredTensor(_type(name), shape, Path("x"), 0, 0)
+        for name, shape in shapes.items()
+    }
+
+
+def _type(name: str) -> str:
+    return {"d2t": "I64", "t2d": "BOOL"}.get(name, "BF16")
+
+
+def whole(config: dict[str, Any], **changed: tuple[int, ...] | None) -> dict[str, StoredTensor]:
+    """All tensors of a head with this configuration, with others or (None) without some."""
+    shapes = expected_tensors(
+        HeadConfig.from_json(config, 24), own_embeddings=True, own_lm_head=False
+    )
+    names = {name.replace("__", "."): shape for name, shape in changed.items()}
+    merged = {name: names.get(name, shape) for name, shape in (shapes | names).items()}
+    return tensors(**{name: shape for name, shape in merged.items() if shape is not None})
+
 
 TARGET = models.Checkpoint(
     folder="target",
@@ -21,23 +47,20 @@ TARGET = models.Checkpoint(
         "num_hidden_layers": 6,
         "max_position_embeddings": 512,
     },
-    shapes={"embed": [100, 8]},
+    tensors=tensors(embed=(100, 8)),
     files=frozenset({"tokenizer.json"}),
 )
-HEAD = models.Checkpoint(
-    folder="head",
-    config={
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "vocab_size": 100,
-        "ptd_token_id": 3,
-        "num_hidden_layers": 2,
-        "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
-    },
-    shapes={"mask_hidden": [1, 24]},
-)
+CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+    "ptd_token_id": 3,
+    "num_hidden_layers": 2,
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+}
+HEAD = models.Checkpoint(folder="head", config=CONFIG, tensors=whole(CONFIG))
 
 
 def changed(checkpoint: models.Checkpoint, **config: Any) -> models.Checkpoint:
@@ -70,7 +93,7 @@ def test_nested_configurations_are_read() -> None:
     [
         (TARGET, 513, "--max-model-len 513"),
         (changed(TARGET, architectures=None), None, "names no architecture"),
-        (replace(TARGET, shapes={}), None, "no *.safetensors"),
+        (replace(TARGET, tensors={}), None, "no *.safetensors"),
         (replace(TARGET, files=frozenset({"config.json"})), None, "no tokenizer"),
     ],
 )
@@ -89,12 +112,16 @@ def test_a_target_that_cannot_be_served(
         (changed(HEAD, hidden_size=16), "reads hidden size 16"),
         (changed(HEAD, vocab_size=90), "vocabulary 90"),
         (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3, 7]), "taps layer 7"),
-        (changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3]), "mask_hidden is 24 wide"),
-        (changed(HEAD, ptd_token_id=None), "no ptd_token_id"),
+        (
+            changed(HEAD, eagle_aux_hidden_state_layer_ids=[1, 3]),
+            "mask_hidden has the shape [1, 24], not [1, 16]",
+        ),
+        (changed(HEAD, ptd_token_id=None), "unknown mask_hidden (P-EAGLE heads have mask_hidden"),
         (changed(HEAD, ptd_token_id=100), "outside the vocabulary"),
         (changed(HEAD, parallel_drafting=False), "parallel_drafting"),
-        (changed(HEAD, draft_vocab_size=50), "no d2t"),
-        (replace(HEAD, shapes={"fc.weight": [8, 24]}), "no mask_hidden"),
+        (changed(HEAD, draft_vocab_size=50), "lacks d2t, lm_head.weight, t2d (a draft vocabulary"),
+        (replace(HEAD, tensors=whole(CONFIG, mask_hidden=None)), "lacks mask_hidden (it drafts"),
+        (replace(HEAD, broken_values=("fc.weight has 1 values",)), "fc.weight has 1 values"),
         # Keys that nothing here computes are named, before an engine is made.
         (changed(HEAD, rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type 'dynamic'"),
         (changed(HEAD, eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
@@ -110,11 +137,11 @@ def test_a_head_that_does_not_fit(head: models.Checkpoint, detail: str) -> None:
     assert detail in finding.detail
 
 
-EAGLE_3 = replace(changed(HEAD, ptd_token_id=None), shapes={"fc.weight": [8, 24]})
+EAGLE_3 = replace(changed(HEAD, ptd_token_id=None), tensors=whole({**CONFIG, "ptd_token_id": None}))
 
 
 def test_an_eagle_3_head_passes_and_is_called_so() -> None:
-    for head in (EAGLE_3, replace(EAGLE_3, shapes={}, files=frozenset({"pytorch_model.bin"}))):
+    for head in (EAGLE_3, replace(EAGLE_3, tensors={}, files=frozenset({"pytorch_model.bin"}))):
         finding = models.check_head(head, TARGET, 5)
         assert finding.status == "ok" and finding.detail.startswith("EAGLE-3, 2 layers")
     assert models.check_head(HEAD, TARGET, 5).detail.startswith("P-EAGLE, 2 layers")
@@ -149,7 +176,9 @@ def test_a_folder_is_read_without_its_weights(tmp_path: Path) -> None:
         struct.pack("<Q", len(header)) + header + bytes(48)
     )
     checkpoint = models.read_checkpoint(tmp_path)
-    assert checkpoint.shapes == {"mask_hidden": [1, 24]}
+    [tensor] = checkpoint.tensors.values()
+    assert (tensor.dtype, tensor.shape) == ("BF16", (1, 24))
+    assert (tensor.offset, tensor.size) == (8 + len(header), 48)
     assert checkpoint.trained_k == 8
     assert checkpoint.weights_bytes == 8 + len(header) + 48
 
@@ -159,15 +188,20 @@ def test_a_folder_is_read_without_its_weights(tmp_path: Path) -> None:
     [
         (
             changed(HEAD, hidden_size=16, vocab_size=90, ptd_token_id=None),
-            ["hidden size 16", "another model", "vocabulary 90", "no ptd_token_id"],
+            ["hidden size 16", "another model", "vocabulary 90", "unknown mask_hidden"],
         ),
-        (replace(HEAD, shapes={"mask_hidden": [24], "fc.weight": [8, 16]}), ["fc reads 16"]),
+        (
+            replace(HEAD, tensors=whole(CONFIG, fc__weight=(8, 16), norm__weight=None)),
+            ["lacks norm.weight", "fc.weight has the shape [8, 16], not [8, 24]"],
+        ),
         (
             replace(
                 changed(HEAD, draft_vocab_size=50),
-                shapes={"mask_hidden": [24], "d2t": [60], "lm_head.weight": [100, 8]},
+                tensors=whole(
+                    {**CONFIG, "draft_vocab_size": 50}, d2t=(60,), lm_head__weight=(100, 8)
+                ),
             ),
-            ["d2t has 60 rows", "lm_head.weight has 100 rows, the draft vocabulary has 50"],
+            ["d2t has the shape [60], not [50]", "lm_head.weight has the shape [100, 8], not"],
         ),
     ],
 )

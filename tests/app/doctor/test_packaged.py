@@ -33,7 +33,6 @@ HEAD = models.Checkpoint(
         "num_hidden_layers": 2, "eagle_aux_hidden_state_layer_ids": [2, 15, 27],
         "max_position_embeddings": 8192, "dtype": "bfloat16",
     },
-    shapes={"mask_hidden": [1, 3 * 576], "fc.weight": [576, 3 * 576]},
     trained_k=8,
 )  # fmt: skip
 

@@ -130,7 +130,7 @@ def test_a_given_type_is_kept_apart_from_the_integers(config: HeadConfig, tmp_pa
 def test_missing_weight_raises(config: HeadConfig, name: str, tmp_path: Path) -> None:
     save_head(random_head(replace(config, draft_vocab_size=25)), tmp_path)
     rewrite(tmp_path, **{name: None})
-    with pytest.raises(ValueError, match=rf"lacks {name}"):
+    with pytest.raises(ValueError, match=rf"lacks .*{name}"):
         load_head(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_unknown_weight_raises(config: HeadConfig, tmp_path: Path) -> None:
 def test_weight_of_another_shape_raises(config: HeadConfig, tmp_path: Path) -> None:
     save_head(random_head(config), tmp_path)
     rewrite(tmp_path, mask_hidden=torch.zeros(1, 32))
-    with pytest.raises(RuntimeError, match="mask_hidden"):
+    with pytest.raises(ValueError, match=r"mask_hidden has the shape \[1, 32\], not \[1, 48\]"):
         load_head(tmp_path)
 
 

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from app import cli
 from app.doctor.examination import check_models
 from app.doctor.report import Finding
-from app.doctor.weight_files import MissingShardError, read_weights
 from app.settings import REPOSITORY, load
+from drafters.model.weight_files import MissingShardError, read_weights
 
 EMBEDDED = REPOSITORY / "models" / "embedded"
 SHARDS = 3

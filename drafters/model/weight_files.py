@@ -1,12 +1,16 @@
-"""Safetensors files of a model folder: are they all there, and whole? No tensor is read."""
+"""Safetensors files of a model folder: are they all there, and whole? No tensor is read.
+
+Without torch: the gateway looks at them before it has an engine.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -18,11 +22,27 @@ class MissingShardError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as its file's header describes it."""
+
+    dtype: str  # as the format calls it: BF16, F32, I64
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # of its first byte in the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """What the headers of a folder's weight files say."""
 
-    shapes: dict[str, list[int]]  # tensor -> its shape
+    tensors: dict[str, StoredTensor]  # by name
     size: int  # bytes of all files
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Tensor -> its shape."""
+        return {name: list(tensor.shape) for name, tensor in self.tensors.items()}
 
 
 def read_weights(folder: Path) -> Weights:
@@ -32,15 +52,15 @@ def read_weights(folder: Path) -> Weights:
     naming the files that are not there, and OSError for files that cannot be read.
     """
     files, index = _files(folder)
-    shapes: dict[str, list[int]] = {}
+    tensors: dict[str, StoredTensor] = {}
     shard_of: dict[str, str] = {}
     for file in files:
-        found = _read_shapes(file)
-        shapes.update(found)
+        found = _read_header(file)
+        tensors.update(found)
         shard_of.update(dict.fromkeys(found, file.name))
     if index is not None:
         _check_tensors(index.name, _weight_map(index), shard_of)
-    return Weights(shapes, sum(file.stat().st_size for file in files))
+    return Weights(tensors, sum(file.stat().st_size for file in files))
 
 
 def _files(folder: Path) -> tuple[list[Path], Path | None]:
@@ -96,8 +116,8 @@ def _check_tensors(index: str, listed: dict[str, str], shard_of: dict[str, str])
             raise ValueError(f"{shard} has no tensor {tensor}, which {index} says it has")
 
 
-def _read_shapes(file: Path) -> dict[str, list[int]]:
-    """Tensor names and shapes of a file whose header describes every byte of it.
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file whose header describes every byte of it.
 
     The format is 8 bytes with the header's length, the header as JSON, the tensors' bytes one
     behind the other.
@@ -116,7 +136,7 @@ def _read_shapes(file: Path) -> dict[str, list[int]]:
         try:
             header = json.loads(stream.read(header_size))
             header.pop("__metadata__", None)
-            shapes = {str(name): list(entry["shape"]) for name, entry in header.items()}
+            tensors = {name: _stored(entry, file, start) for name, entry in header.items()}
             end = start + _data_size(entry["data_offsets"] for entry in header.values())
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{file.name} has a damaged header") from None
@@ -124,7 +144,13 @@ def _read_shapes(file: Path) -> dict[str, list[int]]:
         raise ValueError(f"{file.name} is truncated: {size:,} bytes of {end:,}")
     if size > end:
         raise ValueError(f"{file.name} has {size:,} bytes, its header describes {end:,}")
-    return shapes
+    return tensors
+
+
+def _stored(entry: Mapping[str, Any], file: Path, start: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    return StoredTensor(str(entry["dtype"]), shape, file, start + begin, end - begin)
 
 
 def _data_size(spans: Iterable[tuple[int, int]]) -> int:

@@ -15,6 +15,7 @@ import uvicorn
 
 from app.endpoints import declared
 from app.main import create_app
+from app.server import connection
 from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.fake_engine import TARGET, FakeEngine, FakeLlm
@@ -60,7 +61,11 @@ def base() -> Iterator[str]:
     engine._adapter = Adapter(engine.llm, tree, declared())  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        config = uvicorn.Config(create_app(tree, engine), log_level="warning")
+        config = uvicorn.Config(
+            create_app(tree, engine),
+            http=connection.factory(tree.server),  # type: ignore[arg-type]
+            log_level="warning",
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()

@@ -83,6 +83,12 @@ def test_a_node_library(base: str, name: str) -> None:
     run(["node", str(script)], folder, BASE=base)
 
 
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK (Debian's default-jdk-headless)")
+def test_the_jdk(base: str, tmp_path: Path) -> None:
+    """It comes with the system, so it has no environment of its own."""
+    run(["java", str(SCRIPTS / "jdk.java")], tmp_path, BASE=base)
+
+
 LM_EVAL_TASK = """
 task: {name}
 dataset_path: json

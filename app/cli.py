@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from drafters.parent_death import request_death_signal
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
+VLLM_API_KEY = "VLLM_API_KEY"  # read by `vllm serve` where no --api-key is given
 IGNORED = (
     "ignored what Kubernetes wrote for a Service: {}; `enableServiceLinks: false` keeps it out"
 )
@@ -192,14 +194,17 @@ def load_settings(options: dict[str, Any]) -> Settings:
         from app.engine.configuration import vllm_cli
 
         container = sagemaker.settings(os.environ, vllm_cli.parse, vllm_cli.engine_argument_names)
-    settings = load(
-        given,
-        os.environ,
+    load_with = partial(
+        load,
+        environ=os.environ,
         config_file=config,
         preset=preset,
         container=container,
         read_yaml=read_yaml,
     )
+    settings = load_with(given)
+    if (key := os.environ.get(VLLM_API_KEY)) and not settings.admission.guarded:
+        settings = load_with({**given, "api_key": key})
     if any(wants_tools) and settings.model.tool_call_parser is None:
         raise SettingsError("--enable-auto-tool-choice", "needs --tool-call-parser")
     return settings

@@ -44,7 +44,8 @@ tools to the model and whether its calls are read.
 head and K; P-EAGLE and EAGLE-3 heads, K is chosen at every step |
 | `--served-model-name A B` | requests may name any of them; answers and metrics have the first |
 | `--api-key KEY` | \
-one key; several keys and quotas are `--keys-file`'s ([security.md](security.md)) |
+one key, also from VLLM_API_KEY; several keys and quotas are `--keys-file`'s \
+([security.md](security.md)) |
 | `--enable-auto-tool-choice` | not needed: `--tool-call-parser` alone is enough |
 | `--root-path /llm` | for proxies that take the prefix off \
 and for those that leave it on; the page at `/` works without a prefix only |

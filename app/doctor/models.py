@@ -15,7 +15,7 @@ from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, warn
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
-    TargetShape,
+    TargetSizes,
     plain_name,
     target_problems,
     tensor_problems,
@@ -174,9 +174,9 @@ def _config(head: Mapping[str, Any], target_layers: int | None) -> HeadConfig | 
         return str(error)
 
 
-def _shape(target: Mapping[str, Any]) -> TargetShape:
+def _shape(target: Mapping[str, Any]) -> TargetSizes:
     sizes = ("hidden_size", "vocab_size", "num_hidden_layers")
-    return TargetShape(*(target.get(name) or 0 for name in sizes))
+    return TargetSizes(*(target.get(name) or 0 for name in sizes))
 
 
 def _warnings(

@@ -24,7 +24,7 @@ INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U8"})
 
 
 @dataclass(frozen=True, slots=True)
-class TargetShape:
+class TargetSizes:
     """What a head has to fit of its target."""
 
     hidden_size: int
@@ -141,7 +141,7 @@ def _types(name: str) -> frozenset[str]:
     return INTEGERS | {"BOOL"} if name == "t2d" else INTEGERS
 
 
-def target_problems(config: HeadConfig, target: TargetShape, own: frozenset[str]) -> list[str]:
+def target_problems(config: HeadConfig, target: TargetSizes, own: frozenset[str]) -> list[str]:
     """Why a head cannot draft for a target. `own` are the head's tensors: what it has not of
     embeddings and output matrix, it borrows from the target."""
     problems = []

@@ -24,7 +24,7 @@ import torch
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.model.head_check import TargetShape, plain_name, target_problems
+from drafters.model.head_check import TargetSizes, plain_name, target_problems
 from drafters.model.head_values import read_head
 from drafters.small_samples import CONFIDENCE
 from drafters.train.evaluation.answers import Answers, write_answers
@@ -87,7 +87,7 @@ def misfits(folder: Path, config: HeadConfig, target: FrozenTarget) -> list[str]
     """The reasons why a head cannot draft for a target; empty if it can."""
     own = frozenset(map(plain_name, read_head(folder)))
     shape = target.shape
-    size = TargetShape(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
+    size = TargetSizes(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
     return target_problems(config, size, own)
 
 

@@ -13,7 +13,7 @@ from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig, Method
 from drafters.model.config import default_taps as vllm_taps
 from drafters.model.head import DraftHead
-from drafters.model.head_check import TargetShape, target_problems
+from drafters.model.head_check import TargetSizes, target_problems
 from drafters.train.data.token_sequences import Texts
 from drafters.train.target import FrozenTarget
 
@@ -89,7 +89,7 @@ def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftH
     shape = target.shape
     head = load_head(folder, dtype, shape.num_hidden_layers)
     own = frozenset(head.state_dict())
-    size = TargetShape(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
+    size = TargetSizes(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
     if problems := target_problems(head.config, size, own):
         raise ValueError(f"--init: {folder} is a head for another target: {'; '.join(problems)}")
     return _lend(target, head, dtype)

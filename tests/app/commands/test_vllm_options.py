@@ -253,3 +253,14 @@ def test_the_page_says_what_becomes_of_each_option() -> None:
     assert PAGE.read_text("utf-8") == page(), "run: python -m docs.from_vllm"
     for option in set(OPTIONS) - ENGINE - {"model_tag", "config"}:
         assert f"`--{option.replace('_', '-')}" in page(), option
+
+
+def test_the_key_of_vllms_environment_guards_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that was guarded by it must not be open here."""
+    assert not load_settings({}).admission.guarded
+    monkeypatch.setenv("VLLM_API_KEY", "sk-theirs")
+    theirs = load_settings({}).admission
+    assert theirs.guarded
+    assert load_settings({"api_key": "sk-ours"}).admission.keys != theirs.keys
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert not load_settings({}).admission.guarded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, local
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers import logits_processor
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -115,3 +120,58 @@ def test_a_processor_counts_while_a_request_asks_for_it() -> None:
     with_least.logitsprocs.non_argmax_invariant[1].min_toks[0] = (5, [], {0})
     unknown.logitsprocs.non_argmax_invariant.append(SimpleNamespace())
     assert not any(map(greedy.is_pure_greedy, (with_bias, with_least, unknown)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_ranks_exchange_their_likeliest_token_instead_of_all_logits(
+    scale: float, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks with 13 and 11 tokens of the vocabulary, the second padded to 13, by vLLM's own
+    layer. The fault: each rank gathered every draft's logits over the whole vocabulary."""
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(VOCABULARY, 8), torch.randn(50, 8)
+    offsets = torch.randint(0, 9, (VOCABULARY,)) if mapped else None
+    parts = [weight[:13], torch.cat([weight[13:], torch.full((2, 8), 1e3)])]
+    exchanged: list[Any] = [None, None]
+    barrier, here, widths = Barrier(2), local(), set[int]()
+
+    def gather(part: torch.Tensor, dim: int) -> torch.Tensor:
+        assert dim == -1
+        exchanged[here.rank] = part
+        widths.add(part.shape[-1])
+        barrier.wait()
+        whole = torch.cat(exchanged, dim)
+        barrier.wait()
+        return whole
+
+    def logits(self: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
+        local_logits = lm_head.quant_method.apply(lm_head, hidden)[:, : 13 - 2 * here.rank]
+        if here.rank == 1:
+            local_logits = torch.nn.functional.pad(local_logits, (0, 2), value=-torch.inf)
+        return gather(local_logits * scale, -1)[:, :VOCABULARY]
+
+    monkeypatch.setattr(logits_processor, "tensor_model_parallel_all_gather", gather)
+    monkeypatch.setattr(LogitsProcessor, "forward", logits)
+    with set_current_vllm_config(VllmConfig()):
+        processor = LogitsProcessor(VOCABULARY, scale=scale)
+    head = SimpleNamespace(logits_processor=processor, draft_id_to_target_id=offsets)
+
+    def rank_tokens(rank: int) -> list[int]:
+        here.rank = rank
+        shard = SimpleNamespace(num_org_vocab_padding=2 * rank, org_vocab_start_index=13 * rank)
+        lm_head = SimpleNamespace(
+            tp_size=2,
+            shard_indices=shard,
+            weight=parts[rank],
+            quant_method=SimpleNamespace(apply=lambda layer, x, bias=None: x @ layer.weight.T),
+        )
+        return greedy.greedy_draft_tokens(head, lm_head, hidden).tolist()
+
+    with ThreadPoolExecutor(2) as ranks:
+        first, second = ranks.map(rank_tokens, range(2))
+    expected = (scale * (hidden @ weight.T)).argmax(-1)
+    if offsets is not None:
+        expected += offsets[expected]
+    assert first == second == expected.tolist()
+    assert widths == ({2} if scale > 0 else {13})

@@ -172,7 +172,7 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.v1": {"drafters.config", "drafters.ops"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
-    | {"drafters.vllm.own_drafter", "drafters.vllm.verification"},
+    | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
     | SERVING,

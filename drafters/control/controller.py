@@ -148,7 +148,7 @@ class Controller:
         """Split a step's seconds: reading, and a steady step, which makes the K it verifies."""
         load, costs, seconds, drafting = step.load, self.costs, step.seconds, step.k > 0
         k_verified = load.mean_k(load.draft_tokens, self.k_max)
-        k_drafted = load.mean_k(load.drafts(step.k), self.k_max)
+        k_drafted = load.cost_k(step.k, self.k_max)
         prompts, reading_s = load.prefill_tokens, self._reading_seconds(load, drafting)
         if costs.measured and (prompts or (drafting and not k_verified)):
             extra_s = seconds - costs.row(load.requests)[0][k_verified]
@@ -195,7 +195,7 @@ class Controller:
     def _predict(self, load: Load) -> KPredictions:
         ks, n = range(self.k_max + 1), load.requests
         row, row_variances = self.costs.row(n)
-        mean_ks = [load.mean_k(load.drafts(k), self.k_max) for k in ks]
+        mean_ks = [load.cost_k(k, self.k_max) for k in ks]
         seconds, variances = [row[k] for k in mean_ks], [row_variances[k] for k in mean_ks]
         tokens = self.acceptance.tokens(load)
         # A drafter that drafts reads the prompts too, an output token's share with each.

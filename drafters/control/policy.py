@@ -17,6 +17,7 @@ class Load(NamedTuple):
     draft_tokens: int = 0  # of the previous step, over all requests: verified or cut by a grammar
     # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
     requests_by_draft_limit: tuple[int, ...] = ()
+    padded: bool = False  # whether a request takes the time of K drafts whatever its limit
 
     def drafts(self, k: int) -> int:
         """Draft tokens of all requests at K."""
@@ -26,6 +27,10 @@ class Load(NamedTuple):
     def mean_k(self, drafts: int, k_max: int) -> int:
         """The K of steps with so many drafts in all, where some requests may have fewer."""
         return min(k_max, max(1, round(drafts / self.requests))) if drafts else 0
+
+    def cost_k(self, k: int, k_max: int) -> int:
+        """The K of steps that take as long as one at `k`, where some requests may have fewer."""
+        return k if self.padded else self.mean_k(self.drafts(k), k_max)
 
 
 def counts_above(counts: Sequence[int]) -> tuple[int, ...]:

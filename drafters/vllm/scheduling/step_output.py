@@ -12,7 +12,8 @@ _ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
 
 @dataclass(frozen=True)
 class WorkerStepOutput:
-    """Drafts for the next step, and the seconds of this one (see drafters.control.policy.Step).
+    """Drafts for the next step, and the seconds of this one (see drafters.control.policy.Step), or
+    of the step before: on a GPU the V2 runner gives its tokens while the device still drafts.
 
     vLLM's engine core would ask the workers for `drafts` in a call of its own (v1/engine/core.py,
     post_step), which costs a round trip between processes at every step, also at K = 0.
@@ -21,6 +22,7 @@ class WorkerStepOutput:
     drafts: DraftTokenIds | None = None
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
+    of_step_before: bool = False
 
     def attach(self, output: Any) -> None:
         """Attach this to a step's ModelRunnerOutput."""

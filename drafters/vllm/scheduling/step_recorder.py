@@ -29,8 +29,21 @@ class _Begun(NamedTuple):
     cut: dict[str, _Cut]  # by request
 
 
+class _Ended(NamedTuple):
+    """A step that has ended."""
+
+    step: Step
+    verified: list[tuple[str, int, int]]  # request, its drafts that were verified, those accepted
+    cut: dict[str, _Cut]  # by request
+
+
 class StepRecorder:
     """Times steps from `begin` to `end`, by SchedulerOutput, and counts their drafts.
+
+    On a GPU, the V2 runner gives a step's tokens while the device still drafts. The seconds of its
+    drafter come with the next step's output, and have passed between the two. So a step waits for
+    that output, and its seconds are those between outputs, without the drafter of the step before,
+    and with its own.
 
     Drafts are counted in `tell`, which can run while the workers do. `end` cannot: its time would
     be added to every step.
@@ -45,8 +58,8 @@ class StepRecorder:
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._k_max = k_max
         self._begun: dict[int, _Begun] = {}
-        self._untold: deque[tuple[Step, list[tuple[str, int, int]], dict[str, _Cut]]] = deque()
-        # Request, its drafts that were verified, those accepted.
+        self._untold: deque[_Ended] = deque()
+        self._drafting: _Ended | None = None  # whose drafter's seconds are not known
         self._verified: list[tuple[str, int, int]] = []
         self._cut: dict[str, _Cut] = {}  # by request, of the step that is scheduled next
         self._ended = self._control = 0.0
@@ -101,20 +114,29 @@ class StepRecorder:
         if begun is None:
             return
         ended, extras = perf_counter(), WorkerStepOutput.of(output)
+        # An asynchronous step is scheduled while the one before runs.
+        started = max(begun.at, self._ended)
         step = Step(
             load=begun.load,
             k=scheduled.num_spec_tokens_to_schedule,
-            # An asynchronous step is scheduled while the one before runs.
-            seconds=ended - max(begun.at, self._ended),
+            seconds=ended - started,
             tokens=sum(map(len, output.sampled_token_ids)),
             drafted=(),
             accepted=(),
-            target_seconds=extras.target_seconds,
-            draft_seconds=extras.draft_seconds,
             control_seconds=self._control,
         )
+        target_s, draft_s = extras.target_seconds, extras.draft_seconds
+        if extras.of_step_before:
+            if self._drafting is not None:
+                self._untold.append(_with_seconds(self._drafting, target_s, draft_s, draft_s))
+                in_this_step = max(0.0, draft_s - (started - self._ended))
+                # Host and device have clocks of their own: never 0.
+                step = step._replace(seconds=max(1e-6, step.seconds - in_this_step))
+            self._drafting = _Ended(step, self._verified, begun.cut)
+        else:
+            record = _Ended(step, self._verified, begun.cut)
+            self._untold.append(_with_seconds(record, target_s, draft_s))
         self._ended = ended
-        self._untold.append((step, self._verified, begun.cut))
         self._verified = []
         self._control = perf_counter() - ended  # is part of the next step
 
@@ -134,12 +156,21 @@ class StepRecorder:
             policy.observe(step)
 
 
+def _with_seconds(ended: _Ended, target: float, draft: float, extra: float = 0.0) -> _Ended:
+    """A step with the seconds of its parts; `extra` seconds had not passed when it ended."""
+    step = ended.step
+    return ended._replace(
+        step=step._replace(target_seconds=target, draft_seconds=draft, seconds=step.seconds + extra)
+    )
+
+
 def load_of(
     scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int],
-    k_max: int, cut: int = 0,
+    k_max: int, cut: int = 0, padded: bool = False,
 ) -> Load:  # fmt: skip
     """The Load of a SchedulerOutput, before vLLM counts its tokens as computed. `limits` has the
     requests that may have fewer than `k_max` drafts, `cut` is how many draft tokens grammars cut.
+    `padded`: requests have K drafts whatever their limit, those beyond it to no purpose.
     """
     decoding, context = [], 0
     for name, tokens in scheduled.num_scheduled_tokens.items():
@@ -159,4 +190,5 @@ def load_of(
         context_tokens=context,
         draft_tokens=drafts + cut,
         requests_by_draft_limit=by_limit,
+        padded=padded,
     )

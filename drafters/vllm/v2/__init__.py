@@ -1,1 +1,1 @@
-"""P-EAGLE on vLLM's V2 model runner, which VLLM_USE_V2_MODEL_RUNNER=1 chooses."""
+"""P-EAGLE and EAGLE-3 heads on vLLM's V2 model runner."""

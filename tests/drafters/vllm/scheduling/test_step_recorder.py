@@ -11,6 +11,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from drafters.control.policy import Load, Policy, Step
 from drafters.vllm.scheduling import step_recorder
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
 
@@ -44,6 +45,34 @@ def test_steps_are_told_in_order_with_their_own_drafts(monkeypatch: pytest.Monke
     assert [(s.drafted, s.accepted) for s in told] == [((2, 1, 1), (2, 0, 0)), ((0,) * 3,) * 2]
 
 
+def test_a_drafter_that_runs_behind_counts_in_its_own_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of 1 s of target and 0.25 s of drafter, whose tokens come after the target: outputs are
+    1.25 s apart, but the second step read a prompt, which its drafter then read for 0.75 s. After
+    the third the engine idles. The fault: the drafter's reading counted in the step behind it."""
+    #          begun, ended; the fourth begins when the drafter of the third has ended
+    times = [(0.0, 1.0), (0.5, 2.25), (1.5, 4.0), (9.0, 10.0)]
+    drafted = [None, 0.25, 0.75, 0.25]  # of the step before
+    ends = iter([at for _, end in times for at in (end, end)])
+    monkeypatch.setattr(step_recorder, "perf_counter", lambda: next(ends))
+    recorder, told = StepRecorder(3), list[Step]()
+    for (begun, _), seconds in zip(times, drafted, strict=True):
+        step, output = scheduled(), ran([1])
+        recorder.begin(step, begun, Load(1))
+        known = seconds is not None
+        WorkerStepOutput(None, known * 1.0, seconds or 0.0, of_step_before=True).attach(output)
+        recorder.end(step, output)
+    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    assert [(s.seconds, s.target_seconds, s.draft_seconds) for s in told] == [
+        (1.25, 1.0, 0.25),
+        (1.75, 1.0, 0.75),
+        (1.25, 1.0, 0.25),
+    ]  # the last one's drafter is not known yet
+    recorder.end(scheduled(), ran([1]))  # never begun
+    assert recorder.untold == 0
+
+
 def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
     """One decodes with two drafts, one ends its prompt, one is within it and counts for neither."""
     requests = {
@@ -62,3 +91,7 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
         requests_by_draft_limit=(2, 1, 1),
     )  # fmt: skip
     assert load_of(step, requests, 0, {"reads": 0}, 3).requests_by_draft_limit == ()
+    assert [load.cost_k(k, 3) for k in range(4)] == [0, 1, 2, 2]
+    padded = load_of(step, requests, 4, {"ends": 1, "reads": 0}, 3, padded=True)
+    assert padded == load._replace(padded=True)
+    assert [padded.cost_k(k, 3) for k in range(4)] == [0, 1, 2, 3]

@@ -10,13 +10,17 @@ from drafters.config import MAX_K, REPORT_TOKENS
 SMALLEST_MIN_P = 1e-5  # below it vLLM takes min_p for 0 (vllm/sampling_params.py, _SAMPLING_EPS)
 
 
-def draft_limit(params: Any, k_max: int) -> int:
+def draft_limit(params: Any, k_max: int, *, v2: bool = False) -> int:
     """The largest K of a request with the SamplingParams `params`: 0 to `k_max`.
 
-    It is 0 with `logit_bias` and `min_p`: vLLM applies them to one row per request, not to the rows
-    of its drafts (vllm/v1/sample/rejection_sampler.py, apply_logits_processors).
+    On the V1 model runner it is 0 with `logit_bias` and `min_p`: vLLM applies them to one row per
+    request, not to the rows of its drafts (vllm/v1/sample/rejection_sampler.py,
+    apply_logits_processors). On V2 (`v2`) it applies them to every row
+    (vllm/v1/worker/gpu/sample/sampler.py, apply_sampling_params).
     """
-    if params is None or params.logit_bias or params.min_p > SMALLEST_MIN_P:
+    if params is None:
+        return 0
+    if not v2 and (params.logit_bias or params.min_p > SMALLEST_MIN_P):
         return 0
     asked = (params.extra_args or {}).get(MAX_K)
     return k_max if asked is None else min(int(asked), k_max)

@@ -48,8 +48,12 @@ class DraftingScheduler(Scheduler):
             self.dynamic_sd_lookup = _AnyK(k_max)
         ours = has_own_drafter(self.vllm_config.speculative_config)
         # On V1, drafts come with a step's output, and are not asked for (patches.py). On V2, they
-        # stay on the device: every request gets K, and those over its limit are not verified.
+        # stay on the device: every request gets K. Those over its limit are not scheduled, or, for
+        # a batch to fit a CUDA graph, in which each request has as many tokens, scheduled and
+        # rejected (v2/request_limits.py).
         self.brings_drafts = ours and not self.use_v2_model_runner
+        graphs = self.vllm_config.compilation_config.cudagraph_mode
+        self._pads = ours and self.use_v2_model_runner and graphs.has_full_cudagraphs()
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         config = DrafterConfig.read(self.vllm_config.additional_config)
@@ -73,7 +77,8 @@ class DraftingScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Add a request, and remember its limit of drafts."""
-        limit = draft_limit(request.sampling_params, self.num_spec_tokens)
+        v2 = self.use_v2_model_runner
+        limit = draft_limit(request.sampling_params, self.num_spec_tokens, v2=v2)
         if self._ours and limit < self.num_spec_tokens:
             self._limits[request.request_id] = limit
         super().add_request(request)
@@ -86,6 +91,7 @@ class DraftingScheduler(Scheduler):
             self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._charged)
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
+            scheduled.num_invalid_spec_tokens = self._beyond_limits(scheduled)
             self.recorder.begin(scheduled, begun, self._load)
         return scheduled
 
@@ -102,9 +108,13 @@ class DraftingScheduler(Scheduler):
             del self._limits[name]
         waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
         cut = self.recorder.cut_from(scheduled)
-        self._load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut)
-        self._charged = self.policy.choose(self._load)
-        scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, self._charged)
+        load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
+        self._load, k = load, self.policy.choose(load)
+        if self._pads and load.requests_by_draft_limit:  # no request may have more than `most`
+            most = sum(map(bool, load.requests_by_draft_limit))
+            k = min(k, *(graph for graph in captured_ks(k_max) if graph >= most))
+        self._charged = k
+        scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, k)
 
     def _fitting(self, scheduled: SchedulerOutput, k: int) -> int:
         """`k`, or less where a P-EAGLE pass of that size would have more tokens than fit: a step
@@ -126,17 +136,46 @@ class DraftingScheduler(Scheduler):
         self.recorder.drafted(draft_token_ids, self.requests)
         self._trim()
 
+    def update_draft_token_ids_in_output(
+        self, draft_token_ids: Any, scheduler_output: SchedulerOutput
+    ) -> None:
+        """Take a step's drafts where scheduling is asynchronous, for requests with a grammar."""
+        super().update_draft_token_ids_in_output(draft_token_ids, scheduler_output)
+        invalid = scheduler_output.num_invalid_spec_tokens or {}
+        for name, beyond in (self._beyond_limits(scheduler_output) or {}).items():
+            invalid[name] = max(beyond, invalid.get(name, 0))  # both are a request's last drafts
+        scheduler_output.num_invalid_spec_tokens = invalid
+
     def _trim(self) -> None:
-        if self.use_v2_model_runner:
+        """Do not schedule drafts beyond the limit of their request, on V2."""
+        if self.use_v2_model_runner and not self._pads:
             for name, limit in self._limits.items():
                 request = self.requests.get(name)
-                if request is not None and request.spec_token_ids:
+                if request is not None:
                     request.spec_token_ids = request.spec_token_ids[:limit]
+
+    def _beyond_limits(self, scheduled: SchedulerOutput) -> dict[str, int] | None:
+        """How many scheduled drafts of each request are beyond its limit. vLLM leaves them out of
+        its counts."""
+        if not self._pads:
+            return None
+        drafts = scheduled.scheduled_spec_decode_tokens
+        beyond = {
+            name: len(drafts[name]) - limit
+            for name, limit in self._limits.items()
+            if len(drafts.get(name, ())) > limit
+        }
+        return beyond or None
 
     def make_spec_decoding_stats(self, stats: Any, **counts: Any) -> Any:
         """Count accepted drafts: update_from_output calls this for each request that had some."""
-        drafts, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
-        self.recorder.verified(counts["request_id"], drafts, accepted)
+        name, drafts = counts["request_id"], counts["num_draft_tokens"]
+        drafts = min(drafts, self._limits.get(name, drafts))
+        if not drafts:  # all beyond the request's limit: no drafts, in vLLM's counts too
+            if (metrics := self.requests[name].spec_decode_metrics) is not None:
+                metrics.histogram[0] -= 1  # which vLLM is about to raise
+            return stats
+        self.recorder.verified(name, drafts, counts["num_accepted_tokens"])
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -33,6 +33,19 @@ def test_the_limit_of_a_request(options: dict[str, Any], limit: int) -> None:
     assert draft_limit(SamplingParams(**options), 7) == limit
 
 
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"logit_bias": {5: 1.0}}, 7),
+        ({"min_p": 0.1}, 7),
+        ({"extra_args": {MAX_K: 3}, "min_p": 0.2}, 3),
+    ],
+)
+def test_v2_applies_all_parameters_to_drafted_rows(options: dict[str, Any], limit: int) -> None:
+    assert draft_limit(SamplingParams(**options), 7, v2=True) == limit
+    assert draft_limit(None, 7, v2=True) == 0
+
+
 def test_a_request_that_samples_nothing_is_not_drafted_for() -> None:
     assert draft_limit(None, 7) == 0
 

@@ -30,8 +30,13 @@ WARM_UP_TEXTS = (
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
 # This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
-# sequential.py, v2/speculator.py).
-DRAFTERS = {"ParallelDrafter": True, "ParallelSpeculator": True, "SequentialDrafter": False}
+# sequential.py, v2/speculator.py, sequential.py).
+DRAFTERS = {
+    "ParallelDrafter": True,
+    "ParallelSpeculator": True,
+    "SequentialDrafter": False,
+    "SequentialSpeculator": False,
+}
 STATS_TIMEOUT_S = 10.0
 
 

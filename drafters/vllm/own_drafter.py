@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import get_attn_backend
 
 from drafters.config import DrafterConfig
 from drafters.ops.reference import MOST_TAPS
 
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
+# Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
+_OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
 
 
 def is_parallel(speculation: Any) -> bool:
@@ -20,12 +25,9 @@ def is_parallel(speculation: Any) -> bool:
 
 
 def has_own_drafter(speculation: Any) -> bool:
-    """Whether a drafter of this project runs the head of a vLLM SpeculativeConfig: any P-EAGLE
-    head, and EAGLE-3 heads on the V1 model runner."""
-    if is_parallel(speculation):
-        return True
-    sequential = speculation is not None and speculation.method == "eagle3"
-    return sequential and not envs.VLLM_USE_V2_MODEL_RUNNER
+    """Whether a drafter of this project runs the head of a vLLM SpeculativeConfig: any P-EAGLE or
+    EAGLE-3 head, on either model runner."""
+    return is_parallel(speculation) or (speculation is not None and speculation.method == "eagle3")
 
 
 def accept_undrafted(inputs: InputProcessor) -> None:
@@ -46,7 +48,7 @@ def refuse(config: VllmConfig) -> None:
     )  # fmt: skip
     if speculation is None or not has_own_drafter(speculation):
         return
-    on_v1 = not envs.VLLM_USE_V2_MODEL_RUNNER
+    on_v1 = not config.use_v2_model_runner
     either = {
         "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
         # The blocks that come from elsewhere lack the head's keys.
@@ -61,8 +63,10 @@ def refuse(config: VllmConfig) -> None:
         "new weights (weight_transfer_config)": config.weight_transfer_config is not None,
         # The head reads tokens, which such prompts do not have.
         "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
-        # Our drafters propose their most probable token, without its distribution.
-        "probabilistic drafts (draft_sample_method)": speculation.draft_sample_method != "greedy",
+        # Our drafters propose tokens without their distribution; vLLM's own speculator drafts with
+        # an EAGLE-3 head on V2.
+        "probabilistic drafts (draft_sample_method)": speculation.draft_sample_method != "greedy"
+        and (on_v1 or is_parallel(speculation)),
         # Sampled tokens come as a tensor only in padded batches.
         "disable_padded_drafter_batch": speculation.disable_padded_drafter_batch,
         # On V1 a pass is laid out on the host, which must know the accepted tokens.
@@ -99,8 +103,74 @@ def refuse(config: VllmConfig) -> None:
     }
     if named := _asked(only_v1):
         raise NotImplementedError(
-            f"P-EAGLE on the V2 model runner has no {named}: leave VLLM_USE_V2_MODEL_RUNNER unset"
+            f"draft heads on the V2 model runner have no {named}: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
+    head_backend(config)
+
+
+def head_backend(config: VllmConfig) -> AttentionBackendEnum | None:
+    """The attention backend that a P-EAGLE head needs on the V2 model runner, None where the one
+    that vLLM chooses for it will do.
+
+    The pass has up to 2 K tokens of each request. A backend whose metadata parts decodes from
+    prompts by their length, as FlashInfer's does, takes K + 1 tokens for a decode
+    (vllm/v1/attention/backend.py, max_decode_query_len): such a pass has no full CUDA graph, and
+    waits for the device to know its lengths. Raises NotImplementedError if the configuration asks
+    for such a backend, or if there is no other."""
+    speculation = config.speculative_config
+    if not is_parallel(speculation) or speculation.num_speculative_tokens == 1:
+        return None
+    chosen = _backend(config)
+    if _takes_any_length(chosen):
+        return None
+    if speculation.attention_backend is None:
+        for other in _OF_ANY_LENGTH:
+            try:
+                if _takes_any_length(_backend(config, other)):
+                    return other
+            except ValueError:  # not for this device, type or head size
+                continue
+    most = 1 + speculation.num_speculative_tokens
+    raise NotImplementedError(
+        f"the attention backend {chosen.get_name()} decodes at most {most} tokens of a request at "
+        f"once, a P-EAGLE head needs {2 * (most - 1)}: set attention_backend in speculative_config "
+        f"to {' or '.join(backend.name for backend in _OF_ANY_LENGTH)}"
+    )
+
+
+def limits_of(config: VllmConfig) -> list[str]:
+    """What this project's drafter will do otherwise than vLLM's configuration says, a sentence
+    each; for the log, before anything is loaded. Raises NotImplementedError as `refuse` does."""
+    refuse(config)
+    other = head_backend(config) if config.use_v2_model_runner else None
+    if other is None:
+        return []
+    k = config.speculative_config.num_speculative_tokens
+    return [
+        f"The draft head's attention runs on {other.name}: a pass of P-EAGLE has up to {2 * k} "
+        f"tokens of a request, and {_backend(config).get_name()} decodes at most {1 + k} at once."
+    ]
+
+
+def _backend(
+    config: VllmConfig, backend: AttentionBackendEnum | None = None
+) -> type[AttentionBackend]:
+    """The attention backend of the head's layers, if the configuration asks for `backend`.
+    Raises ValueError if that is not for this device."""
+    speculation, config = config.speculative_config, copy(config)
+    config.attention_config = copy(config.attention_config)
+    asked = backend or speculation.attention_backend
+    config.attention_config.backend = asked or config.attention_config.backend
+    with set_current_vllm_config(config):
+        return get_attn_backend(
+            speculation.draft_model_config.get_head_size(),
+            config.model_config.dtype,
+            speculation.kv_cache_dtype or config.cache_config.cache_dtype,
+        )
+
+
+def _takes_any_length(backend: type[AttentionBackend]) -> bool:
+    return backend.get_builder_cls().reorder_batch_threshold is None
 
 
 def _asked(options: dict[str, bool]) -> str:

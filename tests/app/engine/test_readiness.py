@@ -31,7 +31,8 @@ SETTINGS = load({"k": "5"}, {})
 
 
 def test_a_good_report_is_returned() -> None:
-    for report in (GOOD, EAGLE_3, {**GOOD, "proposer": "ParallelSpeculator"}):
+    on_v2 = {**GOOD, "proposer": "ParallelSpeculator"}
+    for report in (GOOD, EAGLE_3, on_v2, {**EAGLE_3, "proposer": "SequentialSpeculator"}):
         assert readiness.check_reports(SETTINGS, [report, report]) == report
 
 
@@ -39,9 +40,10 @@ def test_our_proposers_are_known_by_their_names() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
     from drafters.vllm.v1.parallel import ParallelDrafter
     from drafters.vllm.v1.sequential import SequentialDrafter
+    from drafters.vllm.v2.sequential import SequentialSpeculator
     from drafters.vllm.v2.speculator import ParallelSpeculator
 
-    ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter)
+    ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, SequentialSpeculator)
     assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
 
 

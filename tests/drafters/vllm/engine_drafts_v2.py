@@ -1,4 +1,4 @@
-"""Record our speculator's drafts on vLLM's V2 model runner: a script like engine_drafts.py.
+"""Record our speculators' drafts on vLLM's V2 model runner: a script like engine_drafts.py.
 
 V2 needs Triton, and on a CPU a build of it that nobody publishes. Triton's interpreter replaces it,
 so that every kernel of the runner runs in Python. If a job asks for graphs, the calls that a CUDA
@@ -31,6 +31,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 ON_CPU = not torch.cuda.is_available()
 if ON_CPU:
+    torch.set_num_threads(1)  # more would only wait for each other
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.backends
 
@@ -51,12 +52,13 @@ from drafters.config import MAX_K
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2 import graphs
 from drafters.vllm.v2.runner import V2DraftingRunner
+from drafters.vllm.v2.sequential import SequentialSpeculator
 from drafters.vllm.v2.speculator import ParallelSpeculator
 
 Step = dict[str, Any]
 
 LIMIT = 2
-_propose = ParallelSpeculator.propose
+_propose = {kind: kind.propose for kind in (ParallelSpeculator, SequentialSpeculator)}
 _sample = V2DraftingRunner.sample
 _run = graphs.Graphs.run
 
@@ -133,7 +135,7 @@ def watched(steps: list[Step], limited: range) -> Iterator[None]:
     def propose(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         ran.clear()
         with waits() as waited:
-            drafts = _propose(self, batch, *args, **kwargs)
+            drafts = _propose[type(self)](self, batch, *args, **kwargs)
         within_blocks(self, batch)
         in_graph = {
             "graph": graphs.drafted(ran[0]) if ran else 0,
@@ -158,6 +160,7 @@ def watched(steps: list[Step], limited: range) -> Iterator[None]:
     with (
         patch.object(V2DraftingRunner, "sample", sample),
         patch.object(ParallelSpeculator, "propose", propose),
+        patch.object(SequentialSpeculator, "propose", propose),
         patch.object(graphs.Graphs, "run", run),
     ):
         yield
@@ -175,7 +178,7 @@ def warm_up(worker: Any) -> None:
 
 def record(worker: Any) -> None:
     """Have the speculator record its graphs, none of which is one."""
-    speculator = worker.model_runner.parallel
+    speculator = worker.model_runner.own_speculator
     newest: list[Any] = []  # attention's metadata, which a graph would find in its own buffers
 
     def build(*args: Any, **kwargs: Any) -> Any:

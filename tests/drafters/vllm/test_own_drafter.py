@@ -15,15 +15,23 @@ if not vllm_platforms.current_platform.is_cpu():
 
 import torch  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
-from vllm.config import ModelConfig  # noqa: E402
+from vllm.config import ModelConfig, get_current_vllm_config  # noqa: E402
 from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.engine.input_processor import InputProcessor  # noqa: E402
 
 from drafters.config import DrafterConfig  # noqa: E402
 from drafters.model.checkpoint import save_head  # noqa: E402
 from drafters.model.config import HeadConfig  # noqa: E402
 from drafters.model.head import DraftHead  # noqa: E402
-from drafters.vllm.own_drafter import accept_undrafted, refuse  # noqa: E402
+from drafters.vllm import own_drafter  # noqa: E402
+from drafters.vllm.own_drafter import (  # noqa: E402
+    accept_undrafted,
+    has_own_drafter,
+    head_backend,
+    limits_of,
+    refuse,
+)
 from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
 from drafters.vllm.v1.sequential import SequentialDrafter  # noqa: E402
 from tests.drafters.vllm.scheduler_harness import MODELS, configuration  # noqa: E402
@@ -175,7 +183,7 @@ def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
     if name is None:
         refuse(config)
         return
-    with pytest.raises(NotImplementedError, match=f"{name}.*leave {V2} unset"):
+    with pytest.raises(NotImplementedError, match=f"{name}.*set {V2}=0"):
         refuse(config)
 
 
@@ -187,7 +195,7 @@ def test_what_v1_can_is_refused_on_v2_with_the_way_there(
     refuse(changed(config, **changes))
     monkeypatch.setenv(V2, "1")
     refuse(config)
-    with pytest.raises(NotImplementedError, match=f"{name}.*leave {V2} unset"):
+    with pytest.raises(NotImplementedError, match=f"{name}.*set {V2}=0"):
         refuse(changed(config, **changes))
 
 
@@ -206,3 +214,83 @@ def test_requests_that_are_not_drafted_for_are_taken_beside_our_drafter_only(
     theirs = SimpleNamespace(speculative_config=other)
     accept_undrafted(theirs)  # type: ignore[arg-type]
     assert theirs.speculative_config is other
+
+
+@pytest.mark.parametrize("runner", ["0", "1"])
+def test_both_kinds_of_head_have_a_drafter_on_both_runners(
+    config: VllmConfig, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(V2, runner)
+    assert has_own_drafter(config.speculative_config)
+    refuse(config)
+    assert not has_own_drafter(None)
+
+
+class OnB200:
+    """What `get_attn_backend` chooses where FlashInfer comes first, and parts decodes from prompts
+    by their length; `missing` are backends that the device or the configuration rules out."""
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+
+    def __call__(self, *_: Any) -> Any:
+        asked = get_current_vllm_config().attention_config.backend
+        name = "FLASHINFER" if asked is None else asked.name
+        if name in self.missing:
+            raise ValueError(f"Selected backend {name} is not valid for this configuration")
+        builder = SimpleNamespace(reorder_batch_threshold=1 if name == "FLASHINFER" else None)
+        return SimpleNamespace(get_name=lambda: name, get_builder_cls=lambda: builder)
+
+
+@pytest.fixture
+def on_v2(monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
+    """A configuration for a P-EAGLE head, of K = 5."""
+    config = configuration()
+    monkeypatch.setenv(V2, "1")
+    monkeypatch.setattr(own_drafter, "get_attn_backend", OnB200())
+    return config
+
+
+def test_a_backend_too_small_for_p_eagle_is_replaced_before_loading(
+    on_v2: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the head loaded, and the worker stopped when it was given its KV cache."""
+    assert head_backend(on_v2) is AttentionBackendEnum.FLASH_ATTN
+    (sentence,) = limits_of(on_v2)
+    assert sentence == (
+        "The draft head's attention runs on FLASH_ATTN: a pass of P-EAGLE has up to 10 tokens of a "
+        "request, and FLASHINFER decodes at most 6 at once."
+    )
+    monkeypatch.setattr(own_drafter, "get_attn_backend", OnB200("FLASH_ATTN"))
+    assert head_backend(on_v2) is AttentionBackendEnum.TRITON_ATTN
+    asked = changed(on_v2, attention_config__backend=AttentionBackendEnum.FLASHINFER)
+    assert head_backend(asked) is AttentionBackendEnum.TRITON_ATTN  # that is the target's
+
+
+def test_no_backend_for_p_eagle_is_refused_before_loading(
+    on_v2: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"speculative_config__attention_backend": AttentionBackendEnum.FLASHINFER}
+    with pytest.raises(NotImplementedError, match=r"FLASHINFER decodes at most 6.*needs 10"):
+        refuse(changed(on_v2, **own))
+    monkeypatch.setattr(own_drafter, "get_attn_backend", OnB200("FLASH_ATTN", "TRITON_ATTN"))
+    with pytest.raises(NotImplementedError, match="to FLASH_ATTN or TRITON_ATTN"):
+        refuse(on_v2)
+    monkeypatch.setenv(V2, "0")
+    refuse(on_v2)
+    assert limits_of(on_v2) == []
+
+
+def test_vllms_backend_stays_where_it_will_do(on_v2: VllmConfig) -> None:
+    triton = {"speculative_config__attention_backend": AttentionBackendEnum.TRITON_ATTN}
+    assert head_backend(changed(on_v2, **triton)) is None
+    assert head_backend(changed(on_v2, speculative_config__num_speculative_tokens=1)) is None
+    sequential = changed(on_v2, speculative_config__parallel_drafting=False)
+    assert head_backend(sequential) is None  # K + 1 tokens of a request
+    assert head_backend(changed(on_v2, speculative_config=None)) is None
+
+
+@pytest.mark.parametrize("name", ["FLASH_ATTN", "TRITON_ATTN"])
+def test_the_other_backends_do_not_part_decodes_from_prompts(name: str) -> None:
+    backend = AttentionBackendEnum[name].get_class()
+    assert backend.get_builder_cls().reorder_batch_threshold is None

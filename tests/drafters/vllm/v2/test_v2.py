@@ -1,6 +1,6 @@
-"""Our speculator on vLLM's V2 model runner drafts what the torch module drafts, whatever K was in
-the steps before, whether or not a step is scheduled before the last one has run, and in CUDA graphs
-of another K and of more requests.
+"""Our speculators on vLLM's V2 model runner draft what the torch module drafts, whatever K was in
+the steps before, whether or not a step is scheduled before the last one has run, and P-EAGLE's in
+CUDA graphs of another K and of more requests.
 
 Weights are random as in test_heads.py, and drafts are accepted at random. On a CPU all of the
 runner's kernels run in Triton's interpreter, and the calls that a graph would record are run.
@@ -8,6 +8,8 @@ runner's kernels run in Triton's interpreter, and the calls that a graph would r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ ENGINES = [
     ("p-eagle", False, False, 256, 128),
     ("p-eagle-draft-vocabulary", True, False, 20, 128),
     ("p-eagle", True, True, 256, LONGEST),
+    ("eagle3", False, False, 256, 128),
+    ("eagle3-every-variant", True, False, 20, LONGEST),
 ]
 
 
@@ -51,58 +55,69 @@ def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {name: folder / name for name, *_ in ENGINES}
 
 
+Steps = dict[str, list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def steps(
+def run(
     target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[dict[str, Any]]]:
-    """Head and way of scheduling -> what was drafted."""
-    engines = {
-        f"{name}, {overlapped}, {graphs}": {
-            "model": str(target.folder),
-            "block_size": 32,
-            "async_scheduling": overlapped,
-            "graphs": graphs,
-            "max_num_batched_tokens": budget,
-            "max_model_len": longest,
-            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(heads[name]),
-                "num_speculative_tokens": K,
-                "parallel_drafting": True,
-                "num_speculative_tokens_per_batch_size": captured_table(K),
-            },
+) -> Callable[[str], Steps]:
+    """Run the engines with heads of one method, once: head and way of scheduling -> what was
+    drafted."""
+
+    @cache
+    def steps(method: str) -> Steps:
+        engines = {
+            f"{name}, {overlapped}, {graphs}": {
+                "model": str(target.folder),
+                "block_size": 32,
+                "async_scheduling": overlapped,
+                "graphs": graphs,
+                "max_num_batched_tokens": budget,
+                "max_model_len": longest,
+                "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
+                "speculative_config": {
+                    "method": "eagle3",
+                    "model": str(heads[name]),
+                    "num_speculative_tokens": K,
+                    "parallel_drafting": method == "p-eagle",
+                    "num_speculative_tokens_per_batch_size": captured_table(K),
+                },
+            }
+            for name, overlapped, graphs, budget, longest in ENGINES
+            if CASES[name].config.method == method
         }
-        for name, overlapped, graphs, budget, longest in ENGINES
-    }
-    folder = tmp_path_factory.mktemp("v2")
-    # Some of two at a time end at K = 0, and the next ones get their slots.
-    job = {"engines": engines, "max_tokens": 40}
-    result: dict[str, list[dict[str, Any]]] = engine_job.run(SCRIPT, folder, job, timeout=280)
-    return result
+        folder = tmp_path_factory.mktemp("v2")
+        # Some of two at a time end at K = 0, and the next ones get their slots.
+        job = {"engines": engines, "max_tokens": 40}
+        result: Steps = engine_job.run(SCRIPT, folder, job, timeout=280)
+        return result
+
+    return steps
 
 
 @pytest.mark.parametrize(("name", "overlapped", "graphs"), [engine[:3] for engine in ENGINES])
 def test_no_draft_comes_from_a_stale_state(
     name: str, overlapped: bool, graphs: bool, target: Target, heads: dict[str, Path],
-    steps: dict[str, list[dict[str, Any]]],
+    run: Callable[[str], Steps],
 ) -> None:  # fmt: skip
     head = target.lend(load_head(heads[name]))
-    drafted = steps[f"{name}, {overlapped}, {graphs}"]
+    drafted = run(head.config.method)[f"{name}, {overlapped}, {graphs}"]
     assert len({len(step["draft"]) for step in drafted}) == K
     wrong = [step for step in drafted if not agrees(head, target, step)]
     assert not wrong, f"{len(wrong)} of {len(drafted)} steps"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
-def test_no_step_waits_for_the_device(steps: dict[str, list[dict[str, Any]]]) -> None:
-    waited = {name: sum(step["waits"] for step in drafted) for name, drafted in steps.items()}
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_no_step_waits_for_the_device(method: str, run: Callable[[str], Steps]) -> None:
+    waited = {name: sum(step["waits"] for step in drafted) for name, drafted in run(method).items()}
     assert not any(waited.values()), waited
 
 
-def test_graphs_are_taken_when_k_changes(steps: dict[str, list[dict[str, Any]]]) -> None:
+def test_graphs_are_taken_when_k_changes(run: Callable[[str], Steps]) -> None:
     """And a batch that ends, and the end of the longest context, have both been met."""
-    for name, drafted in steps.items():
+    for name, drafted in run("p-eagle").items():
         graphs = {(step["graph"], len(step["draft"])) for step in drafted if step["graph"]}
         if not name.endswith("True"):
             assert torch.cuda.is_available() or not graphs

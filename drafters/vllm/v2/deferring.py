@@ -1,0 +1,263 @@
+"""What this project's speculators on vLLM's V2 runner share: no pass of the head runs at K = 0, and
+what it missed is entered later."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+from drafters.config import DEFERRED
+from drafters.ops import inputs_triton
+from drafters.ops.inputs_triton import FIELDS
+from drafters.vllm.own_drafter import refuse
+from drafters.vllm.v2.graphs import drafted
+from drafters.vllm.verification.greedy import greedy_draft_tokens
+
+Ints = npt.NDArray[np.int64]
+
+
+class DeferringSpeculator(DraftModelSpeculator):
+    """A speculator that keeps the target's hidden states of up to DEFERRED steps at K = 0 on the
+    device, and enters them into the head's KV cache together.
+
+    No step waits for the device, and only the device knows how many drafts were accepted. So a
+    request's part of a pass has a place for each of its tokens that the target read, and for
+    `masked` slots:
+
+        positions   start .. end-1   end .. end+masked-1   the places that rejected drafts leave
+        token       the next one     the mask token        the mask token
+
+    Places that rejected drafts leave come last, so that no draft attends to them. All positions lie
+    within the blocks that the scheduler reserved for the step, except the padding of a graph
+    (graphs.py), whose keys and values are not stored.
+    """
+
+    hidden_states: torch.Tensor  # [tokens of the largest pass, hidden], which a pass reads
+    mask_token = 0  # the token of masked slots
+    _mask_state: torch.Tensor  # and their hidden state: [hidden]
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, requests: RequestState
+    ) -> None:
+        refuse(vllm_config)
+        super().__init__(vllm_config, device)
+        self.requests = requests
+        self.k_max: int = self.num_speculative_steps
+        # A full batch's deferred tokens fit in a pass by themselves.
+        self.window = max(1, min(DEFERRED, self.max_num_tokens // self.max_num_reqs))
+        self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # hidden states kept, by slot
+        self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
+        self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
+
+    @property
+    def most_entered(self) -> int:
+        """The most tokens of a pass, all of them kept ones."""
+        return self.max_num_reqs * self.window
+
+    # Loading
+
+    def load_draft_model(
+        self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
+    ) -> torch.nn.Module:
+        """Load the head as vLLM does, and allocate what is kept before vLLM sizes the KV cache."""
+        model = load_eagle_model(target_model, self.vllm_config)
+        width = model.model.fc_input_size
+        self._store = torch.zeros(
+            (self.max_num_reqs * self.window, width), dtype=self.dtype, device=self.device
+        )
+        self._gathered = self._store.new_zeros((self.most_entered, width))
+        self._mask_state = self._store.new_zeros(self.hidden_size)
+        return model
+
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one.
+        Take over the largest length of a request, too: vLLM may have lowered it since, on the
+        runner alone (v1/engine/core.py, _initialize_kv_caches)."""
+        super().set_attn(*args, **kwargs)
+        self.max_model_len = self.requests.max_model_len
+        (self.group,) = (index for index, groups in enumerate(self.attn_groups) if groups)
+
+    # Serving
+
+    def begin(self, slot: int) -> None:
+        """Forget what is kept for a slot of the runner's RequestState: it has a new request."""
+        self._held[slot] = 0
+
+    def _defer(self, batch: InputBatch, states: Sequence[torch.Tensor]) -> bool:
+        """Keep the hidden states of a step without drafts that has one token of each request, if
+        there is room. The host knows its positions, as no draft can be rejected."""
+        slots, count = batch.idx_mapping_np, batch.num_reqs
+        full = self._held[slots].max() + 1 >= self.window
+        if full or batch.num_scheduled_tokens.max() > 1:
+            return False
+        rows = batch.idx_mapping[:count] * self.window + batch.positions[:count] % self.window
+        self._store.index_copy_(0, rows, torch.cat([s[:count] for s in states], dim=-1))
+        self._held[slots] += 1
+        return True
+
+    def _catch_up(self, batch: InputBatch, states: Sequence[torch.Tensor]) -> None:
+        """Enter the kept hidden states of the batch's requests, in a pass without drafts."""
+        slots = batch.idx_mapping_np
+        if self._held[slots].any():
+            self._pass(batch, states, None, 0)
+            self._held[slots] = 0
+
+    def _pass(
+        self,
+        batch: InputBatch,
+        states: Sequence[torch.Tensor],  # taps of [tokens, hidden]
+        rejected: torch.Tensor | None,
+        k: int,
+        *,
+        dummy: bool = False,
+    ) -> None:
+        """Enter the kept hidden states, and this step's unless `rejected` is None; draft `k` in
+        parallel."""
+        count, most = batch.num_reqs, self.max_model_len
+        held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
+        read = 0 if rejected is None else batch.num_scheduled_tokens
+        entered = held + read  # at most, of each request
+        needed = entered + max(0, k - 1)
+        upper = batch.seq_lens_cpu_upper_bound
+        longest = int(upper[:count].max())
+        graph = self._find_graph(k, entered, most - longest)
+        if graph is not None:
+            k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
+        else:
+            widths = needed
+        total = int(widths.sum())
+        assert total <= self.most_entered  # else slices of the buffers would be too short
+        shape = graph or BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)
+
+        queries = np.zeros(count + 1, np.int32)
+        np.cumsum(widths, out=queries[1:])
+        numbers = self._device(np.stack([queries[:-1], widths, held, needed]))
+        padded = shape.num_reqs or count
+        self._lay_out(batch, states, rejected, k, numbers, total, padded, dummy)
+        behind = int((widths - entered).max())
+        self.draft_max_seq_len = min(most, longest + behind)
+        metadata = None
+        if graph is None or not self.supports_decode_metadata_update:
+            metadata = self._build_attn_metadata(
+                num_reqs=count,
+                batch_desc=shape,
+                query_start_loc_np=queries,
+                seq_lens_cpu_upper_bound=upper,
+                step=behind,
+            )
+        if graph is not None:
+            self._run_graph(graph)
+        else:
+            slots = build_slot_mappings_by_layer(
+                self.block_tables.slot_mappings[:, :total], self.kv_cache_config
+            )
+            self._generate(k, count, total, metadata, slots, None)
+
+    def _lay_out(
+        self,
+        batch: InputBatch,
+        states: Sequence[torch.Tensor],
+        rejected: torch.Tensor | None,
+        k: int,
+        # [4, requests]: first token, tokens, hidden states kept, tokens without padding
+        numbers: torch.Tensor,
+        total: int,
+        padded: int,  # requests, with those that pad a graph
+        dummy: bool,
+    ) -> None:
+        """Fill the input buffers of the pass."""
+        count, buffers = batch.num_reqs, self.input_buffers
+        rows = self._rows[: len(FIELDS) * padded].view(-1, padded)
+        starts, tokens = batch.query_start_loc[: count + 1], self.requests.all_token_ids.gpu
+        inputs_triton.plan(
+            numbers,
+            slots=batch.idx_mapping[:count],
+            starts=starts,
+            positions=batch.positions,
+            rejected=rejected,
+            tokens=tokens,
+            total=total,
+            max_model_len=self.max_model_len,
+            kept=not dummy,
+            rows=rows,
+            queries=buffers.query_start_loc[: padded + 1],
+            lengths=buffers.seq_lens[:padded],
+            drafts=self._drafts[: padded * k].view(padded, k),
+        )
+        slots = self.block_tables.slot_mappings[self.group]
+        inputs_triton.enter(
+            rows,
+            tokens=tokens,
+            tables=self.block_tables.input_block_tables[self.group],
+            starts=starts,
+            states=states,
+            store=self._store,
+            block_size=self.block_tables.block_sizes[self.group],
+            window=self.window,
+            mask_token=self.mask_token,
+            ids=buffers.input_ids[:total],
+            positions=buffers.positions[:total],
+            slots=slots[:total],
+            gathered=self._gathered[:total],
+        )
+        slots[total:] = PAD_SLOT_ID
+
+    def _find_graph(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
+        """The shape of a graph for a pass, or None; the arguments are those of `Graphs.find`."""
+        return None
+
+    def _run_graph(self, shape: BatchExecutionDescriptor) -> None:
+        """Replay the graph of a shape that `_find_graph` returned."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _forward(
+        self,
+        tokens: int,
+        metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        across: torch.Tensor | None,  # ranks, of which there is one
+        mode: CUDAGraphMode,
+    ) -> torch.Tensor:
+        """Run the head over the first `tokens` of the input buffers: `[tokens, hidden]`."""
+
+    def _generate(
+        self,
+        k: int,
+        count: int,
+        tokens: int,
+        metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        across: torch.Tensor | None,
+        mode: CUDAGraphMode = CUDAGraphMode.NONE,
+    ) -> None:
+        """Run the pass from input buffers to `draft_tokens`: what a graph records."""
+        combined = self.model.combine_hidden_states(self._gathered[:tokens])
+        rows = self._rows[: len(FIELDS) * count].view(-1, count)
+        inputs_triton.spread(rows, combined, self._mask_state, self.hidden_states[:tokens])
+        last = self._forward(tokens, metadata, slot_mappings, across, mode)
+        if k:
+            drafting = last[self._drafts[: count * k]]
+            chosen = greedy_draft_tokens(self.model, self.model.lm_head, drafting)
+            self.draft_tokens[:count, :k] = chosen.view(count, k)
+
+    def _device(self, values: Ints) -> torch.Tensor:
+        """Copy to the device without waiting for it, from pinned memory on CUDA."""
+        pinned = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            pinned = pinned.pin_memory()
+        return pinned.to(self.device, non_blocking=True)

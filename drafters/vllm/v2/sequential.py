@@ -1,0 +1,134 @@
+"""EAGLE-3 in vLLM's V2 model runner: vLLM's own speculator, without its pass at K = 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+
+from drafters.vllm.v2.deferring import DeferringSpeculator
+from drafters.vllm.verification.greedy import greedy_draft_tokens
+
+
+class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
+    """vLLM's speculator (v1/worker/gpu/spec_decode/target_dependent_ar), with its CUDA graphs.
+
+    Its first pass enters what the target read in the step and drafts one token, and K - 1 more
+    passes draft the others. vLLM runs the first one at K = 0 too, to keep the head's KV cache in
+    step: a layer, `fc` and the logits of each request. Here the hidden states of such steps are
+    kept, and entered by a pass before the next one of vLLM's.
+    """
+
+    _warm = False  # whether the kernels of catching up are compiled
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,  # [tokens, hidden]
+        aux_hidden_states: list[torch.Tensor] | None,  # taps of [tokens, hidden]
+        *args: Any,
+        num_speculative_tokens: int | None = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Draft after a step, as vLLM's; the other arguments are those of
+        `ParallelSpeculator.propose`. The drafts at K = 0 mean nothing."""
+        states = aux_hidden_states or [last_hidden_states]
+        if dummy_run:
+            if not skip_attn_for_dummy_run:
+                self._warm_up(states)
+        elif num_speculative_tokens == 0 and self._defer(input_batch, states):
+            return self.draft_tokens[: input_batch.num_reqs]
+        else:
+            self._catch_up(input_batch, states)
+        drafts: torch.Tensor = super().propose(
+            input_batch,
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            *args,
+            num_speculative_tokens=num_speculative_tokens,
+            dummy_run=dummy_run,
+            skip_attn_for_dummy_run=skip_attn_for_dummy_run,
+            **kwargs,
+        )
+        return drafts
+
+    def sample_draft(
+        self,
+        hidden_states: torch.Tensor,  # [drafts, hidden]
+        sample_src_positions: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        draft_step: torch.Tensor,
+        draft_logits: torch.Tensor | None,
+        spec_step_idx: int = 0,
+    ) -> torch.Tensor:
+        """The next draft of each request: `[drafts]`. vLLM's where drafts are sampled; else the
+        most probable token, found without scattering logits over the target's vocabulary."""
+        if draft_logits is None and self.acceptance_estimator is None:
+            return greedy_draft_tokens(self.model, self.model.lm_head, hidden_states)
+        drafts: torch.Tensor = super().sample_draft(
+            hidden_states, sample_src_positions, idx_mapping, temperature, seeds, draft_step,
+            draft_logits, spec_step_idx,
+        )  # fmt: skip
+        return drafts
+
+    def _pass(
+        self,
+        batch: InputBatch,
+        states: Sequence[torch.Tensor],
+        rejected: torch.Tensor | None,
+        k: int,
+        *,
+        dummy: bool = False,
+    ) -> None:
+        """Catch up, and leave the slots of the step's tokens as they are: vLLM's first pass reads
+        them from the same buffer."""
+        slots = self.block_tables.slot_mappings[self.group]
+        of_step = slots.clone()
+        super()._pass(batch, states, rejected, k, dummy=dummy)
+        slots.copy_(of_step)
+
+    def _forward(
+        self,
+        tokens: int,
+        metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        across: torch.Tensor | None,
+        mode: CUDAGraphMode,
+    ) -> torch.Tensor:
+        last: torch.Tensor = self._run_model(tokens, metadata, slot_mappings, across, mode)[0]
+        return last
+
+    def _warm_up(self, states: Sequence[torch.Tensor]) -> None:
+        """Compile the kernels of catching up, before the first request that needs them would wait
+        for it: a pass of one token, stored where padding is."""
+        if self._warm:
+            return
+        self._warm = True
+        one = torch.ones(1, dtype=torch.int64, device=self.device)
+        batch = SimpleNamespace(
+            num_reqs=1,
+            idx_mapping=torch.zeros_like(one),
+            idx_mapping_np=np.zeros(1, np.int64),
+            positions=one,  # its kept token is at 0
+            query_start_loc=torch.arange(2, dtype=torch.int32, device=self.device),
+            num_scheduled_tokens=np.ones(1, np.int32),
+            seq_lens_cpu_upper_bound=torch.full((1,), 2, dtype=torch.int32),
+        )
+        held, self._held[0] = self._held[0], 1
+        self._catch_up(cast("InputBatch", batch), states)
+        self._held[0] = held

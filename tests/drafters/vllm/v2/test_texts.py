@@ -1,0 +1,104 @@
+"""Greedy text on vLLM's V2 model runner is that without drafts, for both kinds of head, whatever
+requests ask for and whatever happens to them.
+
+Nine requests share four places and seven blocks of the KV cache. Steps have 40 tokens, so that
+prompts are read in chunks; K changes at each step, and stays 0 for up to nine. Kernels run in
+Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafters.config import DEFERRED
+from tests.drafters import engine_job
+
+pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
+pytestmark = engine_job.marks()
+
+SCRIPT = Path(__file__).parents[1] / "engine_texts_v2.py"
+K = 4
+PLAIN = "none"
+# Head, whether steps overlap, whether requests with fewer drafts have K tokens all the same, as
+# they have where there are CUDA graphs.
+ENGINES = {
+    PLAIN: (None, True, False),
+    "p-eagle": ("p-eagle", False, False),
+    "p-eagle, padded": ("p-eagle", True, True),
+    "eagle3": ("eagle3", False, False),
+    "eagle3, padded": ("eagle3", True, True),
+}
+DRAFTING = [name for name in ENGINES if name != PLAIN]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each engine generated, and what happened meanwhile."""
+    keys = ("head", "overlapped", "padded")
+    engines = {name: dict(zip(keys, engine, strict=True)) for name, engine in ENGINES.items()}
+    folder = tmp_path_factory.mktemp("texts")
+    result: dict[str, dict[str, Any]] = engine_job.run(
+        SCRIPT, folder, {"engines": engines}, timeout=280
+    )
+    return result
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_text_is_that_without_drafts(name: str, results: dict[str, dict[str, Any]]) -> None:
+    """Chunked, preempted, penalised, biased and structured ones too. The fault that `logit_bias`
+    and `min_p` would show: drafted rows without them."""
+    texts, plain = dict(results[name]["texts"]), dict(results[PLAIN]["texts"])
+    ended, there = texts.pop("aborted"), plain.pop("aborted")
+    assert texts == plain
+    length = min(len(ended), len(there))
+    assert length > 4 and ended[:length] == there[:length]
+    assert results[name]["left"] == 0.0, "blocks of the KV cache are still taken"
+
+
+def test_the_requests_differ_in_what_they_ask_for(results: dict[str, dict[str, Any]]) -> None:
+    texts = results[PLAIN]["texts"]
+    alike = ("max_k 0", "max_k 1", "min_p")
+    assert all(texts[name] == texts["plain"] for name in alike)
+    assert texts["biased"] != texts["plain"] and texts["structured"] != texts["plain"]
+    assert texts["penalised"] != texts["chunked"]
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_what_the_engines_are_for_has_happened(
+    name: str, results: dict[str, dict[str, Any]]
+) -> None:
+    result = results[name]
+    assert set(result["ks"]) == set(range(K + 1))
+    assert result["preempted"] > 0 and result["chunked"] > 0
+    assert result["deferred"] > DEFERRED and result["caught up"] > 2
+    assert any(step["tokens"] == K + 1 for step in result["steps"])  # all of K were right
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_no_more_is_accepted_than_a_request_allows(
+    name: str, results: dict[str, dict[str, Any]]
+) -> None:
+    """And drafts are cut off only where no CUDA graph would need the batch to be uniform."""
+    padded, steps = ENGINES[name][2], results[name]["steps"]
+    for request, limit in (("max_k 0", 0), ("max_k 1", 1)):
+        own = [step for step in steps if step["request"].startswith(request)]
+        assert all(step["tokens"] <= limit + 1 for step in own)
+        assert any(step["drafts"] > limit for step in own) == padded
+    undrafted = ("biased", "min_p")
+    for request in undrafted:  # as many as others
+        own = [step for step in steps if step["request"].startswith(request)]
+        assert max(step["drafts"] for step in own) == K
+        assert max(step["tokens"] for step in own) > 1
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_the_drafters_seconds_are_told(name: str, results: dict[str, dict[str, Any]]) -> None:
+    seconds = results[name]["seconds"]
+    assert all(target > 0.0 for target, _, _ in seconds)
+    drafting = [draft for _, draft, k in seconds if k]
+    deferring = [draft for _, draft, k in seconds if not k]
+    assert drafting and min(drafting) > 0.0
+    assert min(deferring) < 0.2 * max(drafting)  # keeping states is no pass

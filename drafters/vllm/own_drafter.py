@@ -33,8 +33,8 @@ def has_own_drafter(speculation: Any) -> bool:
 def accept_undrafted(inputs: InputProcessor) -> None:
     """Let the input processor of an engine client accept requests with `logit_bias` or `min_p`,
     which vLLM refuses under speculation (vllm/sampling_params.py, _validate_spec_decode). Nothing
-    else there looks at the speculative configuration. Our drafters do not draft for such requests.
-    """
+    else there looks at the speculative configuration. On V1 our drafters do not draft for such
+    requests; the sampler of V2 applies both to every drafted row."""
     if has_own_drafter(inputs.speculative_config):
         inputs.speculative_config = None
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KEY = "aerie"  # our entry in vLLM's `additional_config`
-DEFERRED = 16  # steps at K = 0 whose hidden states the drafter stores or enters together
+MAX_DEFERRED_STEPS = 16  # steps at K = 0 whose hidden states the drafter stores or enters together
 # Bounds of a TPOT objective, in seconds: no machine makes a million tokens of one text in a second,
 # and nobody waits an hour for one.
 TPOT_BOUNDS_S = (1e-6, 3600.0)

@@ -22,7 +22,7 @@ from app.engine.configuration.capacity import (
 )
 from app.presets.about import About, TargetFacts
 from app.settings import Settings
-from drafters.config import DEFERRED
+from drafters.config import MAX_DEFERRED_STEPS
 
 GIB = 1024**3
 UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
@@ -109,7 +109,7 @@ def need(
     shape, captured = capacity(settings, about, gpu_gib), graphs(settings, about, gpu_gib)
     # vLLM lays out the next step while one runs: tokens of both are in flight.
     kv = _kv_bytes(target, head_layers, length, 2 * shape.tokens, cell, gpus)
-    kept = shape.sequences * DEFERRED
+    kept = shape.sequences * MAX_DEFERRED_STEPS
     store = kept * head.taps * target.hidden_size * dtype if head else 0
     return Need(
         weights=_weights_bytes(target, settings) / gpus / GIB,

@@ -15,7 +15,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from drafters.config import DEFERRED, DrafterConfig, captured_ks
+from drafters.config import MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
@@ -60,7 +60,7 @@ class DraftingScheduler(Scheduler):
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         self.policy = Controller(
             k_max,
-            catch_up_tokens=DEFERRED if self.use_v2_model_runner else window,
+            catch_up_tokens=MAX_DEFERRED_STEPS if self.use_v2_model_runner else window,
             # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max),
         )

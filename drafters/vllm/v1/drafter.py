@@ -21,7 +21,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from drafters.config import DEFERRED, DrafterConfig
+from drafters.config import MAX_DEFERRED_STEPS, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm.own_drafter import refuse
 from drafters.vllm.scheduling.limits import draft_limit
@@ -68,7 +68,7 @@ class Drafter(EagleProposer, ABC):
         # Steps at K = 0, of one token a request, whose hidden states are not in the store yet:
         # slots, positions and states of each. One step on CUDA, whose graphs overwrite the states.
         self._deferred: list[tuple[Ints, Ints, Sequence[torch.Tensor]]] = []
-        self._defers = min(DEFERRED, self.window) if device.type == "cpu" else 1
+        self._defers = min(MAX_DEFERRED_STEPS, self.window) if device.type == "cpu" else 1
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the head, and allocate the store of hidden states: vLLM counts what exists by now
@@ -148,8 +148,8 @@ class Drafter(EagleProposer, ABC):
         """Up to `k` draft tokens for each request of the batch, in its order. A request has an
         empty list while its prompt is read, where its limit is 0, at the largest length, and where
         the pass has no room for it. At `k` = 0 the answer is None: nothing is drafted, and the
-        hidden states are stored. In steps of one token a request they are only kept, up to DEFERRED
-        steps of them on a CPU, and stored together."""
+        hidden states are stored. In steps of one token a request they are only kept on a
+        CPU, for up to MAX_DEFERRED_STEPS steps, and then stored together."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)

@@ -118,15 +118,16 @@ class V1DraftingRunner(Base):
             if spec_decode_metadata is not None:
                 ends = spec_decode_metadata.cu_num_sampled_tokens
                 self._broken = by_request(self._broken, ends)
-        if spec_decode_metadata is None:
-            SeededRequests.of(self)
-        elif not self.rejection_sampler.synthetic_mode and greedy.is_pure_greedy(
-            self.input_batch.sampling_metadata
-        ):
-            return greedy.verify(logits, spec_decode_metadata)
-        else:
-            noise = SeededRequests.of(self, spec_decode_metadata.num_draft_tokens)
-            self.input_batch.sampling_metadata.noise = noise
+        sampling_metadata = self.input_batch.sampling_metadata
+        num_draft_tokens = None
+        if spec_decode_metadata is not None:
+            synthetic = self.rejection_sampler.synthetic_mode
+            if not synthetic and greedy.is_pure_greedy(sampling_metadata):
+                return greedy.verify(logits, spec_decode_metadata)
+            num_draft_tokens = spec_decode_metadata.num_draft_tokens
+        seeded_requests = SeededRequests.in_batch_of(self)
+        seeded_requests.reseed_generators(self.input_batch.generators, num_draft_tokens)
+        sampling_metadata.seeded_requests = seeded_requests  # seeded_sampling.accept reads it
         return super()._sample(logits, spec_decode_metadata)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:

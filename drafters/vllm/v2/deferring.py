@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
-from drafters.config import DEFERRED
+from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class DeferringSpeculator(DraftModelSpeculator):
-    """A speculator that keeps the target's hidden states of up to DEFERRED steps at K = 0 on the
+    """A speculator that keeps the target's hidden states of up to MAX_DEFERRED_STEPS steps at K = 0 on the
     device, and enters them into the head's KV cache together.
 
     No step waits for the device, and only the device knows how many drafts were accepted. So a
@@ -58,7 +58,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         self.requests = requests
         self.k_max: int = self.num_speculative_steps
         # A full batch's deferred tokens fit in a pass by themselves.
-        self.window = max(1, min(DEFERRED, self.max_num_tokens // self.max_num_reqs))
+        self.window = max(1, min(MAX_DEFERRED_STEPS, self.max_num_tokens // self.max_num_reqs))
         self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # hidden states kept, by slot
         self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)

@@ -27,7 +27,8 @@ def broken_rows(logits: torch.Tensor) -> torch.Tensor:
 def by_request(rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Number of broken rows of each request: int32 `[requests]`.
 
-    `rows`: `[rows]`, 1 or True where broken; a request with n drafts has n + 1 rows in succession.
+    `rows`: `[rows]`, 1 or True where broken; a request with n draft tokens has n + 1 rows in
+    succession.
     `ends`: int `[requests]`, inclusive prefix sums of rows per request. Nothing waits for the
     device.
     """

@@ -1,7 +1,7 @@
 """Draft tokens by an argmax, and verify them by one in batches that are greedy throughout.
 
 vLLM's rejection sampler copies the logits three times before it takes their argmax: to float32,
-which keeps their order, to part drafts from bonus tokens, and for log probabilities
+which keeps their order, to part draft from bonus tokens, and for log probabilities
 (vllm/v1/sample/rejection_sampler.py, forward).
 """
 
@@ -20,7 +20,7 @@ from drafters.ops.argmax import argmax
 from drafters.vllm.verification.seeded_sampling import match
 
 # Logits processors that may change an argmax -> their attribute with the requests that use them.
-_ASKED = {LogitBiasLogitsProcessor: "biases", MinTokensLogitsProcessor: "min_toks"}
+_REQUESTS_OF = {LogitBiasLogitsProcessor: "biases", MinTokensLogitsProcessor: "min_toks"}
 
 
 def is_pure_greedy(sampling: Any) -> bool:
@@ -35,15 +35,15 @@ def is_pure_greedy(sampling: Any) -> bool:
         and sampling.max_num_logprobs is None
         and not sampling.logprob_token_ids
         and not (thinking is not None and thinking.has_tracked_requests())
-        and not any(map(_asked, sampling.logitsprocs.non_argmax_invariant))
+        and not any(map(_is_used, sampling.logitsprocs.non_argmax_invariant))
     )
 
 
 def verify(
-    logits: torch.Tensor,  # [drafts + requests, vocabulary]
+    logits: torch.Tensor,  # [draft tokens + requests, vocabulary]
     metadata: Any,  # SpecDecodeMetadata
 ) -> SamplerOutput:
-    """Verify the drafts of a step that `is_pure_greedy`, as the rejection sampler would."""
+    """Verify the drafts of a step that `is_pure_greedy`, with the rejection sampler's result."""
     tokens = argmax(logits)
     sampled = match(
         tokens[metadata.target_logits_indices],
@@ -55,13 +55,14 @@ def verify(
     return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=None)
 
 
-def _asked(processor: Any) -> bool:
-    name = _ASKED.get(type(processor))
+def _is_used(processor: Any) -> bool:
+    """Whether a request of the batch uses the logits processor; assumed of an unknown one."""
+    name = _REQUESTS_OF.get(type(processor))
     return name is None or bool(getattr(processor, name))
 
 
 def greedy_draft_tokens(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The head's most probable tokens: `[drafts, hidden]` -> token ids `[drafts]`. vLLM would
+    """The head's most probable tokens: `[tokens, hidden]` -> token ids `[tokens]`. vLLM would
     scatter a draft vocabulary's logits into a full-vocabulary tensor first (llama_eagle3.py,
     compute_logits).
 

@@ -1,11 +1,12 @@
 """Sampling whose randomness depends on seed and position alone, and verification of drafts by it.
 
-vLLM draws from a request's generator as often as a step has drafts, so that the text of a seeded
-request depends on what was drafted and accepted. Here the token at a position is sampled with
-noise made from the request's seed and that position, and a draft is accepted if it is that token.
-The drafter proposes its most probable token, not a distribution. A draft is therefore accepted with
-the target's probability of it, exactly as often as by rejection sampling with a one-hot draft
-distribution (arXiv 2211.17192), and the text is the one that is sampled without any drafts.
+vLLM draws from a request's generator as often as a step has draft tokens, so that the text of a
+seeded request depends on what was drafted and accepted. Here the token at a position is sampled by
+a generator whose seed is made from the request's seed and that position, and a draft token is
+accepted if it is that token. The drafter proposes its most probable token, not a distribution. A
+draft token is therefore accepted with the target's probability of it, exactly as often as by
+rejection sampling with a one-hot draft distribution (arXiv 2211.17192), and the text is the one
+that is sampled without any drafts.
 """
 
 from __future__ import annotations
@@ -31,36 +32,47 @@ class SeededRequests:
     seeds: dict[int, tuple[int, int]]  # row -> (seed, position of its next token in the output)
 
     @classmethod
-    def of(cls, runner: Any, drafts: list[int] | None = None) -> SeededRequests:
-        """The seeded requests of the runner's batch. Seeds each one's generator for the bonus
-        token, the one behind its `drafts`, which vLLM samples first."""
+    def in_batch_of(cls, runner: Any) -> SeededRequests:
+        """The seeded requests in the batch of vLLM's model runner. Changes nothing."""
         batch = runner.input_batch
         seeds = {}
         for row in batch.generators:
             request = runner.requests[batch.req_ids[row]]
             seeds[row] = (request.sampling_params.seed, len(request.output_token_ids))
-            behind = drafts[row] if drafts else 0
-            batch.generators[row].manual_seed(mixed(*seeds[row], behind))
         return cls(runner.sampler.topk_topp_sampler, seeds)
 
-    def sample(self, logits: torch.Tensor, drafts: list[int]) -> torch.Tensor:
-        """Sample tokens `[sum of drafts]` from final logits `[sum of drafts, vocabulary]`, which
-        have a row for each draft; `drafts` is their number by request."""
-        streams, start = {}, 0
-        for row, count in enumerate(drafts):
+    def reseed_generators(
+        self, generators: dict[int, torch.Generator], num_draft_tokens: list[int] | None = None
+    ) -> None:
+        """Seed the generator of each row for its bonus token, which vLLM samples with it. The bonus
+        token lies behind the row's draft tokens: none where `num_draft_tokens` is None."""
+        for row, seed_and_position in self.seeds.items():
+            offset = num_draft_tokens[row] if num_draft_tokens is not None else 0
+            generators[row].manual_seed(seed_at(*seed_and_position, offset))
+
+    def sample(self, logits: torch.Tensor, num_draft_tokens: list[int]) -> torch.Tensor:
+        """Sample the target's token in place of each draft token: `[draft tokens]`.
+
+        `logits` are final, `[draft tokens, vocabulary]`, request by request; `num_draft_tokens` is
+        how many rows each request has.
+        """
+        generators = {}
+        start = 0
+        for row, count in enumerate(num_draft_tokens):
             if row in self.seeds:
                 for offset in range(count):
-                    stream = torch.Generator(device=logits.device)
-                    streams[start + offset] = stream.manual_seed(mixed(*self.seeds[row], offset))
+                    generator = torch.Generator(device=logits.device)
+                    generator.manual_seed(seed_at(*self.seeds[row], offset))
+                    generators[start + offset] = generator
             start += count
-        tokens: torch.Tensor = self.sampler(logits, streams, None, None)[0]
+        tokens: torch.Tensor = self.sampler(logits, generators, None, None)[0]
         return tokens
 
 
-def mixed(seed: int, position: int, offset: int = 0) -> int:
-    """Hash a seed and `position + offset` to 64 bits (SplitMix64, Steele et al. 2014). Neighbouring
-    positions give unrelated numbers, also in the lower 32 bits, which are all that a generator on a
-    CPU takes."""
+def seed_at(seed: int, position: int, offset: int = 0) -> int:
+    """The 64-bit seed of a request's generator at `position + offset` of its output, by SplitMix64
+    (Steele et al. 2014). Neighbouring positions give unrelated numbers, also in the lower 32 bits,
+    which are all that a generator on a CPU takes."""
     value = (seed * 0x9E3779B97F4A7C15 + (position + offset + 1) * 0xD1B54A32D192ED03) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -68,13 +80,13 @@ def mixed(seed: int, position: int, offset: int = 0) -> int:
 
 
 def accept(
-    draft_token_ids: torch.Tensor,  # [sum of drafts]
+    draft_token_ids: torch.Tensor,  # [draft tokens], request by request
     num_draft_tokens: list[int],  # per request
     max_spec_len: int,
     cu_num_draft_tokens: torch.Tensor,  # [requests]
     draft_probs: torch.Tensor | None,
-    target_logits: torch.Tensor,  # [sum of drafts, vocabulary], temperature, top-k, top-p applied
-    bonus_token_ids: torch.Tensor,  # [requests, 1], behind the last draft
+    target_logits: torch.Tensor,  # [draft tokens, vocabulary], temperature, top-k, top-p applied
+    bonus_token_ids: torch.Tensor,  # [requests, 1], behind the last draft token
     sampling_metadata: Any,
     synthetic_mode: bool = False,
     **options: Any,
@@ -87,10 +99,10 @@ def accept(
     """
     if synthetic_mode and not target_logits.is_cuda:
         rates = options["synthetic_conditional_rates"]
-        dice = synthetic.tokens(draft_token_ids, target_logits, num_draft_tokens, rates)
-        return match(dice, draft_token_ids, bonus_token_ids, cu_num_draft_tokens, max_spec_len)
-    noise: SeededRequests | None = getattr(sampling_metadata, "noise", None)
-    if synthetic_mode or draft_probs is not None or noise is None:
+        tokens = synthetic.target_tokens(draft_token_ids, target_logits, num_draft_tokens, rates)
+        return match(tokens, draft_token_ids, bonus_token_ids, cu_num_draft_tokens, max_spec_len)
+    seeded: SeededRequests | None = getattr(sampling_metadata, "seeded_requests", None)
+    if synthetic_mode or draft_probs is not None or seeded is None:
         return _stock_rejection_sample(
             draft_token_ids,
             num_draft_tokens,
@@ -103,40 +115,45 @@ def accept(
             synthetic_mode=synthetic_mode,
             **options,
         )
-    tokens = choose(target_logits, num_draft_tokens, sampling_metadata, noise)
+    tokens = target_tokens(target_logits, num_draft_tokens, sampling_metadata, seeded)
     return match(tokens, draft_token_ids, bonus_token_ids, cu_num_draft_tokens, max_spec_len)
 
 
-def choose(
-    logits: torch.Tensor, drafts: list[int], sampling_metadata: Any, noise: SeededRequests
+def target_tokens(
+    logits: torch.Tensor,  # [draft tokens, vocabulary]
+    num_draft_tokens: list[int],  # per request
+    sampling_metadata: Any,
+    seeded: SeededRequests,
 ) -> torch.Tensor:
-    """The target's token in place of each draft, `[sum of drafts]`: the most probable one for
-    greedy requests, sampled for others."""
+    """The target's own token in place of each draft token, `[draft tokens]`: the most probable one
+    for greedy requests, sampled for others. The sampler may write into `logits`."""
     if sampling_metadata.all_greedy:
         return argmax(logits)
     if sampling_metadata.all_random:
-        return noise.sample(logits, drafts)
+        return seeded.sample(logits, num_draft_tokens)
     likeliest = argmax(logits)  # before the sampler, which may write into the logits
     greedy = sampling_metadata.temperature == 0
-    counts = torch.tensor(drafts, device=logits.device)
+    counts = torch.tensor(num_draft_tokens, device=logits.device)
     greedy = greedy.repeat_interleave(counts, output_size=len(likeliest))
-    return torch.where(greedy, likeliest, noise.sample(logits, drafts))
+    return torch.where(greedy, likeliest, seeded.sample(logits, num_draft_tokens))
 
 
 def match(
-    tokens: torch.Tensor,  # [sum of drafts], the target's
-    drafts: torch.Tensor,  # [sum of drafts]
-    bonus: torch.Tensor,  # [requests, 1]
-    ends: torch.Tensor,  # [requests], inclusive prefix sums of drafts per request
-    longest: int,
+    tokens: torch.Tensor,  # [draft tokens], the target's
+    draft_token_ids: torch.Tensor,  # [draft tokens]
+    bonus_token_ids: torch.Tensor,  # [requests, 1]
+    cu_num_draft_tokens: torch.Tensor,  # [requests], inclusive prefix sums of draft tokens
+    max_spec_len: int,
 ) -> torch.Tensor:
-    """Each request's tokens up to the first that differs from its draft, -1 behind that: int32
-    `[requests, longest + 1]`. A request whose drafts all match gets its bonus token too."""
+    """Each request's tokens up to the first that differs from its draft token, -1 behind that:
+    int32 `[requests, max_spec_len + 1]`. A request whose draft tokens all match gets its bonus
+    token too."""
+    ends = cu_num_draft_tokens
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).unsqueeze(1)
-    columns = torch.arange(longest + 1, device=tokens.device)
-    # Requests with fewer drafts read past their end, clamped to the last row; that is not used.
+    columns = torch.arange(max_spec_len + 1, device=tokens.device)
+    # A request with fewer draft tokens reads past its end, clamped to the last row; that is unused.
     flat = (ends.unsqueeze(1) - counts + columns).clamp(max=len(tokens) - 1).long()
-    here = torch.where(columns < counts, tokens[flat], bonus)
-    right = (columns < counts) & (tokens[flat] == drafts[flat])
+    own = torch.where(columns < counts, tokens[flat], bonus_token_ids)
+    right = (columns < counts) & (tokens[flat] == draft_token_ids[flat])
     accepted = right.long().cumprod(1).sum(1, keepdim=True)
-    return torch.where(columns <= accepted, here, -1).int()
+    return torch.where(columns <= accepted, own, -1).int()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from drafters.vllm.v1.runner import V1DraftingRunner
 from drafters.vllm.verification.finite import broken_rows, by_request
+from drafters.vllm.verification.seeded_sampling import SeededRequests
 from drafters.vllm.worker import mixed
 
 VALUES = st.sampled_from([0.0, -3.5, 60000.0, -60000.0, float("-inf"), float("inf"), float("nan")])
@@ -59,7 +60,8 @@ class Base:
 
 
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("drafters.vllm.v1.runner.SeededRequests.of", lambda *_: None)
+    none = SeededRequests(None, {})
+    monkeypatch.setattr("drafters.vllm.v1.runner.SeededRequests.in_batch_of", lambda _: none)
     made = mixed(type("Mixin", (V1DraftingRunner,), {"__init__": Base.__init__}), Base)
     return made()
 

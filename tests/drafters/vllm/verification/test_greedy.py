@@ -84,7 +84,7 @@ def test_it_gives_the_tokens_of_the_rejection_sampler(
     assert greedy.is_pure_greedy(sampling())
     got = greedy.verify(logits, metadata).sampled_token_ids
     asked: Any = sampling()
-    asked.noise = seeded_sampling.SeededRequests(None, {})
+    asked.seeded_requests = seeded_sampling.SeededRequests(None, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rejection_sampler, "rejection_sample", seeded_sampling.accept)
         long = Long()(metadata, None, logits.clone(), asked)

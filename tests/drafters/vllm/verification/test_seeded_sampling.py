@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from drafters.vllm.verification.seeded_sampling import SeededRequests, accept, match, mixed
+from drafters.vllm.verification.seeded_sampling import SeededRequests, accept, match, seed_at
 
 VOCABULARY = 50
 
@@ -58,9 +58,9 @@ def test_a_draft_is_kept_up_to_the_first_wrong_one(
 
 def test_neighbouring_seeds_and_positions_share_no_noise() -> None:
     """A CPU generator takes the lower 32 bits only."""
-    low = {mixed(seed, place) & 0xFFFFFFFF for seed in range(300) for place in range(300)}
+    low = {seed_at(seed, place) & 0xFFFFFFFF for seed in range(300) for place in range(300)}
     assert len(low) > 89_990  # 90,000 with one collision expected
-    assert mixed(7, 3, 2) == mixed(7, 5)
+    assert seed_at(7, 3, 2) == seed_at(7, 5)
 
 
 def _runner(seeds: list[int | None], lengths: list[int]) -> Any:
@@ -90,16 +90,17 @@ def test_a_seeded_text_does_not_depend_on_the_drafts() -> None:
     one_by_one = []
     for position in range(8):
         runner = _runner([11], [position])
-        SeededRequests.of(runner)
         sampler, generators = runner.sampler.topk_topp_sampler, runner.input_batch.generators
+        SeededRequests.in_batch_of(runner).reseed_generators(generators)
         one_by_one.append(int(sampler(_logits(position)[None], generators, None, None)[0]))
 
     runner = _runner([None, 11], [5, 2])
-    noise = SeededRequests.of(runner, [3, 4])
+    seeded = SeededRequests.in_batch_of(runner)
+    seeded.reseed_generators(runner.input_batch.generators, [3, 4])
     rows = [_logits(0)] * 3 + [_logits(2 + offset) for offset in range(4)]
-    at_once = noise.sample(torch.stack(rows), [3, 4])
+    at_once = seeded.sample(torch.stack(rows), [3, 4])
     assert at_once[3:].tolist() == one_by_one[2:6]
-    behind = noise.sampler(
+    behind = seeded.sampler(
         torch.stack([_logits(0), _logits(6)]), runner.input_batch.generators, None, None
     )[0]
     assert int(behind[1]) == one_by_one[6]
@@ -108,23 +109,26 @@ def test_a_seeded_text_does_not_depend_on_the_drafts() -> None:
 def test_other_seeds_give_other_texts() -> None:
     texts = set()
     for seed in range(20):
-        noise = SeededRequests.of(_runner([seed], [0]), [6])
+        seeded = SeededRequests.in_batch_of(_runner([seed], [0]))
         rows = torch.stack([_logits(place) for place in range(6)])
-        texts.add(tuple(noise.sample(rows, [6]).tolist()))
+        texts.add(tuple(seeded.sample(rows, [6]).tolist()))
     assert len(texts) == 20
 
 
 def test_greedy_requests_take_the_likeliest_beside_sampled_ones() -> None:
     rows = torch.stack([_logits(place) for place in range(4)])
     likeliest = rows.argmax(-1)
-    noise = SeededRequests.of(_runner([None, 3], [0, 0]), [2, 2])
+    seeded = SeededRequests.in_batch_of(_runner([None, 3], [0, 0]))
     metadata = SimpleNamespace(
-        all_greedy=False, all_random=False, temperature=torch.tensor([0.0, 1.0]), noise=noise
+        all_greedy=False,
+        all_random=False,
+        temperature=torch.tensor([0.0, 1.0]),
+        seeded_requests=seeded,
     )
     got = accept(
         likeliest.clone(), [2, 2], 2, torch.tensor([2, 4]), None, rows,
         torch.tensor([[49], [49]], dtype=torch.int32), metadata,
     )  # fmt: skip
     assert got[0].tolist() == [*likeliest[:2].tolist(), 49]
-    sampled = noise.sample(torch.stack([_logits(place) for place in range(4)]), [2, 2])[2:]
+    sampled = seeded.sample(torch.stack([_logits(place) for place in range(4)]), [2, 2])[2:]
     assert got[1, 0] == sampled[0]

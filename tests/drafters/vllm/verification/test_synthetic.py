@@ -34,7 +34,7 @@ def test_a_rejected_draft_is_never_the_targets_token() -> None:
     logits = torch.zeros(4, 8)
     logits[:, 3] = 1.0  # the target would have said 3, too
     drafts = torch.tensor([3, 3, 3, 7], dtype=torch.int32)
-    found = synthetic.tokens(drafts, logits, [4], torch.zeros(4))
+    found = synthetic.target_tokens(drafts, logits, [4], torch.zeros(4))
     assert (found != drafts).all()
     assert found[3] == 3
 
@@ -42,13 +42,13 @@ def test_a_rejected_draft_is_never_the_targets_token() -> None:
 def test_requests_with_fewer_drafts_start_at_the_first_rate() -> None:
     rates = torch.tensor([1.0, 0.0])
     drafts = torch.tensor([5, 6, 6, 5, 6], dtype=torch.int32)
-    found = synthetic.tokens(drafts, torch.zeros(5, 8), [2, 1, 2], rates)
+    found = synthetic.target_tokens(drafts, torch.zeros(5, 8), [2, 1, 2], rates)
     assert (found == drafts).tolist() == [True, False, True, True, False]
 
 
 def test_padding_is_no_draft() -> None:
     drafts = torch.tensor([-1], dtype=torch.int32)
-    assert synthetic.tokens(drafts, torch.zeros(1, 8), [1], torch.ones(1)).item() >= 0
+    assert synthetic.target_tokens(drafts, torch.zeros(1, 8), [1], torch.ones(1)).item() >= 0
 
 
 def test_vllms_own_cpu_kernels_refuse() -> None:

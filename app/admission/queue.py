@@ -213,5 +213,5 @@ class AdmissionQueue:
         self._update_metrics()
 
     def _update_metrics(self) -> None:
-        metrics.GATE_WAITING.set(self.waiting)
-        metrics.GATE_RUNNING.set(self.running)
+        metrics.ADMISSION_WAITING.set(self.waiting)
+        metrics.ADMISSION_RUNNING.set(self.running)

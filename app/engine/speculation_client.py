@@ -22,6 +22,7 @@ from app.engine.calibration import calibration
 from app.engine.calibration_file import CalibrationError
 from app.errors import ApiError
 from app.observability import metrics
+from app.observability.k_reason import k_reason
 from app.settings import Settings
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
@@ -104,7 +105,7 @@ class SpeculationClient:
             if not self._objective_known:
                 await self._call("state", {})
             try:
-                objective = self._objective.changed(changes).within(self._settings.k)
+                objective = self._objective.changed(changes).validated_for(self._settings.k)
             except ObjectiveError as error:
                 message = f"'{error.field}': {error.problem}."
                 raise ApiError(400, message, param=error.field) from None
@@ -171,6 +172,7 @@ class SpeculationClient:
     async def _call(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command as `_command` does. The caller holds the lock."""
         state = await self._core.speculation(command, arguments)
+        state = {**state, "why": k_reason(state)}
         metrics.count_speculation(state, self._last)
         self._last = state
         if not self._objective_known:  # whoever waited for it may have given up

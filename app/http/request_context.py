@@ -92,7 +92,7 @@ class RequestContext:
         except QueueFull as full:
             raise _overloaded(full) from None
         self.queue_wait_s = time.monotonic() - started
-        metrics.GATE_SECONDS.observe(self.queue_wait_s)
+        metrics.ADMISSION_SECONDS.observe(self.queue_wait_s)
 
     def reserve_body_bytes(self, size: int) -> None:
         """Count `size` bytes of the body, which stay in memory until the request ends.

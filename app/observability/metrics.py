@@ -108,9 +108,9 @@ NON_FINITE = Counter(
     "aerie_requests_non_finite_total",
     "Sequences ended because the model computed logits that are not finite.",
 )
-GATE_WAITING = Gauge("aerie_gate_waiting", "Requests in the admission queue.")
-GATE_RUNNING = Gauge("aerie_gate_running", "Sequences that the admission queue has admitted.")
-GATE_SECONDS = Histogram(
+ADMISSION_WAITING = Gauge("aerie_gate_waiting", "Requests in the admission queue.")
+ADMISSION_RUNNING = Gauge("aerie_gate_running", "Sequences that the admission queue has admitted.")
+ADMISSION_SECONDS = Histogram(
     "aerie_gate_wait_seconds",
     "Seconds that requests waited in the admission queue; vLLM's own times begin after it.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),

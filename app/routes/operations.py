@@ -42,7 +42,9 @@ def router(endpoints: Sequence[Endpoint]) -> APIRouter:
             raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
         endpoint = _routed(request.headers.get(ATTRIBUTES, ""), by_path)
         body = await read_body(request)
-        return await handle_body(request, endpoint or _meant(body.payload, by_field), body)
+        if endpoint is None:
+            endpoint = _endpoint_by_field(body.payload, by_field)
+        return await handle_body(request, endpoint, body)
 
     return routes
 
@@ -69,8 +71,8 @@ def _routed(attributes: str, by_path: Mapping[str, Endpoint]) -> Endpoint | None
     return None
 
 
-def _meant(payload: Mapping[str, Any], by_field: Mapping[str, Endpoint]) -> Endpoint:
-    """The endpoint that is meant by a field of the body."""
+def _endpoint_by_field(payload: Mapping[str, Any], by_field: Mapping[str, Endpoint]) -> Endpoint:
+    """The endpoint that a field of the body stands for. Raises ApiError 400 if none does."""
     for field, endpoint in by_field.items():
         if payload.get(field) is not None:
             return endpoint

@@ -53,7 +53,7 @@ class SimulatedEngine:
     """Runs a trace under a policy.
 
     With `asynchronous`, a step is observed one step late, as in vLLM. With `together`, steps are
-    observed `max_deferred_steps` at a time, as with one process on a CPU.
+    observed `max_unobserved_steps` at a time, as with one process on a CPU.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SimulatedEngine:
                 request.unseen = 0
         hardware = self.hardware
         verified = load.requests + load.draft_tokens + prompts
-        drafting = hardware.draft(load.drafts(1), k, unseen)
+        drafting = hardware.draft(load.draft_tokens_at(1), k, unseen)
         exact = drafting + hardware.target(load.requests, verified, load.context_tokens)
         seconds = exact * math.exp(self._rng.gauss(0.0, self._noise))
         if self._rng.random() < self._pauses:
@@ -147,7 +147,7 @@ class SimulatedEngine:
         share = drafting / exact
         step = Step(load, k, seconds, made, drafted, accepted, draft_seconds=share * seconds)
         self._unobserved.append(step)
-        wanted = self.policy.max_deferred_steps if self._together else 1
+        wanted = self.policy.max_unobserved_steps if self._together else 1
         if len(self._unobserved) - self._lag >= wanted:
             while len(self._unobserved) > self._lag:
                 self.policy.observe(self._unobserved.popleft())

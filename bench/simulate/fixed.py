@@ -9,7 +9,7 @@ from drafters.control.policy import Load, Step
 class Fixed:
     """The policy of a fixed K, which may be set between steps."""
 
-    max_deferred_steps = 1
+    max_unobserved_steps = 1
 
     def __init__(self, k: int, k_max: int) -> None:
         self._k_max = k_max
@@ -32,7 +32,7 @@ class Fixed:
 
     @k.setter
     def k(self, value: int) -> None:
-        Objective("fixed", k=value).within(self._k_max)  # raises ObjectiveError
+        Objective("fixed", k=value).validated_for(self._k_max)
         self._k = value
 
     def choose(self, load: Load) -> int:

@@ -3,297 +3,450 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from drafters.config import DrafterConfig
 from drafters.control.acceptance import Acceptance
-from drafters.control.cost_table import Cell, CostTable, PerTokenCost, bucket_of
+from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
-from drafters.control.report import Totals, acceptance_rows, cost_rows, why
+from drafters.control.predictions import KPrediction, Predictions
+from drafters.control.probes import Probe, ProbeBudget
+from drafters.control.read_costs import ReadCosts
+from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.tuning import Tuning
-
-PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kinds of probe
-
-
-@dataclass(frozen=True, slots=True)
-class KPredictions:
-    """What each K takes and makes at a load: [k_max + 1] each."""
-
-    load: Load
-    step: int  # number of steps observed before
-    seconds: list[float]  # of a steady step
-    variances: list[float]  # of the logarithms of `seconds`
-    tokens: list[float]  # of a step, over all requests
-    goodput: list[float]  # tokens per second, the drafter's share of the prompts included
-    values: Sequence[float]  # what to maximise: tokens/s or 1 / TPOT (`Objective.values`)
-    optimistic_values: list[float]  # `values` with all doubt in favour of the K
 
 
 @dataclass(slots=True)
-class Probe:
-    """A trial of another K for a few steps."""
+class Traffic:
+    """What the steps so far were about."""
 
-    k: int
-    steps_to_choose: int
-    observed: bool = False  # whether a step at its K has been
-    lost_tokens: float = 0.0  # to what the K in force would have made; below 0 where it gained
+    prompt_tokens: float = 0.0  # of a step, averaged
+    output_tokens: float = 0.0  # of a step, averaged
+    unread_tokens_per_request: float = 0.0  # that the drafter has not read
+    seconds_without_drafts: float = math.inf  # since a step made or verified drafts
+
+
+@dataclass(slots=True)
+class LeavingZero:
+    """The account of what K = 0 has cost since drafts promised more."""
+
+    forgone_seconds: float = 0.0  # that drafts would have saved
+    catch_up_seconds: float = 0.0  # that the drafter would have read when the account began
 
 
 class Controller:
-    """A policy whose only clock is the sum of the steps' seconds."""
+    """The policy of adaptive K. Its only clock is the sum of the steps' seconds."""
 
     def __init__(
-        self, k_max: int, *, catch_up_tokens: int = DrafterConfig.catch_up_tokens,
-        objective: Objective | None = None, tuning: Tuning | None = None,
-    ) -> None:  # fmt: skip
-        self.k_max, self._catch_up_tokens = k_max, catch_up_tokens
-        self._tuning, self._objective = tuning or Tuning(), objective or Objective()
-        self._k = self._switches = self._steps = 0
-        self._load, self._batch_steps = Load(0), 0  # the latest; steps that its batch has lasted
-        self._probes = dict.fromkeys((DRAFT, PLAIN, DEEPER, SHALLOWER), 0)
-        self._allowance = self._lost_tokens = 0.0  # that probes may lose now, that they have lost
-        self._lost_s = self._busy_s = 0.0  # seconds lost to probes, seconds of all steps
+        self,
+        k_max: int,
+        *,
+        ks: Sequence[int] | None = None,
+        catch_up_tokens: int = DrafterConfig.catch_up_tokens,
+        objective: Objective | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. A fixed K
+        may be any up to `k_max`. Raises ValueError for other `ks`."""
+        self.k_max = k_max
+        self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
+        if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
+            raise ValueError(f"ks must rise from 0 to {k_max}, not {self.ks}")
+        self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
+        self._tuning = tuning or Tuning()
+        self._objective = objective or Objective()
+        self._k = 0  # in force
+        self._switches = 0
+        self._steps = 0  # observed
+        self._busy_s = 0.0  # seconds of all steps
+        self._load = Load(0)  # the latest
+        self._batch_steps = 0  # for which its batch has lasted
+        self._probes = ProbeBudget(self._tuning)
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten, as no user sent them."""
-        self.costs = CostTable(self.k_max, self._tuning)
-        self.costs.load(cell for cell in cells if cell.k <= self.k_max)
-        self.acceptance, self._totals = Acceptance(self.k_max, self._tuning), Totals(self.k_max)
-        # Reading by the target, of prompts, and by the drafter, of prompts and in catch-up.
-        self._prompt, self._reading = PerTokenCost(self._tuning), PerTokenCost(self._tuning)
-        self._prompt_tokens = self._output_tokens = 0.0  # of a step, averaged
-        self._unread_tokens_per_request = 0.0  # by the drafter
-        self._plain_s = math.inf  # since drafts were made or verified
+        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. Cells
+        of a K that may not be chosen are left out."""
+        self.costs = CostTable(self.ks, self._tuning)
+        self.costs.load(cell for cell in cells if cell.k in self.ks)
+        self.acceptance = Acceptance(self.k_max, self._tuning)
+        self._read_costs = ReadCosts(self._tuning)
+        self._traffic = Traffic()
+        self._totals = Totals(self.k_max)
         self._reset_choice()
 
     def set_objective(self, objective: Objective) -> None:
         """Change the objective; raises ObjectiveError where `k_max` does not allow it."""
-        turns_on = objective.within(self.k_max).adapts and not self._objective.adapts
+        objective.validated_for(self.k_max)
+        turns_on = objective.adapts and not self._objective.adapts
         self._objective = objective
         self._reset_choice()
         # Whoever turns drafts on is not made to wait until they have paid for themselves.
-        self._forgone_seconds = math.inf if turns_on else 0.0
+        self._may_leave_zero_at_once = turns_on
 
     def _reset_choice(self) -> None:
-        self._k = self._k if self._objective.adapts else self.k_limit
-        self._predictions: KPredictions | None = None
+        """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
+        self._k = self.captured_k(self._k) if self._objective.adapts else self.k_limit
+        self._predictions: Predictions | None = None
         self._probe: Probe | None = None
-        self._forgone_seconds = self._catch_up_seconds = 0.0  # see `_switch`
+        self._leaving_zero = LeavingZero()
+        self._may_leave_zero_at_once = False
 
     @property
     def k_limit(self) -> int:
-        """K where it is pinned; else any may be next."""
+        """The largest K that may be next: a fixed K itself."""
         return self.k_max if self._objective.adapts else self._objective.k or 0
 
     @property
-    def max_deferred_steps(self) -> int:
-        """Steps that may be observed at once: each while a probe waits for its own."""
+    def max_unobserved_steps(self) -> int:
+        """Steps that may run before they are observed, all in a row: 1 while a probe runs."""
         return 1 if self._probe is not None else self._prediction_steps()
+
+    def captured_k(self, k: int) -> int:
+        """The K whose step a step of `k` draft tokens a request takes: `k`, or the next larger one
+        that may be chosen, as the device pads the step to its graph."""
+        return self.ks[bisect_left(self.ks, min(k, self.k_max))]
+
+    # The choice
 
     def choose(self, load: Load) -> int:
         """K, 0 to `k_limit`, of the drafter pass at the end of the step that is being scheduled.
-        Earlier steps may be observed later: a probe ends when all of its steps have been."""
-        same = bucket_of(load.requests) == bucket_of(self._load.requests)
-        self._load, self._batch_steps = load, self._batch_steps + 1 if same else 0
-        if self._objective.adapts and load.requests and self.costs.measured:
-            if self._probe is None or self._probe.steps_to_choose == 0:
-                predictions = self._predictions
-                if fresh := predictions is None or self._stale(predictions, load):
-                    predictions = self._predictions = self._predict(load)
-                self._switch(predictions)
-                if self._probe is None and fresh:
-                    self._probe = self._next_probe(predictions)
-            if (probe := self._probe) is not None and probe.steps_to_choose:
-                if probe.k or self._plain_s >= self._tuning.settling_s:
-                    probe.steps_to_choose -= 1
-                return probe.k
-        return self._k
+
+        Steps before it may be observed later: a probe ends when all of its steps have been.
+        """
+        self._note_load(load)
+        if not (self._objective.adapts and load.requests and self.costs.measured):
+            return self._k
+        if self._probe is None or self._probe.steps_to_choose == 0:
+            self._decide(load)
+        probe = self._probe
+        if probe is None or probe.steps_to_choose == 0:
+            return self._k
+        # Plain steps count once they are settled; until then a probe of K = 0 goes on.
+        settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
+        if probe.k or settled:
+            probe.steps_to_choose -= 1
+        return probe.k
+
+    def _note_load(self, load: Load) -> None:
+        same_batch = bucket_of(load.requests) == bucket_of(self._load.requests)
+        self._batch_steps = self._batch_steps + 1 if same_batch else 0
+        self._load = load
+
+    def _decide(self, load: Load) -> None:
+        """Put the best K in force, and begin a probe if new predictions ask for one."""
+        predictions = self._predictions
+        is_stale = predictions is None or self._are_stale(predictions, load)
+        if predictions is None or is_stale:
+            predictions = self._predict(load)
+            self._predictions = predictions
+        self._switch(predictions)
+        if self._probe is None and is_stale:
+            self._begin_probe(predictions)
+
+    def _prediction_steps(self) -> int:
+        """Steps for which predictions hold: few while the batch or its K is new."""
+        tuning = self._tuning
+        measured = self.costs.steps(max(1, self._load.requests), self.captured_k(self._k))
+        if min(measured, self._batch_steps) < tuning.prediction_steps:
+            return tuning.unsettled_prediction_steps
+        return tuning.prediction_steps
+
+    def _are_stale(self, predictions: Predictions, load: Load) -> bool:
+        old = predictions.load
+        return (
+            old.requests != load.requests
+            or old.requests_by_draft_limit != load.requests_by_draft_limit
+            or self._steps - predictions.step >= self._prediction_steps()
+        )
+
+    def _switch(self, predictions: Predictions) -> None:
+        """Put the best K in force if its value is higher by the hysteresis, and by the margin for
+        bad luck where the best is K = 0. K = 0 is left only once that pays."""
+        best = predictions.best
+        current = predictions.by_k[self._k]
+        wanted = (1.0 + self._tuning.hysteresis) * current.value
+        if best.k == 0 and self._k:
+            wanted *= self._luck_margin(predictions)
+        if best.value <= wanted:
+            self._leaving_zero = LeavingZero()
+            self._may_leave_zero_at_once = False
+            return
+        if self._k == 0 and not self._pays_to_leave_zero(predictions):
+            return
+        self._k = best.k
+        self._switches += 1
+        self._leaving_zero = LeavingZero()
+        self._may_leave_zero_at_once = False
+
+    def _luck_margin(self, predictions: Predictions) -> float:
+        """Factor by which K = 0 must be better while few drafts have been tried: bad luck at first
+        is not the end, and at K = 0 little is learned."""
+        lacking = 1.0 / self.acceptance.trials[0] - 1.0 / self._tuning.acceptance_memory
+        tokens = predictions.by_k[self._k].tokens
+        rejected_share = 1.0 - predictions.by_k[0].tokens / tokens
+        return math.exp(math.sqrt(max(0.0, lacking * rejected_share)))
+
+    def _pays_to_leave_zero(self, predictions: Predictions) -> bool:
+        """Whether drafts would by now have saved what the drafter must read before it can draft.
+
+        That is the rule of ski rental (Karlin et al., 1988): it costs at most twice what it would
+        to know how long the load stays.
+        """
+        if self._may_leave_zero_at_once:
+            return True
+        account = self._leaving_zero
+        if not account.forgone_seconds:
+            account.catch_up_seconds = self._catch_up_seconds(predictions.load)
+        plain = predictions.by_k[0]
+        saving = 1.0 - plain.value / predictions.best.value
+        account.forgone_seconds += plain.seconds * saving
+        return account.forgone_seconds >= account.catch_up_seconds
+
+    def _catch_up_seconds(self, load: Load) -> float:
+        """Seconds in which the drafter reads what it has not, if it is switched on now."""
+        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
+        return self._read_costs.drafter_price * (unread + load.prefill_tokens)
+
+    # Predictions
+
+    def _predict(self, load: Load) -> Predictions:
+        """Predict a step of `load` at each K that may be chosen."""
+        costs = self.costs.row(load.requests)
+        tokens_by_k = self.acceptance.tokens(load)
+        read_seconds = self._read_seconds_per_output_token()
+        prompt_seconds = load.prefill_tokens * self._read_costs.target.seconds
+        seconds, variances, tokens, goodput, tpots = [], [], [], [], []
+        for k in self.ks:
+            # Requests with limits have fewer draft tokens: the step is one of a smaller K.
+            cost = costs[self.captured_k(load.mean_k(load.draft_tokens_at(k)))]
+            reading = read_seconds * tokens_by_k[k] if k else 0.0
+            seconds.append(cost.seconds)
+            variances.append(cost.variance)
+            tokens.append(tokens_by_k[k])
+            goodput.append(tokens_by_k[k] / (cost.seconds + reading))
+            tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
+        values = self._objective.values(goodput, tpots)
+        optimistic = self._optimistic_values(load, values, seconds, variances, tokens)
+        columns = zip(self.ks, seconds, variances, tokens, goodput, values, optimistic, strict=True)
+        by_k = {row[0]: KPrediction(*row) for row in columns}
+        return Predictions(load, self._steps, by_k)
+
+    def _read_seconds_per_output_token(self) -> float:
+        """Seconds in which a drafter that drafts reads prompts, for each output token."""
+        if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
+            return 0.0
+        prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
+        return prompt_share * self._read_costs.drafter_price
+
+    def _optimistic_values(
+        self, load: Load, values: Sequence[float], seconds: Sequence[float],
+        variances: Sequence[float], tokens: Sequence[float],
+    ) -> list[float]:  # fmt: skip
+        """The values, [ks], if costs and acceptance are better by `optimism` deviations.
+
+        A step may be as cheap as its variance allows, but no cheaper than with fewer draft tokens.
+        The tokens of a request's step are about geometrically distributed.
+        """
+        optimism = self._tuning.optimism
+        trials = self.acceptance.trials[0] if self.k_max else 1.0
+        least_seconds = 0.0
+        optimistic = []
+        for i in range(len(self.ks)):
+            cheap = math.exp(-optimism * math.sqrt(variances[i])) * seconds[i]
+            least_seconds = max(least_seconds, cheap)
+            deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
+            value = values[i] * seconds[i] / least_seconds
+            optimistic.append(value * math.exp(optimism * deviation))
+        return optimistic
+
+    # Probes
+
+    def _begin_probe(self, predictions: Predictions) -> None:
+        """Begin a probe if one may be worth it, may be afforded and lasts no longer than its batch.
+
+        At K = 0 a batch need not last: what the drafter has to read only grows.
+        """
+        k = self._k_to_probe(predictions)
+        if k is None:
+            return
+        plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
+        steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
+        if self._k and self._batch_steps < steps:
+            return
+        rate = predictions.by_k[self._k].steady_tokens_per_second
+        lost_seconds = self._probe_loss_seconds(predictions, k, steps)
+        if self._probes.allowance_tokens >= lost_seconds * rate:
+            self._probe = self._probes.begin(k, self._k)
+
+    def _k_to_probe(self, predictions: Predictions) -> int | None:
+        """The K that may be better than the one in force with all uncertainty in its favour; or
+        K = 0, from which savings are counted, if its cost is less certain than a probe's."""
+        tuning = self._tuning
+        by_k = predictions.by_k
+        if self._k and by_k[0].variance > tuning.step_noise / tuning.probe_steps:
+            return 0
+        load = predictions.load
+        others = [k for k in self.ks if k != self._k and (k == 0 or load.draft_tokens_at(k))]
+        k = max(others, key=lambda k: by_k[k].optimistic_value, default=None)
+        if k is None or by_k[k].optimistic_value <= by_k[self._k].value:
+            return None
+        return k
+
+    def _probe_seconds(self, predictions: Predictions, k: int) -> float:
+        """Seconds of a steady step of a probe, with uncertainty in its favour: an estimate that is
+        too high must not forbid the probe that would correct it."""
+        by_k = predictions.by_k
+        # Fewer draft tokens never take longer.
+        seconds = min(by_k[k].seconds, by_k[max(k, self._k)].seconds)
+        if k == 0:
+            return seconds
+        least = seconds * by_k[k].value / by_k[k].optimistic_value
+        return max(least, min(by_k[0].seconds, seconds))
+
+    def _probe_loss_seconds(self, predictions: Predictions, k: int, steps: float) -> float:
+        """Seconds that a probe of `steps` steps is expected to lose to the K in force."""
+        rate = predictions.by_k[self._k].steady_tokens_per_second
+        seconds = self._probe_seconds(predictions, k)
+        lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
+        if self._k == 0:
+            cheap = math.exp(-self._tuning.optimism * self._tuning.read_cost_deviation)
+            lost += self._catch_up_seconds(predictions.load) * cheap
+        return lost
+
+    def _charge_probe(self, probe: Probe, step: Step) -> None:
+        """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
+        force would have made in the same time. Each step counts at the rate of its own batch."""
+        load = step.load
+        predictions = self._predict(load)
+        rate = predictions.by_k[self._k].steady_tokens_per_second
+        probe.observed |= step.k == probe.k
+        if probe.observed:
+            # Subtract the prompt reading that the K in force would also do.
+            seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
+            k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+            lost = seconds * rate - predictions.by_k[k_verified].tokens
+            self._probes.charge(probe, lost)
+        was_last = step.k != probe.k or probe.k == self._k
+        if probe.steps_to_choose == 0 and was_last:
+            self._probes.end(probe, rate)
+            self._probe = None
+
+    # Learning
 
     def observe(self, step: Step) -> None:
         """Learn from a step that has run. Steps come in order, each after `choose` of the next."""
-        load, tuning = step.load, self._tuning
-        self._steps, self._busy_s = self._steps + 1, self._busy_s + step.seconds
+        load = step.load
+        self._steps += 1
+        self._busy_s += step.seconds
         if self._objective.adapts:
-            saved = math.exp(-step.seconds / tuning.probe_saved_s) if self._allowance > 0.0 else 1.0
-            self._allowance = saved * self._allowance + tuning.probe_share * step.tokens
+            self._probes.earn(step)
         self.acceptance.observe(load.requests, step.drafted, step.accepted)
-        self._prompt_tokens += (load.prefill_tokens - self._prompt_tokens) / tuning.memory
-        self._output_tokens += (step.tokens - self._output_tokens) / tuning.memory
+        self._average_traffic(step)
         if load.requests:
             self._learn_seconds(step)
             if self._probe is not None:
-                self._count_loss(self._probe, step)
-        plain = load.draft_tokens == load.drafts(step.k) == 0
-        self._plain_s = self._plain_s + step.seconds if plain else 0.0
-        requests = max(1, load.requests)
-        unread = self._unread_tokens_per_request + (step.tokens + load.prefill_tokens) / requests
-        longest = min(self._catch_up_tokens, load.context_tokens / requests + 1.0)
-        self._unread_tokens_per_request = min(longest, unread) if step.k == 0 else 0.0
+                self._charge_probe(self._probe, step)
+        self._note_drafter(step)
         self._totals.add(step, self.without_drafts(step))
 
     def without_drafts(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
         load = step.load
-        if not (step.k or load.draft_tokens) or not load.requests or not self.costs.measured:
+        has_drafts = step.k or load.draft_tokens
+        if not has_drafts or not load.requests or not self.costs.measured:
             return step.seconds
-        plain = self.costs.row(load.requests)[0][0]
-        return plain * step.tokens / load.requests + self._prompt.seconds * load.prefill_tokens
+        plain_seconds = self.costs.row(load.requests)[0].seconds
+        reading = self._read_costs.target.seconds * load.prefill_tokens
+        return plain_seconds * step.tokens / load.requests + reading
+
+    def _average_traffic(self, step: Step) -> None:
+        traffic, memory = self._traffic, self._tuning.traffic_memory_steps
+        traffic.prompt_tokens += (step.load.prefill_tokens - traffic.prompt_tokens) / memory
+        traffic.output_tokens += (step.tokens - traffic.output_tokens) / memory
+
+    def _note_drafter(self, step: Step) -> None:
+        """Note what the drafter has not read after a step, and how long it has not run."""
+        traffic, load = self._traffic, step.load
+        is_plain = load.draft_tokens == 0 and load.draft_tokens_at(step.k) == 0
+        traffic.seconds_without_drafts += step.seconds
+        if not is_plain:
+            traffic.seconds_without_drafts = 0.0
+        if step.k:
+            traffic.unread_tokens_per_request = 0.0
+            return
+        requests = max(1, load.requests)
+        new = (step.tokens + load.prefill_tokens) / requests
+        context = load.context_tokens / requests + 1.0
+        unread = traffic.unread_tokens_per_request + new
+        traffic.unread_tokens_per_request = min(self._catch_up_tokens, context, unread)
 
     def _learn_seconds(self, step: Step) -> None:
-        """Split a step's seconds: reading, and a steady step, which makes the K it verifies."""
-        load, costs, seconds, drafting = step.load, self.costs, step.seconds, step.k > 0
-        k_verified = load.mean_k(load.draft_tokens, self.k_max)
-        k_drafted = load.cost_k(step.k, self.k_max)
-        prompts, reading_s = load.prefill_tokens, self._reading_seconds(load, drafting)
-        if costs.measured and (prompts or (drafting and not k_verified)):
-            extra_s = seconds - costs.row(load.requests)[0][k_verified]
-            drafter_share = step.draft_seconds / seconds if prompts else 1.0  # of `extra_s`
-            unread = prompts + load.drafts(1) * self._unread_tokens_per_request
-            if prompts:
-                self._prompt.observe(prompts, (1.0 - drafter_share) * extra_s)
-            if drafting and unread:
-                self._reading.observe(unread, drafter_share * extra_s)
-        steady = k_drafted == k_verified and (k_drafted or self._plain_s >= self._tuning.settling_s)
-        if steady and (reading_s or not prompts) and reading_s < seconds:
-            noise = (reading_s / seconds) ** 2
-            disturbance_ended = costs.observe(load.requests, k_drafted, seconds - reading_s, noise)
-            if disturbance_ended:  # what it made of a probe is no debt
-                self._allowance = max(0.0, self._allowance)
+        """Split a step's seconds into reading and a steady step, and learn both."""
+        reading_s = self._read_costs.prompt_seconds(step.load, step.k > 0)
+        price_is_known = reading_s > 0.0 or not step.load.prefill_tokens
+        self._learn_read_costs(step)
+        if price_is_known and reading_s < step.seconds:
+            self._learn_step_cost(step, reading_s)
 
-    def _count_loss(self, probe: Probe, step: Step) -> None:
-        """Count what a probe loses, up to the step that verifies its last drafts."""
-        load, predictions = step.load, self._predict(step.load)
-        rate = predictions.tokens[self._k] / predictions.seconds[self._k]
-        probe.observed |= step.k == probe.k
-        if probe.observed:
-            # Reading that the K in force would do too; a drafter that puts it off catches up.
-            seconds = step.seconds - self._reading_seconds(load, self._k > 0)
-            lost = seconds * rate - predictions.tokens[load.mean_k(load.draft_tokens, self.k_max)]
-            probe.lost_tokens += lost
-            self._allowance -= lost
-        if probe.steps_to_choose == 0 and (step.k != probe.k or probe.k == self._k):
-            self._lost_tokens += max(0.0, probe.lost_tokens)
-            self._lost_s += max(0.0, probe.lost_tokens) / rate
-            self._probe = None
-
-    def _prediction_steps(self) -> int:
-        """Steps that predictions hold (LOG: 28 us each): few while the batch or its K is new."""
-        most = self._tuning.averaging_steps
-        measured = self.costs.steps(max(1, self._load.requests), self._k)
-        return 2 if min(measured, self._batch_steps) < most else most
-
-    def _stale(self, predictions: KPredictions, load: Load) -> bool:
-        old, age = predictions.load, self._steps - predictions.step
-        same_limits = old.requests_by_draft_limit == load.requests_by_draft_limit
-        return old.requests != load.requests or not same_limits or age >= self._prediction_steps()
-
-    def _predict(self, load: Load) -> KPredictions:
-        ks, n = range(self.k_max + 1), load.requests
-        row, row_variances = self.costs.row(n)
-        mean_ks = [load.cost_k(k, self.k_max) for k in ks]
-        seconds, variances = [row[k] for k in mean_ks], [row_variances[k] for k in mean_ks]
-        tokens = self.acceptance.tokens(load)
-        # A drafter that drafts reads the prompts too, an output token's share with each.
-        share = self._prompt_tokens / self._output_tokens if self._output_tokens else 0.0
-        reading = share * self._reading_price() if self._reading.seconds else 0.0
-        goodput = [tokens[k] / (seconds[k] + (k > 0) * reading * tokens[k]) for k in ks]
-        prompts = load.prefill_tokens * self._prompt.seconds
-        tpots = [n * (seconds[k] + prompts) / tokens[k] for k in ks]
-        values = self._objective.values(goodput, tpots)
-        # A step may be as cheap as its variance allows, but no cheaper than with fewer drafts. Its
-        # tokens are about geometrically distributed; trials are as many as are remembered, or few.
-        optimism, trials = self._tuning.optimism, self.acceptance.trials[0] if self.k_max else 1.0
-        least = [math.exp(-optimism * math.sqrt(variances[k])) * seconds[k] for k in ks]
-        least = list(accumulate(least, max))
-        spread = [math.sqrt((1.0 - n / total) / trials) for total in tokens]
-        high = [values[k] * seconds[k] / least[k] * math.exp(optimism * spread[k]) for k in ks]
-        return KPredictions(load, self._steps, seconds, variances, tokens, goodput, values, high)
-
-    def _reading_seconds(self, load: Load, drafting: bool) -> float:
-        """Seconds of a step in which the target, and a drafter that runs, read its prompts."""
-        return load.prefill_tokens * (self._prompt.seconds + self._reading.seconds * drafting)
-
-    def _reading_price(self) -> float:
-        """Seconds for the drafter to read a token: at most the target's, which are always fresh."""
-        reading, prompt = self._reading.seconds, self._prompt.seconds
-        return min(reading or prompt, prompt or reading)
-
-    def _catch_up(self, load: Load) -> float:
-        """Seconds that the drafter reads what it has not seen, if it is switched on now."""
-        unread = load.drafts(1) * self._unread_tokens_per_request + load.prefill_tokens
-        return self._reading_price() * unread
-
-    def _switch(self, predictions: KPredictions) -> None:
-        """Put the best K in force, if its value is higher by the hysteresis. K = 0 is left by the
-        rule of ski rental (Karlin et al., 1988): once drafts would have saved what catching up
-        takes. That costs at most twice what it would to know how long the load stays."""
-        values, tuning = predictions.values, self._tuning
-        best = max(range(len(values)), key=values.__getitem__)
-        wanted = (1.0 + tuning.hysteresis) * values[self._k]
-        if best == 0 and self._k:  # bad luck at first is not the end: at K = 0 little is learned
-            few = 1.0 / self.acceptance.trials[0] - 1.0 / tuning.memory
-            spread = 1.0 - predictions.tokens[0] / predictions.tokens[self._k]
-            wanted *= math.exp(math.sqrt(max(0.0, few * spread)))
-        if values[best] <= wanted:
-            self._forgone_seconds = 0.0
+    def _learn_read_costs(self, step: Step) -> None:
+        """Learn from what a step took beyond a steady plain or verifying one: the target's reading
+        of prompts, and the drafter's of prompts and of what it had missed."""
+        load, drafting = step.load, step.k > 0
+        k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+        begins_to_draft = drafting and not k_verified
+        if not self.costs.measured or not (load.prefill_tokens or begins_to_draft):
             return
-        if self._k == 0:
-            if not self._forgone_seconds:
-                self._catch_up_seconds = self._catch_up(predictions.load)
-            self._forgone_seconds += predictions.seconds[0] * (1.0 - values[0] / values[best])
-            if self._forgone_seconds < self._catch_up_seconds:
-                return
-        self._k, self._forgone_seconds = best, 0.0
-        self._switches += 1
+        extra_s = step.seconds - self.costs.row(load.requests)[k_verified].seconds
+        drafter_share = step.draft_seconds / step.seconds if load.prefill_tokens else 1.0
+        if load.prefill_tokens:
+            target_s = (1.0 - drafter_share) * extra_s
+            self._read_costs.target.observe(load.prefill_tokens, target_s)
+        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
+        unread += load.prefill_tokens
+        if drafting and unread:
+            self._read_costs.drafter.observe(unread, drafter_share * extra_s)
 
-    def _next_probe(self, predictions: KPredictions) -> Probe | None:
-        """A probe of the K that may be better than the one in force, all doubt in its favour; or of
-        K = 0, from which savings are counted, if its cost is less certain than a probe's."""
-        load, high, tuning = predictions.load, predictions.optimistic_values, self._tuning
-        others = [k for k in range(self.k_max + 1) if k != self._k and (load.drafts(k) or not k)]
-        k = max(others, key=high.__getitem__, default=self._k)
-        if self._k and predictions.variances[0] > tuning.step_noise / tuning.probe_steps:
-            k = 0
-        elif k == self._k or high[k] <= predictions.values[self._k]:
-            return None
-        rate = predictions.tokens[self._k] / predictions.seconds[self._k]
-        # Fewer drafts never take longer, and doubt counts in the probe's favour here too: an
-        # estimate that is too high must not forbid the probe that would correct it.
-        seconds = min(predictions.seconds[k], predictions.seconds[max(k, self._k)])
-        if k:
-            least = seconds * predictions.values[k] / high[k]
-            seconds = max(least, min(predictions.seconds[0], seconds))
-        steps = tuning.probe_steps + (1.0 if k else tuning.settling_s / seconds)
-        lost = max(0.0, steps * (seconds - predictions.tokens[k] / rate))
-        if self._k == 0:  # the price of reading is as uncertain as an unmeasured cost
-            deviation = tuning.unmeasured_variance**0.5
-            lost += self._catch_up(load) * math.exp(-tuning.optimism * deviation)
-        # A batch of 1 or 2 steps ends before its probe. At K = 0 the drafter's backlog only grows.
-        if self._allowance < lost * rate or (self._k and self._batch_steps < steps):
-            return None
-        kind = PLAIN if not k else DRAFT if not self._k else DEEPER if k > self._k else SHALLOWER
-        self._probes[kind] += 1
-        return Probe(k, tuning.probe_steps + (k > 0))
+    def _learn_step_cost(self, step: Step, reading_s: float) -> None:
+        """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
+        drafts as many tokens as it verifies."""
+        load = step.load
+        k_drafted = self.captured_k(load.mean_k(load.draft_tokens_at(step.k)))
+        k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+        settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
+        if k_drafted != k_verified or not (k_drafted or settled):
+            return
+        reading_variance = (reading_s / step.seconds) ** 2
+        seconds = step.seconds - reading_s
+        self.costs.observe(load.requests, k_drafted, seconds, reading_variance)
+
+    # The state
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
         load = self._load._replace(prefill_tokens=0) if self._load.requests else Load(1)
-        goal, costs, waits = self._objective, [], 0.0 < self._forgone_seconds < math.inf
+        costs = []
         if self.costs.measured:
-            latest = self._predict(load)
-            steps = [self.costs.steps(load.requests, k) for k in range(self.k_max + 1)]
-            costs = cost_rows(latest.seconds, latest.tokens, latest.goodput, steps)
+            predictions = self._predict(load).by_k.values()
+            costs = cost_rows(predictions, lambda k: self.costs.steps(load.requests, k))
         return {
-            "objective": goal.objective, "k": self._k, "k_max": self.k_max, "tpot_s": goal.tpot_s,
-            "why": why(goal, self._k, load.requests, costs, waits),
-            "requests": self._load.requests, "waiting": self._load.waiting,
-            "switches": self._switches, "acceptance": acceptance_rows(self.acceptance),
-            "costs": costs, "probes": dict(self._probes), "probe_seconds": self._lost_s,
-            "probe_tokens": self._lost_tokens, "busy_seconds": self._busy_s,
+            "objective": self._objective.objective,
+            "k": self._k,
+            "k_max": self.k_max,
+            "tpot_s": self._objective.tpot_s,
+            "requests": self._load.requests,
+            "waiting": self._load.waiting,
+            "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,
+            "switches": self._switches,
+            "acceptance": acceptance_rows(self.acceptance),
+            "costs": costs,
+            "probes": dict(self._probes.count_by_kind),
+            "probe_seconds": self._probes.lost_seconds,
+            "probe_tokens": self._probes.lost_tokens,
+            "busy_seconds": self._busy_s,
             "totals": self._totals.snapshot(),
-        }  # fmt: skip
+        }

@@ -51,12 +51,18 @@ class Objective:
         return self.objective in (THROUGHPUT, LATENCY)
 
     def values(self, goodput: Sequence[float], tpots: Sequence[float]) -> Sequence[float]:
-        """What to maximise, from tokens/s and seconds per token at each K: the goodput. For
-        `latency` it is 0 above `tpot_s`; if that is every K, values are 1 / TPOT instead."""
+        """What the choice of K maximises, one value for each K.
+
+        `goodput` is in tokens per second and `tpots` in seconds per token, at the same K. Values
+        are the goodput; for `latency` they are 0 where the TPOT is above `tpot_s`. If no K has a
+        TPOT that low, values are 1 / TPOT instead.
+        """
         if self.tpot_s is None:
             return goodput
-        within = [rate * (tpot <= self.tpot_s) for rate, tpot in zip(goodput, tpots, strict=True)]
-        return within if any(within) else [1.0 / tpot for tpot in tpots]
+        if min(tpots) > self.tpot_s:
+            return [1.0 / tpot for tpot in tpots]
+        pairs = zip(goodput, tpots, strict=True)
+        return [rate if tpot <= self.tpot_s else 0.0 for rate, tpot in pairs]
 
     def changed(self, changes: dict[str, Any]) -> Self:
         """This objective with some fields replaced. `k` and `tpot_s` stay while the name does."""
@@ -64,8 +70,8 @@ class Objective:
         same = new.get("objective", self.objective) == self.objective
         return type(self)(**{**(self.entries() if same else {}), **new})
 
-    def within(self, k_max: int) -> Self:
-        """This objective. Raises ObjectiveError if its `k` is above `k_max`."""
+    def validated_for(self, k_max: int) -> Self:
+        """Return this objective, or raise ObjectiveError if its `k` is above `k_max`."""
         if self.k is not None and self.k > k_max:
             raise ObjectiveError("k", f"must be at most {k_max}, not {self.k}")
         return self

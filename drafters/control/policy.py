@@ -19,14 +19,23 @@ class Load(NamedTuple):
     requests_by_draft_limit: tuple[int, ...] = ()
     padded: bool = False  # whether a request takes the time of K drafts whatever its limit
 
-    def drafts(self, k: int) -> int:
-        """Draft tokens of all requests at K."""
-        limited = self.requests_by_draft_limit
-        return sum(limited[:k]) if limited else self.requests * k
+    def requests_drafted_at(self, position: int) -> int:
+        """How many of the requests may have a draft token at `position`, counted from 0."""
+        if not self.requests_by_draft_limit:
+            return self.requests
+        return self.requests_by_draft_limit[position]
 
-    def mean_k(self, drafts: int, k_max: int) -> int:
-        """The K of steps with so many drafts in all, where some requests may have fewer."""
-        return min(k_max, max(1, round(drafts / self.requests))) if drafts else 0
+    def draft_tokens_at(self, k: int) -> int:
+        """Draft tokens of all requests at K, less what their limits forbid."""
+        if not self.requests_by_draft_limit:
+            return self.requests * k
+        return sum(self.requests_by_draft_limit[:k])
+
+    def mean_k(self, draft_tokens: int) -> int:
+        """The K at which the requests have about so many draft tokens in all, at least 1 if any."""
+        if not draft_tokens:
+            return 0
+        return max(1, round(draft_tokens / self.requests))
 
     def cost_k(self, k: int, k_max: int) -> int:
         """The K of steps that take as long as one at `k`, where some requests may have fewer."""
@@ -64,7 +73,7 @@ class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
     Calls come in step order. A step is observed after `choose` of the next one, or later, when up
-    to `max_deferred_steps` steps are observed in a row. Steps that made nothing may be left out.
+    to `max_unobserved_steps` steps are observed in a row. Steps that made nothing may be left out.
     """
 
     @property
@@ -76,7 +85,7 @@ class Policy(Protocol):
         """The largest K that `choose` may return next: the KV cache needs slots for its drafts."""
 
     @property
-    def max_deferred_steps(self) -> int:
+    def max_unobserved_steps(self) -> int:
         """Steps that may run before they are observed, all in a row."""
 
     def choose(self, load: Load) -> int:

@@ -1,4 +1,4 @@
-"""Every constant of the policy, in one place."""
+"""Every constant of the controller, in one place."""
 
 from __future__ import annotations
 
@@ -7,45 +7,55 @@ from typing import NamedTuple
 
 
 class CostTerms(NamedTuple):
-    """A step at K takes step + requests * (request + draft * K) + drafter_pass, if K > 0."""
+    """A step at K takes step + requests * (request + draft_token * K) seconds, and drafter_pass
+    more if K > 0."""
 
     step: float
     request: float
-    draft: float
+    draft_token: float
     drafter_pass: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Variances are of natural logarithms of seconds: 0.01 means about 10%.
+    """The constants, by what they are used for.
 
-    LOG: measured, in bench/LOG.md. Simulated: where `aerie simulate` and the tests of this package
-    stop getting better. A quantity that shares a figure is named where it is used.
+    A variance is that of the natural logarithm of seconds: 0.01 is a standard deviation of about
+    10%. "Measured" refers to bench/LOG.md. "Simulated" is where `aerie simulate` and the tests of
+    this package stop getting better.
     """
 
-    averaging_steps: int = 16  # steps in an exponential average: of noise, of seconds per token
-
     # Acceptance.
-    memory: float = 1000.0  # first drafts (standard error 1.5%), steps of traffic remembered
-    prior_acceptance: float = 0.7  # of a first draft before any: between the published heads
+    acceptance_memory: float = 1000.0  # first draft tokens remembered: a standard error of 1.5%
+    prior_acceptance: float = 0.7  # of a first draft token before any: between published heads
+    prior_trials: float = 16.0  # how many trials a prior weighs
 
-    # Seconds of a step.
-    guess: CostTerms = CostTerms(1.0, 0.01, 0.008, 0.15)  # noqa: RUF009 - it is immutable
-    # Relative; mild, so that what looks cheap is tried and then measured.
-    step_noise: float = 0.01  # variance of one step around what its batch and K take (LOG: 8%)
-    outlier: float = 3.0  # standard deviations beyond which one step is a pause, two a new pace;
-    # also how many times smaller that of noise becomes when a disturbance ends
-    pace_noise: float = 0.005  # variance a second by which the whole machine's pace wanders (LOG)
-    drift: float = 1e-4  # variance a second by which one K's cost wanders from the others'
-    unmeasured_variance: float = 0.25  # of a cost that service has not measured, the largest:
-    # beside a busy process steps took up to 3.5 times as long, which is within two deviations
-    settling_s: float = 0.1  # seconds for which a plain step after drafts is slow (LOG: 22 changes)
+    # Seconds of a steady step.
+    step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%
+    noise_memory_steps: int = 16  # steps in the average of that variance
+    outlier_deviations: float = 3.0  # a step counts as no further than that from its cost
+    cost_noise: float = 5e-4  # variance a second by which a cost wanders
+    # Variance of a cost that service has not measured: beside a busy process, steps of the
+    # calibration took up to 3.5 times as long, which is within two and a half deviations.
+    unmeasured_variance: float = 0.25
+    octave_variance: float = 0.25  # more at twice or half the batch that was measured
+    settling_s: float = 0.1  # a plain step so soon after drafts is slow; measured: 22 changes
+    # Proportions by which a cost is carried to a K that nobody measured; mild, so that what looks
+    # cheap is tried and then measured.
+    guessed_terms: CostTerms = CostTerms(1.0, 0.01, 0.008, 0.15)  # noqa: RUF009 - it is immutable
+
+    # Seconds to read a prompt token.
+    read_memory_steps: int = 16  # steps with prompts in the average
+    read_cost_deviation: float = 0.5  # standard deviation of its logarithm
+    traffic_memory_steps: float = 1000.0  # steps in the average of prompt and output tokens
 
     # The choice.
-    hysteresis: float = 0.01  # gain that another K must promise; simulated: fewer than 1 switch/s
+    hysteresis: float = 0.01  # gain that another K must promise; simulated: under 1 switch a second
+    prediction_steps: int = 16  # steps for which predictions hold; measured: 28 us each
+    unsettled_prediction_steps: int = 2  # the same while the batch or its K is new
 
     # Probes: trials of another K.
     optimism: float = 2.0  # standard deviations by which a K may be better than it looks
     probe_steps: int = 2  # steady steps of a probe: noise of 7%, below what K differ by
-    probe_share: float = 0.006  # of the tokens may be lost to probes; control is to cost 1% in all
-    probe_saved_s: float = 60.0  # seconds for which unused allowance lasts: not spent on a burst
+    probe_share: float = 0.006  # share of the tokens that probes may lose; all control may cost 1%
+    allowance_s: float = 60.0  # seconds for which unused allowance lasts: not spent on a burst

@@ -212,7 +212,7 @@ class DraftingScheduler(Scheduler):
         thread it does: then the policy learns from several steps in a row, with warm caches."""
         if not self._alone:
             self.recorder.tell(self.policy)
-        elif self.recorder.untold >= self.policy.max_deferred_steps:
+        elif self.recorder.untold >= self.policy.max_unobserved_steps:
             with self.recorder.controlling():
                 self.recorder.tell(self.policy)
         return super().get_grammar_bitmask(scheduler_output)

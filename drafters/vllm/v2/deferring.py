@@ -31,8 +31,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class DeferringSpeculator(DraftModelSpeculator):
-    """A speculator that keeps the target's hidden states of up to MAX_DEFERRED_STEPS steps at K = 0 on the
-    device, and enters them into the head's KV cache together.
+    """A speculator that keeps the target's hidden states of up to MAX_DEFERRED_STEPS steps at K = 0
+    on the device, and enters them into the head's KV cache together.
 
     No step waits for the device, and only the device knows how many drafts were accepted. So a
     request's part of a pass has a place for each of its tokens that the target read, and for

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from app.engine.calibration import calibrate
+from app.observability.k_reason import k_reason
 from bench.simulate.hardware import Hardware
 from drafters.control.controller import Controller
 from drafters.control.policy import Load
@@ -83,7 +84,7 @@ def test_drafts_that_looked_dear_in_the_calibration_alone_are_tried_again(reques
     """As it was seen: 3.5 times as long with drafts, in the four steps of the calibration."""
     policy = calibrated(lambda n, k: SMOLLM2.steady(n, k) * (3.5 if k else 1.0))
     policy.choose(Load(requests))
-    assert policy.snapshot()["k"] == 0 and policy.snapshot()["why"].startswith("off: at")
+    assert policy.snapshot()["k"] == 0 and k_reason(policy.snapshot()).startswith("off: at")
     assert seconds_until_drafts(policy, requests, 0) < COME_BACK_S
 
 

@@ -35,9 +35,9 @@ def test_nonsense_is_refused_by_field(fields: dict[str, Any], wrong: str) -> Non
 
 
 def test_a_k_beyond_the_largest_is_refused() -> None:
-    assert FIXED.within(3) is FIXED
+    assert FIXED.validated_for(3) is FIXED
     with pytest.raises(ObjectiveError) as caught:
-        FIXED.within(2)
+        FIXED.validated_for(2)
     assert (caught.value.field, caught.value.problem) == ("k", "must be at most 2, not 3")
 
 

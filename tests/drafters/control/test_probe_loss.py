@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.control.controller import DRAFT, PLAIN, Controller
+from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.policy import Load, Step
+from drafters.control.probes import DRAFT, PLAIN
 from drafters.control.tuning import Tuning
 
 PLAIN_S, DRAFTER_S = 5e-3, 5e-4  # of a step at K = 0, of a drafter pass

@@ -47,7 +47,7 @@ class RandomK:
 
     def __init__(self, k_max: int, random: Random) -> None:
         self.k_max = self.k_limit = k_max
-        self.max_deferred_steps = 1
+        self.max_unobserved_steps = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
         self.accepted = 0

@@ -173,7 +173,7 @@ class WatchedSequential(Watched, SequentialDrafter):
 class ScriptedPolicy:
     """A policy that does as it is told."""
 
-    k_max, k, max_deferred_steps = K_MAX, 0, 1
+    k_max, k, max_unobserved_steps = K_MAX, 0, 1
 
     @property
     def k_limit(self) -> int:
@@ -406,7 +406,7 @@ class SchedulerHarness:
         limits = [self._limit(name) for name, unread in rows if not unread]
         assert load.requests == len(limits)
         for k in range(K_MAX + 1):
-            assert load.drafts(k) == sum(min(limit, k) for limit in limits)
+            assert load.draft_tokens_at(k) == sum(min(limit, k) for limit in limits)
         self.seen["limited"] += bool(load.requests_by_draft_limit)
 
     def _check_counts(self, drafts: list[list[int]]) -> None:

@@ -35,7 +35,7 @@ class Slow(ScriptedPolicy):
 
 
 @pytest.mark.parametrize(
-    ("executor", "max_deferred_steps", "learned"),
+    ("executor", "max_unobserved_steps", "learned"),
     [
         (UniProcExecutor, 1, [0, 1, 1, 1, 1, 1, 1]),
         (UniProcExecutor, 3, [0, 0, 0, 3, 0, 0, 3]),
@@ -45,7 +45,7 @@ class Slow(ScriptedPolicy):
 )
 def test_learning_counts_where_nothing_else_runs_meanwhile(
     executor: type,
-    max_deferred_steps: int,
+    max_unobserved_steps: int,
     learned: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -53,7 +53,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     config.parallel_config.distributed_executor_backend = executor
     harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
     harness.scheduler.policy = harness.told = told = Slow()
-    told.max_deferred_steps = max_deferred_steps
+    told.max_unobserved_steps = max_unobserved_steps
     for module in (scheduler, step_recorder):
         monkeypatch.setattr(module, "perf_counter", told.clock)
     harness.arrive(prompt=4, most=60)

@@ -1,0 +1,167 @@
+"""Write docs/choice-of-k.md from the controller's own figures: python -m docs.choice_of_k"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
+from drafters.control.policy import Load
+from drafters.markdown import columns
+
+PAGE = Path(__file__).with_name("choice-of-k.md")
+K_MAX = 5
+# Median milliseconds of steps of SmolLM2-135M on two cores, by requests and K, and how many of
+# 1,000 drafts were accepted up to each position: recorded while it answered HumanEval prompts.
+MILLISECONDS = {
+    1: (19.5, 25.9, 24.2, 24.3, 23.9, 24.9),
+    4: (23.2, 28.4, 28.2, 29.7, 32.7, 35.7),
+    16: (28.1, 41.0, 47.8, 51.8, 56.1, 60.4),
+    32: (38.7, 110.3, 113.2, 135.3, 144.6, 153.8),
+}
+DRAFTS, ACCEPTED = 1000, (580, 273, 139, 52, 29)
+EXAMPLE = 4  # requests
+BAR = 40  # characters of the longest bar
+TEXT = """\
+# How K is chosen
+
+Made from `drafters/control` by `python -m docs.choice_of_k`; a test keeps it so.
+
+[K](glossary.md#k) is how many draft tokens each request gets in a step. More draft tokens make more
+tokens a step, and longer steps. The controller chooses the K with the most tokens per second. It
+knows two things: what a step takes at each K, and how often a draft token is accepted at each
+position. This page follows them from a load to a K, with the figures of SmolLM2-135M on two cores.
+
+## One choice
+
+{example} requests are running. Steps were timed at each K, and of {drafts:,} drafts {first} were
+accepted at the first position, {second} also at the second, and so on.
+
+Tokens of a step: each request makes one by itself, and as many as are accepted on average.
+
+    tokens(K) = requests * (1 + p1 + p2 + ... + pK),  p1 = {p1}, p2 = {p2}, ...
+    tokens({best}) = {example} * (1 + {sum}) = {tokens}
+
+Tokens per second: divide by the seconds of a step. The best K is marked.
+
+    {example} requests: tokens(K) / seconds(K)
+
+{figure}
+
+## Every load has its own K
+
+The same acceptance, and the times of steps with more requests. A batch of many requests uses the
+machine fully without drafts: what the target verifies then takes its full time.
+
+{table}
+
+## In the order of a step
+
+1. `DraftingScheduler` puts a step together and describes it as a `Load`: how many requests decode,
+   how many draft tokens are verified, how many prompt tokens are read
+   (`drafters/control/policy.py`).
+2. `Controller.choose` returns K for the drafter pass at the end of that step. These draft tokens
+   are verified in the next step.
+3. The step runs. `Controller.observe` gets its seconds, its tokens, and how many draft tokens were
+   verified and accepted at each position.
+4. `Acceptance` counts them. `CostTable` averages the seconds of *steady* steps: those that verify
+   as many draft tokens as they draft. `ReadCosts` learns what prompts take.
+5. From these, `choose` predicts every K again (`predictions.py`), at once when the batch changes
+   and else every few steps.
+
+On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen. A step between two of
+them counts for the larger one, as that one's graph runs it.
+
+## What keeps a choice from being a guess
+
+- **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
+- **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
+  batch that was measured. A K that could be better with {optimism:g} standard deviations in its
+  favour is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the speed-up is
+  counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
+- **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
+  until drafts would have saved that much time.
+- **Order.** More draft tokens never make a step shorter. Estimates that say so are averaged, each
+  with the weight of its certainty.
+- **Pauses.** A step that takes far longer than its estimate counts as {outlier:g} standard
+  deviations at most.
+
+`Objective` can fix K, switch drafts off, or hold a time per token
+([speculation.md](speculation.md#objectives)). `without_drafts` estimates what the tokens of a step
+would have taken at K = 0: the speed-up is counted from that. All constants are in `tuning.py`, each
+with its reason. Why the controller has these parts and no others:
+[decision 0027](decisions/0027-readable-controller.md).
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    controller = _controller()
+    rows = _rows(controller, EXAMPLE)
+    best = max(rows, key=lambda row: row["tokens_per_second"])
+    shares = [count / DRAFTS for count in ACCEPTED]
+    tuning = controller._tuning
+    return TEXT.format(
+        example=EXAMPLE,
+        drafts=DRAFTS,
+        first=ACCEPTED[0],
+        second=ACCEPTED[1],
+        p1=shares[0],
+        p2=shares[1],
+        best=best["k"],
+        sum=f"{sum(shares[: best['k']]):.3f}",
+        tokens=f"{best['step_tokens']:.2f}",
+        figure=_figure(rows, best),
+        table=_table(controller),
+        hysteresis=tuning.hysteresis,
+        optimism=tuning.optimism,
+        probe_steps=tuning.probe_steps,
+        share=tuning.probe_share,
+        outlier=tuning.outlier_deviations,
+    )
+
+
+def _controller() -> Controller:
+    """A controller that knows the recorded times and acceptance."""
+    controller = Controller(K_MAX)
+    controller.load_calibration(
+        Cell(requests, k, milliseconds / 1e3, steps=100)
+        for requests, row in MILLISECONDS.items()
+        for k, milliseconds in enumerate(row)
+    )
+    for _ in range(100):  # until nothing is left of the prior
+        controller.acceptance.observe(DRAFTS, (DRAFTS,) * K_MAX, ACCEPTED)
+    return controller
+
+
+def _rows(controller: Controller, requests: int) -> list[Any]:
+    """What the controller predicts of each K at `requests` requests."""
+    controller.choose(Load(requests))
+    return list(controller.snapshot()["costs"])
+
+
+def _figure(rows: list[Any], best: Any) -> str:
+    """A bar of tokens per second for each K."""
+    lines = []
+    for row in rows:
+        rate = row["tokens_per_second"]
+        length = round(BAR * rate / best["tokens_per_second"])
+        figures = f"{row['step_tokens']:.2f} / {row['step_seconds']:.4f} s = {rate:3.0f}"
+        mark = " <- chosen" if row is best else ""
+        lines.append(f"    K = {row['k']}   {figures}  {'#' * length}{mark}")
+    return "\n".join(lines)
+
+
+def _table(controller: Controller) -> str:
+    """Tokens per second by requests and K."""
+    table = [["requests", *(f"K = {k}" for k in range(K_MAX + 1)), "best K"]]
+    for requests in MILLISECONDS:
+        rates = [row["tokens_per_second"] for row in _rows(controller, requests)]
+        cells = [f"{rate:.0f}" for rate in rates]
+        table.append([str(requests), *cells, str(rates.index(max(rates)))])
+    return "\n".join(columns(table))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,53 @@
+"""Seconds that the target and the drafter take to read tokens which no step has made."""
+
+from __future__ import annotations
+
+from drafters.control.policy import Load
+from drafters.control.tuning import Tuning
+
+
+class PerTokenCost:
+    """Least-squares slope of seconds over tokens, through the origin, with forgetting."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._weight = 1.0 / tuning.read_memory_steps  # of the newest step
+        self._tokens_times_seconds = 0.0  # averages
+        self._tokens_squared = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per token; 0 before the first observation."""
+        if not self._tokens_squared:
+            return 0.0
+        return self._tokens_times_seconds / self._tokens_squared
+
+    def observe(self, tokens: float, extra_seconds: float) -> None:
+        """Learn from a step that read `tokens` and took `extra_seconds` more than without them."""
+        product = tokens * max(0.0, extra_seconds)
+        self._tokens_times_seconds += self._weight * (product - self._tokens_times_seconds)
+        self._tokens_squared += self._weight * (tokens * tokens - self._tokens_squared)
+
+
+class ReadCosts:
+    """Seconds per token of the target, which reads prompts, and of the drafter, which reads
+    prompts and whatever was made while it did not run."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.target = PerTokenCost(tuning)
+        self.drafter = PerTokenCost(tuning)
+
+    @property
+    def drafter_price(self) -> float:
+        """Seconds for the drafter to read a token: at most the target's, whose estimate is always
+        fresh. Whichever is unknown is taken to be like the other."""
+        target, drafter = self.target.seconds, self.drafter.seconds
+        if not target or not drafter:
+            return target or drafter
+        return min(target, drafter)
+
+    def prompt_seconds(self, load: Load, drafting: bool) -> float:
+        """Seconds of a step in which the target, and a drafter that runs, read its prompts."""
+        per_token = self.target.seconds
+        if drafting:
+            per_token += self.drafter.seconds
+        return load.prefill_tokens * per_token

@@ -78,8 +78,8 @@ them counts for the larger one, as that one's graph runs it.
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
 - **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
   batch that was measured. A K that could be better with {optimism:g} standard deviations in its
-  favour is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the speed-up is
-  counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
+  favour is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the
+  speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
 - **Order.** More draft tokens never make a step shorter. Estimates that say so are averaged, each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,8 +32,8 @@ class MeasuredCost:
     """What steps of about one batch at one K took."""
 
     requests: float
-    log_seconds: float  # mean of the natural logarithm of a step's seconds
-    variance: float  # of `log_seconds` when it was last measured
+    cost: float  # natural logarithm of a step's seconds at pace 0
+    variance: float  # of `cost` when it was last measured
     steps: int
     measured_at_s: float  # busy seconds of the engine until then
 
@@ -40,8 +41,9 @@ class MeasuredCost:
 class CostTable:
     """The seconds of a steady step by batch and K.
 
-    Each batch and K that ran has an average over its latest steps. Its variance falls with every
-    step and grows with time, as the machine does not stay the same: a hot device, a busy neighbour.
+    A step takes exp(cost + pace) seconds. Each batch and K that ran has a cost, of which every step
+    corrects a part. Its variance falls with every step and grows with time. The pace is what all K
+    have in common just now: a hot device, a busy neighbour. Steps of one K tell it for all.
     Batches and K between measured ones are interpolated; a K beyond all of them is estimated in the
     proportion of `Tuning.guessed_terms`. Costs never fall with K: isotonic regression.
     """
@@ -50,6 +52,7 @@ class CostTable:
         self._tuning = tuning
         self._by_k: dict[int, dict[int, MeasuredCost]] = {k: {} for k in ks}  # then by bucket
         self._noise = tuning.step_noise  # variance of one step around its cost, of late
+        self._pace = 0.0  # natural logarithm of how many times as long all steps take just now
         self._now_s = 0.0  # busy seconds of the engine
 
     @property
@@ -62,7 +65,7 @@ class CostTable:
         for cell in cells:
             self._by_k[cell.k][bucket_of(cell.requests)] = MeasuredCost(
                 requests=cell.requests,
-                log_seconds=math.log(cell.seconds),
+                cost=math.log(cell.seconds) - self._pace,
                 variance=self._tuning.unmeasured_variance,
                 steps=cell.steps,
                 measured_at_s=self._now_s,
@@ -77,7 +80,7 @@ class CostTable:
 
     def row(self, requests: int) -> dict[int, StepCost]:
         """What a steady step takes at each K."""
-        estimates = {k: self._estimate(requests, k) for k in self._by_k}
+        estimates = self._estimates(requests)
         variances = [estimate.variance for estimate in estimates.values()]
         logarithms = [math.log(estimate.seconds) for estimate in estimates.values()]
         rising = monotone(logarithms, [1.0 / variance for variance in variances])
@@ -93,17 +96,20 @@ class CostTable:
         measured = self._measured_cost(requests, k, seconds)
         variance = self._variance(measured, measured.requests)
         variance = min(self._tuning.unmeasured_variance, variance)
-        deviation = math.log(seconds) - self._scaled(measured, requests, k)
+        deviation = math.log(seconds) - self._pace - self._scaled(measured, requests, k)
         total_variance = variance + extra_variance + self._noise
         # A pause counts as no more than `outlier_deviations`.
         largest = self._tuning.outlier_deviations * math.sqrt(total_variance)
         deviation = max(-largest, min(largest, deviation))
         self._track_noise(deviation**2 - variance - extra_variance)
         weight = variance / total_variance  # as in a Kalman filter of one value
-        measured.log_seconds += weight * deviation
+        measured.cost += weight * deviation
         measured.variance = variance * (1.0 - weight)
         measured.steps += 1
         measured.measured_at_s = self._now_s
+        # The less of the variance is the cost's or the reading's, the more is the machine's.
+        machine_share = self._noise / total_variance
+        self._pace += machine_share * deviation / self._tuning.pace_memory_steps
 
     def _measured_cost(self, requests: int, k: int, seconds: float) -> MeasuredCost:
         """The entry of a batch and K; a new one begins at its estimate, or at `seconds`."""
@@ -111,10 +117,10 @@ class CostTable:
         bucket = bucket_of(requests)
         if bucket not in entries:
             if self.measured:
-                seconds = self._estimate(requests, k).seconds
+                seconds = self._estimates(requests)[k].seconds
             variance = self._tuning.unmeasured_variance
-            log_seconds = math.log(seconds)
-            entries[bucket] = MeasuredCost(requests, log_seconds, variance, 0, self._now_s)
+            cost = math.log(seconds) - self._pace
+            entries[bucket] = MeasuredCost(requests, cost, variance, 0, self._now_s)
         return entries[bucket]
 
     def _track_noise(self, squared: float) -> None:
@@ -123,35 +129,44 @@ class CostTable:
         noise = max(tuning.step_noise, squared)
         self._noise += (noise - self._noise) / tuning.noise_memory_steps
 
-    def _estimate(self, requests: int, k: int) -> StepCost:
-        """What a steady step takes at a batch and K now, by itself: other K may contradict it."""
-        if self._by_k[k]:
-            return self._between_batches(requests, k)
-        below = [other for other, entries in self._by_k.items() if entries and other < k]
-        above = [other for other, entries in self._by_k.items() if entries and other > k]
-        if below and above:
-            low, high = below[-1], above[0]
-            estimates = self._between_batches(requests, low), self._between_batches(requests, high)
-            share = (k - low) / (high - low)
-            seconds = (1.0 - share) * estimates[0].seconds + share * estimates[1].seconds
-            variance = max(estimate.variance for estimate in estimates)
-        else:
-            nearest = below[-1] if below else above[0]
-            measured = self._between_batches(requests, nearest)
-            guess = self._guessed_seconds
-            seconds = measured.seconds * guess(requests, k) / guess(requests, nearest)
-            variance = measured.variance
-        return StepCost(seconds, variance + self._tuning.unmeasured_variance)
+    def _estimates(self, requests: int) -> dict[int, StepCost]:
+        """What a steady step takes at each K, before their order is looked at."""
+        measured = {k: self._between_batches(requests, k) for k in self._by_k if self._by_k[k]}
+        ks = list(measured)  # rising
+        estimates = {}
+        for k in self._by_k:
+            if k in measured:
+                estimates[k] = measured[k]
+                continue
+            place = bisect_left(ks, k)
+            low, high = ks[max(0, place - 1)], ks[min(place, len(ks) - 1)]
+            if low == high:
+                estimates[k] = self._in_proportion(requests, k, low, measured[low])
+            else:
+                share = (k - low) / (high - low)
+                estimates[k] = self._between(measured[low], measured[high], share)
+        return estimates
+
+    def _between(self, low: StepCost, high: StepCost, share: float) -> StepCost:
+        """The cost of a K that was not measured, `share` of the way between two that were."""
+        seconds = (1.0 - share) * low.seconds + share * high.seconds
+        variance = max(low.variance, high.variance) + self._tuning.unmeasured_variance
+        return StepCost(seconds, variance)
+
+    def _in_proportion(self, requests: int, k: int, near_k: int, near: StepCost) -> StepCost:
+        """The cost of a K that was not measured, from the nearest one, all others being further."""
+        ratio = self._guessed_seconds(requests, k) / self._guessed_seconds(requests, near_k)
+        return StepCost(near.seconds * ratio, near.variance + self._tuning.unmeasured_variance)
 
     def _between_batches(self, requests: int, k: int) -> StepCost:
         """What a steady step takes at a K that was measured, from the batches next to this one."""
         low, high = self._neighbours(requests, k)
         distance = math.log(high.requests / low.requests)
         share = math.log(requests / low.requests) / distance if distance else 0.0
-        log_seconds = (1.0 - share) * self._scaled(low, requests, k)
-        log_seconds += share * self._scaled(high, requests, k)
+        cost = (1.0 - share) * self._scaled(low, requests, k)
+        cost += share * self._scaled(high, requests, k)
         nearest = high if share > 0.5 else low
-        return StepCost(math.exp(log_seconds), self._variance(nearest, requests))
+        return StepCost(math.exp(cost + self._pace), self._variance(nearest, requests))
 
     def _neighbours(self, requests: int, k: int) -> tuple[MeasuredCost, MeasuredCost]:
         """The measured batches of K below and above `requests`: one of them twice beyond all."""
@@ -167,10 +182,9 @@ class CostTable:
         return below or nearest, above or nearest
 
     def _scaled(self, measured: MeasuredCost, requests: int, k: int) -> float:
-        """Logarithm of the seconds of `requests` requests, from those of about as many, measured at
-        the same K."""
+        """The cost of `requests` requests, from that of about as many, measured at the same K."""
         guess = self._guessed_seconds
-        return measured.log_seconds + math.log(guess(requests, k) / guess(measured.requests, k))
+        return measured.cost + math.log(guess(requests, k) / guess(measured.requests, k))
 
     def _guessed_seconds(self, requests: int, k: int) -> float:
         """The guessed seconds of a step, but for a factor common to all steps."""

@@ -22,7 +22,7 @@ class Probe:
 
 
 class ProbeBudget:
-    """The tokens that probes may lose: a share of the tokens made, which is saved for a minute."""
+    """The tokens that probes may lose: a share of the tokens made in the last minute or so."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -32,11 +32,10 @@ class ProbeBudget:
         self.count_by_kind = dict.fromkeys((DRAFT, PLAIN, DEEPER, SHALLOWER), 0)
 
     def earn(self, step: Step) -> None:
-        """Add a step's share to the allowance. What is saved fades; a debt does not."""
-        saved = self.allowance_tokens
-        if saved > 0.0:
-            saved *= math.exp(-step.seconds / self._tuning.allowance_s)
-        self.allowance_tokens = saved + self._tuning.probe_share * step.tokens
+        """Add a step's share to the allowance. What was saved fades; a debt does not."""
+        if self.allowance_tokens > 0.0:
+            self.allowance_tokens *= math.exp(-step.seconds / self._tuning.allowance_s)
+        self.allowance_tokens += self._tuning.probe_share * step.tokens
 
     def begin(self, k: int, k_in_force: int) -> Probe:
         """Count and return a new probe of K. A step that drafts for the first time verifies
@@ -55,10 +54,6 @@ class ProbeBudget:
         lost = max(0.0, probe.lost_tokens)
         self.lost_tokens += lost
         self.lost_seconds += lost / tokens_per_second
-
-    def forgive_debt(self) -> None:
-        """Forget a debt, which a disturbance made and not the probes."""
-        self.allowance_tokens = max(0.0, self.allowance_tokens)
 
 
 def _kind(k: int, k_in_force: int) -> str:

@@ -32,6 +32,7 @@ class Tuning:
 
     # Seconds of a steady step.
     step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%
+    pace_memory_steps: int = 16  # steps in the average of the machine's pace
     noise_memory_steps: int = 16  # steps in the average of that variance
     outlier_deviations: float = 3.0  # a step counts as no further than that from its cost
     cost_noise: float = 5e-4  # variance a second by which a cost wanders

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.control.acceptance import Acceptance
+from drafters.control.policy import Load
 from drafters.control.tuning import Tuning
 
 TUNING = Tuning()
@@ -70,10 +71,32 @@ def test_after_long_without_drafts_few_new_ones_decide() -> None:
     for _ in range(2000):
         found.observe(6, (), ())
     assert found.conditional()[0] == pytest.approx(0.05, abs=0.01), "a mean does not fade"
-    assert found.trials[0] == pytest.approx(TUNING.averaging_steps)
+    assert found.trials[0] == pytest.approx(TUNING.prior_trials)
     for _ in range(8):
         found.observe(6, [6, 6], [5, 4])
     assert found.conditional()[0] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((), [10.0, 19.0, 23.5, 24.4]),
+        # [i]: requests that may have more than i draft tokens.
+        ((10, 4, 0), [10.0, 19.0, 20.8, 20.8]),
+        ((0, 0, 0), [10.0, 10.0, 10.0, 10.0]),
+    ],
+)
+def test_tokens_are_the_targets_own_and_those_accepted(
+    limits: tuple[int, ...], expected: list[float]
+) -> None:
+    """Catches: the target's token left out, a position counted once too often, limits ignored."""
+    found = learned((0.9, 0.5, 0.2), steps=2000)
+    load = Load(10, requests_by_draft_limit=limits)
+    assert found.tokens(load) == pytest.approx(expected, rel=0.01)
+
+
+def test_tokens_without_a_drafter_are_the_targets_own() -> None:
+    assert Acceptance(0, TUNING).tokens(Load(7)) == [7.0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5), st.data()), max_size=20))

@@ -52,7 +52,8 @@ Tokens per second: divide by the seconds of a step. The best K is marked.
 ## Every load has its own K
 
 The same acceptance, and the times of steps with more requests. A batch of many requests uses the
-machine fully without drafts: what the target verifies then takes its full time.
+machine fully without drafts: what the [target](glossary.md#target) verifies then takes its full
+time.
 
 {table}
 

@@ -165,14 +165,11 @@ class Controller:
         )
 
     def _switch(self, predictions: Predictions) -> None:
-        """Put the best K in force if its value is higher by the hysteresis, and by the margin for
-        bad luck where the best is K = 0. K = 0 is left only once that pays."""
+        """Put the best K in force if its value is higher by the hysteresis. K = 0 is left only once
+        that pays."""
         best = predictions.best
         current = predictions.by_k[self._k]
-        wanted = (1.0 + self._tuning.hysteresis) * current.value
-        if best.k == 0 and self._k:
-            wanted *= self._luck_margin(predictions)
-        if best.value <= wanted:
+        if best.value <= (1.0 + self._tuning.hysteresis) * current.value:
             self._leaving_zero = LeavingZero()
             self._may_leave_zero_at_once = False
             return
@@ -182,14 +179,6 @@ class Controller:
         self._switches += 1
         self._leaving_zero = LeavingZero()
         self._may_leave_zero_at_once = False
-
-    def _luck_margin(self, predictions: Predictions) -> float:
-        """Factor by which K = 0 must be better while few drafts have been tried: bad luck at first
-        is not the end, and at K = 0 little is learned."""
-        lacking = 1.0 / self.acceptance.trials[0] - 1.0 / self._tuning.acceptance_memory
-        tokens = predictions.by_k[self._k].tokens
-        rejected_share = 1.0 - predictions.by_k[0].tokens / tokens
-        return math.exp(math.sqrt(max(0.0, lacking * rejected_share)))
 
     def _pays_to_leave_zero(self, predictions: Predictions) -> bool:
         """Whether drafts would by now have saved what the drafter must read before it can draft.

@@ -25,7 +25,7 @@ class KeyValueCache:
     """One pair of buffers `[batch, key heads, capacity, head size]` per layer.
 
     A pass calls `append` once per layer and then `advance`. `truncate` forgets the last entries:
-    masked slots and rejected tokens, after every step.
+    masked positions and rejected tokens, after every step.
     """
 
     def __init__(

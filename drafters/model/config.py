@@ -22,7 +22,7 @@ Method = Literal["p-eagle", "eagle3"]
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _TAPS_COUNT = "num_aux_hidden_states"
-# Keys of the mask token, which fills P-EAGLE's masked slots; the first that is there counts
+# Keys of the mask token, which fills P-EAGLE's masked positions; the first that is there counts
 # (vLLM's _init_parallel_drafting_params).
 PLACEHOLDERS = ("mask_token_id", "pard_token", "ptd_token_id")
 # Keys that change what vLLM computes, and the only value of each that `DraftHead` computes.
@@ -61,7 +61,7 @@ class HeadConfig:
     head_dim: int
     eagle_aux_hidden_state_layer_ids: tuple[int, ...]
     max_position_embeddings: int
-    # The mask token of P-EAGLE's masked slots; None: EAGLE-3, which drafts one by one.
+    # The mask token of P-EAGLE's masked positions; None: EAGLE-3, which drafts one by one.
     ptd_token_id: int | None = None
     draft_vocab_size: int | None = None  # None: the target's vocabulary
     rms_norm_eps: float = 1e-5

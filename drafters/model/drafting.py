@@ -30,7 +30,7 @@ def draft(
 def _in_one_pass(
     head: DraftHead, cache: KeyValueCache, tokens: torch.Tensor, hidden: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """P-EAGLE: masked slots, of mask token and `mask_hidden`, follow the last real entry."""
+    """P-EAGLE: masked positions, of mask token and `mask_hidden`, follow the last real entry."""
     slots = count - 1
     ids = torch.cat([tokens, tokens.new_full((slots,), head.config.ptd_token_id)])
     hidden = torch.cat([hidden, head.fuse(head.mask_hidden).expand(slots, -1)])

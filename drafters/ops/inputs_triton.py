@@ -2,7 +2,7 @@
 
     plan    where each request's tokens begin and end, from what the device knows of the step
     enter   ids, positions and KV cache slots of every token; the hidden states of entered ones
-    spread  the rows that `fc` made, and the shared hidden state in masked slots
+    spread  the rows that `fc` made, and the shared hidden state in masked positions
 
 A token finds its request by a binary search of `begin`. Each hidden state is read and written once:
 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and 20
@@ -127,7 +127,7 @@ def enter_kernel(
 def spread_kernel(
     rows, count, combined, shared, out, hidden, STEPS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Copy combined states to their tokens, the shared state to masked slots."""
+    """Copy combined states to their tokens, the shared state to masked positions."""
     token = tl.program_id(0).to(tl.int64)
     owner = _owner(rows, count, token, STEPS)
     offset = token - tl.load(rows + 7 * count + owner)

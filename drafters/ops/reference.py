@@ -19,7 +19,7 @@ class Requests:
     slot: torch.Tensor  # row in the store, and among the tokens
     start: torch.Tensor  # positions start..end-1 are entered in this pass
     scheduled: torch.Tensor  # hidden states of positions from here on came with this step
-    end: torch.Tensor  # positions from here on are masked slots
+    end: torch.Tensor  # positions from here on are masked positions
     stop: torch.Tensor  # keys and values of positions from here on are not stored
     newest: torch.Tensor  # the token at `end`
     begin: torch.Tensor  # its first token in the pass
@@ -150,7 +150,7 @@ def spread(
     found: Requests, combined: torch.Tensor, shared: torch.Tensor, count: int
 ) -> torch.Tensor:
     """The head's hidden states for `count` tokens, `[count, hidden]`: rows of `combined`
-    `[entries, hidden]` for entered tokens, `shared` `[hidden]` in masked slots."""
+    `[entries, hidden]` for entered tokens, `shared` `[hidden]` in masked positions."""
     _, _, masked, rows = owners(found, count)
     out = shared.expand(count, -1).clone()
     out[~masked] = combined[rows]

@@ -30,7 +30,7 @@ HEADS: dict[str, list[str]] = {
                 "--mask-token", tokenizer.MASK],
     "eagle3": ["--method", "eagle3", "--layers", "1"],
 }  # fmt: skip
-# A masked slot must infer from its anchor what EAGLE-3 reads in the draft before it: the later
+# A masked position must infer from its anchor what EAGLE-3 reads in the draft before it: the later
 # slots begin to learn only after some 300,000 anchors (bench/LOG.md).
 TIMES = {"p-eagle": 8.0, "eagle3": 1.0}
 TAPS = ("2", "6", "10")

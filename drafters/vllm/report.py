@@ -15,7 +15,7 @@ class DrafterReport:
 
         Keys: `proposer` and `head` (class names), `parallel` (all K tokens in one pass),
         `k` (draft tokens per step), `parameters` (count, tensors shared with the target
-        included), `mask_hidden` (the learned state of the masked slots is loaded and not
+        included), `mask_hidden` (the learned state of the masked positions is loaded and not
         all zero; a head without it is no P-EAGLE head).
         """
         runner = self.model_runner  # V1 has a drafter, V2 a speculator

@@ -19,7 +19,7 @@ MAX_LENGTH = 2048
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MASK = "<|mask|>"  # the mask token of P-EAGLE's masked slots; never occurs in text
+MASK = "<|mask|>"  # the mask token of P-EAGLE's masked positions; never occurs in text
 SPECIAL = (END_OF_TEXT, IM_START, IM_END, MASK)
 # Not special: decoding must show these to the tool parser, also with skip_special_tokens.
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

@@ -43,7 +43,7 @@ class Drafter(EagleProposer, ABC):
     subclass says how drafts are made, in the same pass or one by one.
     """
 
-    slots_per_draft: int  # masked slots in a pass for each draft of a request after its first
+    slots_per_draft: int  # masked positions in a pass for each draft of a request after its first
     carries: bool  # whether a pass continues from the hidden states of the one before
 
     def __init__(

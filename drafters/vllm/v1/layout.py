@@ -1,14 +1,15 @@
 """The layout of a drafter pass: which tokens of which requests, in which order.
 
 A request's part of a pass is the positions that are entered (kv_state.py), then for P-EAGLE
-(arXiv 2602.01469, section 3) one masked slot for each draft after the first:
+(arXiv 2602.01469, section 3) one masked position for each draft token after the first:
 
     positions   start .. end-1   end .. end+k-2
     token       the next one     the mask token
     hidden      the target's     the shared one
     draft from  the last one     all
 
-EAGLE-3 has no masked slots. Its drafts after the first come from passes of their own (`following`).
+EAGLE-3 has no masked positions. Its draft tokens after the first come from passes of their own
+(`following`).
 
 All of it is computed on the host, which knows a step's accepted tokens.
 """
@@ -46,7 +47,7 @@ class Layout:
     slots: Ints  # where keys and values go in the KV cache
     queries: npt.NDArray[np.int32]  # [requests + 1], first token of each request
     context: npt.NDArray[np.int32]  # [requests], tokens attended to, from `first`
-    masked: Ints  # [masks], tokens that are masked slots
+    masked: Ints  # [masks], tokens that are masked positions
     held: Ints  # [held], tokens whose hidden state was stored in an earlier step
     held_from: Ints  # [held], their rows in the store
     fresh: Ints  # [fresh], tokens whose hidden state came with this step

@@ -14,8 +14,8 @@ from drafters.vllm.v1.layout import Rows
 
 
 class ParallelDrafter(Drafter):
-    """Runs a P-EAGLE head. Drafts after the first come from masked slots (layout.py), which hold
-    the mask token and a learned hidden state."""
+    """Runs a P-EAGLE head. Draft tokens after the first come from masked positions (layout.py),
+    which hold the mask token and a learned hidden state."""
 
     slots_per_draft = 1
     carries = False

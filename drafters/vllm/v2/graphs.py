@@ -25,9 +25,10 @@ class Graphs:
     """CUDA graphs of the pass, one for each of `captured_ks` and batch size.
 
     Each K has a manager of vLLM's, which knows one query length. The graph of K has 2 K tokens of
-    each request: the K drafts that were verified, the token after them, and K - 1 masked slots for
-    K more. A pass that enters or drafts fewer, as when K changes, uses it too, padded with masked
-    slots that nothing reads. There are graphs for as many requests as the target's graphs hold.
+    each request: the K draft tokens that were verified, the token after them, and K - 1 masked
+    positions for K more. A pass that enters or drafts fewer, as when K changes, uses it too, padded
+    with masked positions that nothing reads. There are graphs for as many requests as the target's
+    graphs hold.
 
     The managers are attributes of the speculator, `owner`: that is where vLLM looks for those that
     it drops, by setting them to None, when it has measured the memory of graphs

@@ -26,8 +26,8 @@ class ParallelSpeculator(DeferringSpeculator):
     """The counterpart of `drafters.vllm.v1.parallel.ParallelDrafter`; the most similar one in vLLM
     is DFlash's (v1/worker/gpu/spec_decode/dflash/speculator.py).
 
-    A pass that drafts K has K - 1 masked slots of each request, and drafts from them and from the
-    last place before them.
+    A pass that drafts K has K - 1 masked positions of each request, and drafts from them and from
+    the last place before them.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ParallelSpeculator(DeferringSpeculator):
         if self._tokens(input_batch, k) > self.max_num_tokens:
             self._catch_up(input_batch, states)
         if self._tokens(input_batch, k) > self.max_num_tokens:
-            k = 0  # the scheduler leaves room for masked slots, vLLM's warm-up does not
+            k = 0  # the scheduler leaves room for masked positions, vLLM's warm-up does not
         self._pass(input_batch, states, num_rejected, k)
         self._held[input_batch.idx_mapping_np] = 0
         return drafts

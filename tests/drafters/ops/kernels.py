@@ -82,7 +82,7 @@ def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any
 @given(passes(), st.sampled_from([(1, 3), (2, 8), (3, 5)]))
 def test_inputs_are_those_of_the_layout(case: Any, shape: tuple[int, int]) -> None:
     """Catches: off by one where a request, a block or the history ends; K of 0 and 1, which have
-    no masked slot; the ring's turn; a held state taken for a fresh one; a tap out of place."""
+    no masked position; the ring's turn; a held state taken for a fresh one; a tap out of place."""
     kernel, expected, planned = both(*case, *shape)
     for name, *three in zip(
         ("ids", "positions", "slots", "gathered", "spread"), kernel, expected, planned, strict=True

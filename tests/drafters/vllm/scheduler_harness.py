@@ -39,7 +39,7 @@ from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
 
 MODELS = Path(__file__).parents[3] / "models" / "embedded"
-MASK, SHARED = 99, -1.0  # token and hidden state of a masked slot
+MASK, SHARED = 99, -1.0  # token and hidden state of a masked position
 CARRIED = 0.25  # by which a state that a pass hands on differs from the one that it read
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
 

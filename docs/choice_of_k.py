@@ -83,6 +83,8 @@ them counts for the larger one, as that one's graph runs it.
   speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
+- **Pace.** A busy neighbour slows steps at every K. What a well-known cost does not explain is the
+  machine's pace, averaged over the last {pace} steps, and moves the costs of all K.
 - **Order.** More draft tokens never make a step shorter. Estimates that say so are averaged, each
   with the weight of its certainty.
 - **Pauses.** A step that takes far longer than its estimate counts as {outlier:g} standard
@@ -119,6 +121,7 @@ def page() -> str:
         optimism=tuning.optimism,
         probe_steps=tuning.probe_steps,
         share=tuning.probe_share,
+        pace=tuning.pace_memory_steps,
         outlier=tuning.outlier_deviations,
     )
 

@@ -81,7 +81,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.add_middleware(
         AuthMiddleware,
         admission=admission,
-        engine=engine,
+        serves=lambda: engine.ready,
         metered=metered,
         public=files.PATHS if settings.server.page else frozenset(),
     )

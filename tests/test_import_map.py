@@ -27,6 +27,7 @@ HEAD_FILES = HEAD_CONFIG | {"drafters.model.head_values"}  # torch for its own f
 BASE = {"app", "app.background", "app.errors", "app.observability", "app.settings"}
 # How much JSON a text holds, and where work on it runs.
 SIZED = {"app.json_structure", "app.offload"}
+USAGE = {"app.request_usage"}  # what a request used of the engine; set above, counted below
 CONFIGURATION = {"app.engine.configuration"}
 # The engine and what lies below it.
 ENGINE = CONFIGURATION | {"app.engine", "app.llm", "app.serving", "app.validation"}
@@ -59,14 +60,15 @@ MAP: dict[str, set[str]] = {
     "app.errors": {"app"},
     "app.json_structure": set(),
     "app.offload": set(),
+    "app.request_usage": set(),
     "app.observability": {"app", "app.errors", "drafters.log_records"} | POLICY,
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
-    "app.llm": BASE | POLICY | {"app.validation", "drafters.vllm.own_drafter"},
+    "app.llm": BASE | POLICY | USAGE | {"app.validation", "drafters.vllm.own_drafter"},
     "app.declaration": BASE | {"app.validation"},
-    "app.serving": BASE | SIZED | {"app.declaration", "app.llm", "app.validation"},
-    "app.endpoints": BASE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
+    "app.serving": BASE | SIZED | USAGE | {"app.declaration", "app.llm", "app.validation"},
+    "app.endpoints": BASE | USAGE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
     "app.engine.configuration": {
         *("app", "app.errors", "app.settings", "drafters.vllm.cpu_matmul"),
         *("drafters.config", "drafters.graph_sizes"),
@@ -80,8 +82,7 @@ MAP: dict[str, set[str]] = {
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
-    "app.http": BASE
-    | {"app.admission", "app.declaration", "app.engine", "app.llm", "app.validation"},
+    "app.http": BASE | USAGE | {"app.admission", "app.declaration", "app.validation"},
     "app.http.body": {"app.errors", "app.settings"} | SIZED,
     "app.routes": BASE
     | CONFIGURATION

@@ -12,7 +12,7 @@ from app.declaration.answers import AnswerFormat
 from app.declaration.endpoint import Endpoint, Payload, ServingParts
 from app.declaration.model_facts import ModelFacts
 from app.errors import ApiError
-from app.llm.request_usage import count_tokenized
+from app.request_usage import count_tokenized
 from app.validation import message_checks, replay
 from app.validation.fields import (
     CACHE,

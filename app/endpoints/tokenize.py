@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from app.declaration.endpoint import Endpoint, Payload, ServingParts
 from app.declaration.model_facts import ModelFacts
-from app.llm.request_usage import count_tokenized
+from app.request_usage import count_tokenized
 from app.validation import message_checks, replay
 from app.validation.field_checks import check_token_count, check_token_ids
 from app.validation.fields import EVERYWHERE, TEMPLATE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
@@ -9,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission.controller import AdmissionController
 from app.admission.tenants import Identity
-from app.engine.supervisor import Engine
 from app.errors import ApiError
 from app.http import deadline
 from app.http.errors import body
@@ -31,13 +32,13 @@ class AuthMiddleware:
         self,
         app: ASGIApp,
         admission: AdmissionController,
-        engine: Engine,
+        serves: Callable[[], bool],
         metered: frozenset[str],
         public: frozenset[str] = frozenset(),
     ) -> None:
         self.app = app
         self._admission = admission
-        self._engine = engine
+        self._serves = serves  # whether the engine takes requests
         self._metered = metered  # paths whose requests count towards limits
         self._public = admission.public | public
 
@@ -64,7 +65,7 @@ class AuthMiddleware:
             await send(message)
 
         try:
-            if scope["path"] in self._metered and scope["method"] == "POST" and self._engine.ready:
+            if scope["path"] in self._metered and scope["method"] == "POST" and self._serves():
                 try:
                     await context.begin(timeout_of(scope, self._admission))
                 except ApiError as error:

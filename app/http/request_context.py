@@ -17,8 +17,8 @@ from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
 from app.errors import ApiError, shorten
 from app.http.deadline import Deadline
-from app.llm.request_usage import RequestUsage, set_current_usage
 from app.observability import metrics
+from app.request_usage import RequestUsage, set_current_usage
 
 _KEY = "aerie.request_context"
 # A lease lasts longer than any request: it ends by itself only if the gateway died.

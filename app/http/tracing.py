@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import SettingsError
 from app.http import request_context, request_id
-from app.llm.request_usage import set_trace_headers
+from app.request_usage import set_trace_headers
 
 PROVIDER = "aerie"
 _W3C = TraceContextTextMapPropagator()

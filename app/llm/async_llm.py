@@ -24,17 +24,12 @@ from app.llm.answer_logprobs import Alternatives, keep_answer_logprobs, watch_te
 from app.llm.cache_salt import tenant_cache_salt
 from app.llm.first_token import settle_first_token
 from app.llm.json_whitespace import bounded
-from app.llm.request_usage import (
-    RequestUsage,
-    current_usage,
-    searches_with_beams,
-    trace_headers,
-)
 from app.llm.stop_strings import hold_back_beginnings_only
 from app.llm.token_origins import attach, record, watch
 from app.llm.vllm_errors import ConstraintError, NonFiniteError, engine_lost
 from app.observability import metrics
 from app.observability.exposition import EXPOSITION
+from app.request_usage import RequestUsage, current_usage, searches_with_beams, trace_headers
 from app.validation.constraints import relax
 from drafters.config import MAX_K, REPORT_TOKENS
 from drafters.vllm.own_drafter import accept_undrafted

@@ -24,7 +24,7 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
 from app.llm.answer_logprobs import chosen_tokens
-from app.llm.request_usage import begin_beam_search
+from app.request_usage import begin_beam_search
 from app.serving.parsers import consistent
 
 

@@ -29,8 +29,8 @@ from app.endpoints import declared
 from app.llm.answer_logprobs import watch_texts
 from app.llm.async_llm import _corrected, is_watched, reports_logprobs, reports_tokens
 from app.llm.first_token import settle_first_token
-from app.llm.request_usage import RequestUsage
 from app.llm.token_origins import record, watch
+from app.request_usage import RequestUsage
 from app.serving.adapter import Adapter
 from app.settings import Settings
 

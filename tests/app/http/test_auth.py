@@ -19,8 +19,8 @@ from app.engine.supervisor import Phase
 from app.errors import ApiError
 from app.http.admin import admin_only
 from app.llm.first_token import FirstToken
-from app.llm.request_usage import count_tokenized, current_usage
 from app.main import create_app
+from app.request_usage import count_tokenized, current_usage
 from app.settings import load
 from app.validation.output_limit import OutputLimit
 from tests.app.phased_engine import PhasedEngine

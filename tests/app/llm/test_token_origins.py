@@ -14,8 +14,8 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from app.declaration.request_checks import check_request
 from app.errors import ApiError
-from app.llm.request_usage import RequestUsage
 from app.llm.token_origins import TokenLog
+from app.request_usage import RequestUsage
 from tests.app.scripted_engine import Client
 from tests.app.serving.test_whole_and_streamed import CALL, PARAMETERS
 

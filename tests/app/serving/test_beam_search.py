@@ -22,8 +22,8 @@ from vllm.v1.outputs import LogprobsLists
 
 from app.endpoints import declared
 from app.llm.async_llm import GatewayLLM
-from app.llm.request_usage import RequestUsage, current_usage
 from app.llm.steps import StepWatch
+from app.request_usage import RequestUsage, current_usage
 from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway

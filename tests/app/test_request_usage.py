@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams
 
 from app.llm.async_llm import GatewayLLM
-from app.llm.request_usage import RequestUsage, count_tokenized, current_usage, set_current_usage
+from app.request_usage import RequestUsage, count_tokenized, current_usage, set_current_usage
 from drafters.config import MAX_K
 
 

@@ -40,7 +40,8 @@ The modules, each knowing only those above it:
     acceptance   the share of draft tokens accepted at each position
     cost_table   seconds of a steady step by batch and K
     read_costs   seconds to read a prompt token
-    predictions  what each K would take and make at a load
+    traffic      prompts and outputs of late, and what the drafter has not read
+    predictions  what each K would take and make at a load (`Predictor`)
     probes       short trials of another K, and what they may lose
     report       rows and sums of the state
     controller   the choice, and learning from steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,29 +12,21 @@ from drafters.control.acceptance import Acceptance
 from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
-from drafters.control.predictions import KPrediction, Predictions
+from drafters.control.predictions import Predictions, Predictor, captured_k
 from drafters.control.probes import Probe, ProbeBudget
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
+from drafters.control.traffic import Traffic
 from drafters.control.tuning import Tuning
 
 
 @dataclass(slots=True)
-class Traffic:
-    """What the steps so far were about."""
-
-    prompt_tokens: float = 0.0  # of a step, averaged
-    output_tokens: float = 0.0  # of a step, averaged
-    unread_tokens_per_request: float = 0.0  # that the drafter has not read
-    seconds_without_drafts: float = math.inf  # since a step made or verified drafts
-
-
-@dataclass(slots=True)
 class LeavingZero:
-    """The account of what K = 0 has cost since drafts promised more."""
+    """What K = 0 has cost since drafts promised more, against the price of leaving it."""
 
-    forgone_seconds: float = 0.0  # that drafts would have saved
-    catch_up_seconds: float = 0.0  # that the drafter would have read when the account began
+    forgone_seconds: float = 0.0  # that drafts would have saved; 0 while they promise nothing
+    catch_up_seconds: float = 0.0  # that the drafter would have read when they first did
+    is_free: bool = False  # leave at once: somebody has just switched drafts on
 
 
 class Controller:
@@ -69,13 +60,18 @@ class Controller:
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. Cells
-        of a K that may not be chosen are left out."""
+        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. A
+        cell of a K that may not be chosen is one of the next larger: its graph ran it."""
         self.costs = CostTable(self.ks, self._tuning)
-        self.costs.load(cell for cell in cells if cell.k in self.ks)
+        self.costs.load(
+            cell._replace(k=captured_k(self.ks, cell.k)) for cell in cells if cell.k <= self.k_max
+        )
         self.acceptance = Acceptance(self.k_max, self._tuning)
         self._read_costs = ReadCosts(self._tuning)
-        self._traffic = Traffic()
+        self._traffic = Traffic(self._catch_up_tokens, self._tuning)
+        self._predictor = Predictor(
+            self.ks, self.costs, self.acceptance, self._read_costs, self._traffic, self._tuning
+        )
         self._totals = Totals(self.k_max)
         self._reset_choice()
 
@@ -86,15 +82,14 @@ class Controller:
         self._objective = objective
         self._reset_choice()
         # Whoever turns drafts on is not made to wait until they have paid for themselves.
-        self._may_leave_zero_at_once = turns_on
+        self._leaving_zero.is_free = turns_on
 
     def _reset_choice(self) -> None:
         """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
-        self._k = self.captured_k(self._k) if self._objective.adapts else self.k_limit
+        self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
         self._predictions: Predictions | None = None
         self._probe: Probe | None = None
         self._leaving_zero = LeavingZero()
-        self._may_leave_zero_at_once = False
 
     @property
     def k_limit(self) -> int:
@@ -105,11 +100,6 @@ class Controller:
     def max_unobserved_steps(self) -> int:
         """Steps that may run before they are observed, all in a row: 1 while a probe runs."""
         return 1 if self._probe is not None else self._prediction_steps()
-
-    def captured_k(self, k: int) -> int:
-        """The K whose step a step of `k` draft tokens a request takes: `k`, or the next larger one
-        that may be chosen, as the device pads the step to its graph."""
-        return self.ks[bisect_left(self.ks, min(k, self.k_max))]
 
     # The choice
 
@@ -139,19 +129,20 @@ class Controller:
 
     def _decide(self, load: Load) -> None:
         """Put the best K in force, and begin a probe if new predictions ask for one."""
-        predictions = self._predictions
-        is_stale = predictions is None or self._are_stale(predictions, load)
-        if predictions is None or is_stale:
-            predictions = self._predict(load)
-            self._predictions = predictions
-        self._switch(predictions)
-        if self._probe is None and is_stale:
-            self._begin_probe(predictions)
+        if self._predictions is not None and not self._are_stale(self._predictions, load):
+            self._switch(self._predictions)
+            return
+        self._predictions = self._predict(load)
+        self._switch(self._predictions)
+        if self._probe is None:
+            self._begin_probe(self._predictions)
 
     def _prediction_steps(self) -> int:
         """Steps for which predictions hold: few while the batch or its K is new."""
         tuning = self._tuning
-        measured = self.costs.steps(max(1, self._load.requests), self.captured_k(self._k))
+        measured = self.costs.steps(
+            max(1, self._load.requests), self._predictor.captured_k(self._k)
+        )
         if min(measured, self._batch_steps) < tuning.prediction_steps:
             return tuning.unsettled_prediction_steps
         return tuning.prediction_steps
@@ -171,14 +162,12 @@ class Controller:
         current = predictions.by_k[self._k]
         if best.value <= (1.0 + self._tuning.hysteresis) * current.value:
             self._leaving_zero = LeavingZero()
-            self._may_leave_zero_at_once = False
             return
         if self._k == 0 and not self._pays_to_leave_zero(predictions):
             return
         self._k = best.k
         self._switches += 1
         self._leaving_zero = LeavingZero()
-        self._may_leave_zero_at_once = False
 
     def _pays_to_leave_zero(self, predictions: Predictions) -> bool:
         """Whether drafts would by now have saved what the drafter must read before it can draft.
@@ -186,9 +175,9 @@ class Controller:
         That is the rule of ski rental (Karlin et al., 1988): it costs at most twice what it would
         to know how long the load stays.
         """
-        if self._may_leave_zero_at_once:
-            return True
         account = self._leaving_zero
+        if account.is_free:
+            return True
         if not account.forgone_seconds:
             account.catch_up_seconds = self._catch_up_seconds(predictions.load)
         plain = predictions.by_k[0]
@@ -201,57 +190,8 @@ class Controller:
         unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
         return self._read_costs.drafter_price * (unread + load.prefill_tokens)
 
-    # Predictions
-
     def _predict(self, load: Load) -> Predictions:
-        """Predict a step of `load` at each K that may be chosen."""
-        costs = self.costs.row(load.requests)
-        tokens_by_k = self.acceptance.tokens(load)
-        read_seconds = self._read_seconds_per_output_token()
-        prompt_seconds = load.prefill_tokens * self._read_costs.target.seconds
-        seconds, variances, tokens, goodput, tpots = [], [], [], [], []
-        for k in self.ks:
-            # Requests with limits have fewer draft tokens: the step is one of a smaller K.
-            cost = costs[self.captured_k(load.mean_k(load.draft_tokens_at(k)))]
-            reading = read_seconds * tokens_by_k[k] if k else 0.0
-            seconds.append(cost.seconds)
-            variances.append(cost.variance)
-            tokens.append(tokens_by_k[k])
-            goodput.append(tokens_by_k[k] / (cost.seconds + reading))
-            tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
-        values = self._objective.values(goodput, tpots)
-        optimistic = self._optimistic_values(load, values, seconds, variances, tokens)
-        columns = zip(self.ks, seconds, variances, tokens, goodput, values, optimistic, strict=True)
-        by_k = {row[0]: KPrediction(*row) for row in columns}
-        return Predictions(load, self._steps, by_k)
-
-    def _read_seconds_per_output_token(self) -> float:
-        """Seconds in which a drafter that drafts reads prompts, for each output token."""
-        if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
-            return 0.0
-        prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
-        return prompt_share * self._read_costs.drafter_price
-
-    def _optimistic_values(
-        self, load: Load, values: Sequence[float], seconds: Sequence[float],
-        variances: Sequence[float], tokens: Sequence[float],
-    ) -> list[float]:  # fmt: skip
-        """The values, [ks], if costs and acceptance are better by `optimism` deviations.
-
-        A step may be as cheap as its variance allows, but no cheaper than with fewer draft tokens.
-        The tokens of a request's step are about geometrically distributed.
-        """
-        optimism = self._tuning.optimism
-        trials = self.acceptance.trials[0] if self.k_max else 1.0
-        least_seconds = 0.0
-        optimistic = []
-        for i in range(len(self.ks)):
-            cheap = math.exp(-optimism * math.sqrt(variances[i])) * seconds[i]
-            least_seconds = max(least_seconds, cheap)
-            deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
-            value = values[i] * seconds[i] / least_seconds
-            optimistic.append(value * math.exp(optimism * deviation))
-        return optimistic
+        return self._predictor.predict(load, self._objective, self._steps)
 
     # Probes
 
@@ -317,7 +257,7 @@ class Controller:
         if probe.observed:
             # Subtract the prompt reading that the K in force would also do.
             seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
-            k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+            k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
             lost = seconds * rate - predictions.by_k[k_verified].tokens
             self._probes.charge(probe, lost)
         was_last = step.k != probe.k or probe.k == self._k
@@ -335,12 +275,12 @@ class Controller:
         if self._objective.adapts:
             self._probes.earn(step)
         self.acceptance.observe(load.requests, step.drafted, step.accepted)
-        self._average_traffic(step)
+        self._traffic.average(step)
         if load.requests:
             self._learn_seconds(step)
             if self._probe is not None:
                 self._charge_probe(self._probe, step)
-        self._note_drafter(step)
+        self._traffic.note_drafter(step)
         self._totals.add(step, self.without_drafts(step))
 
     def without_drafts(self, step: Step) -> float:
@@ -352,27 +292,6 @@ class Controller:
         plain_seconds = self.costs.row(load.requests)[0].seconds
         reading = self._read_costs.target.seconds * load.prefill_tokens
         return plain_seconds * step.tokens / load.requests + reading
-
-    def _average_traffic(self, step: Step) -> None:
-        traffic, memory = self._traffic, self._tuning.traffic_memory_steps
-        traffic.prompt_tokens += (step.load.prefill_tokens - traffic.prompt_tokens) / memory
-        traffic.output_tokens += (step.tokens - traffic.output_tokens) / memory
-
-    def _note_drafter(self, step: Step) -> None:
-        """Note what the drafter has not read after a step, and how long it has not run."""
-        traffic, load = self._traffic, step.load
-        is_plain = load.draft_tokens == 0 and load.draft_tokens_at(step.k) == 0
-        traffic.seconds_without_drafts += step.seconds
-        if not is_plain:
-            traffic.seconds_without_drafts = 0.0
-        if step.k:
-            traffic.unread_tokens_per_request = 0.0
-            return
-        requests = max(1, load.requests)
-        new = (step.tokens + load.prefill_tokens) / requests
-        context = load.context_tokens / requests + 1.0
-        unread = traffic.unread_tokens_per_request + new
-        traffic.unread_tokens_per_request = min(self._catch_up_tokens, context, unread)
 
     def _learn_seconds(self, step: Step) -> None:
         """Split a step's seconds into reading and a steady step, and learn both."""
@@ -386,7 +305,7 @@ class Controller:
         """Learn from what a step took beyond a steady plain or verifying one: the target's reading
         of prompts, and the drafter's of prompts and of what it had missed."""
         load, drafting = step.load, step.k > 0
-        k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
         begins_to_draft = drafting and not k_verified
         if not self.costs.measured or not (load.prefill_tokens or begins_to_draft):
             return
@@ -404,8 +323,8 @@ class Controller:
         """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
         drafts as many tokens as it verifies."""
         load = step.load
-        k_drafted = self.captured_k(load.mean_k(load.draft_tokens_at(step.k)))
-        k_verified = self.captured_k(load.mean_k(load.draft_tokens))
+        k_drafted = self._predictor.captured_k(load.mean_k(load.draft_tokens_at(step.k)))
+        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
         settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
         if k_drafted != k_verified or not (k_drafted or settled):
             return

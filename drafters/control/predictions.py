@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drafters.control.acceptance import Acceptance
+from drafters.control.cost_table import CostTable
+from drafters.control.objective import Objective
 from drafters.control.policy import Load
+from drafters.control.read_costs import ReadCosts
+from drafters.control.traffic import Traffic
+from drafters.control.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +46,85 @@ class Predictions:
     def best(self) -> KPrediction:
         """The one with the highest value; of equal ones that with the smallest K."""
         return max(self.by_k.values(), key=lambda prediction: prediction.value)
+
+
+class Predictor:
+    """Predicts a step at each K of `ks` from costs and acceptance, which others keep learning."""
+
+    def __init__(
+        self,
+        ks: Sequence[int],
+        costs: CostTable,
+        acceptance: Acceptance,
+        read_costs: ReadCosts,
+        traffic: Traffic,
+        tuning: Tuning,
+    ) -> None:
+        self._ks = ks
+        self._costs = costs
+        self._acceptance = acceptance
+        self._read_costs = read_costs
+        self._traffic = traffic
+        self._tuning = tuning
+
+    def captured_k(self, k: int) -> int:
+        """The K whose step a step of `k` draft tokens a request takes (`captured_k`)."""
+        return captured_k(self._ks, k)
+
+    def predict(self, load: Load, objective: Objective, step: int) -> Predictions:
+        """Predict a step of `load` at each K; `step` is how many steps were observed before."""
+        costs = self._costs.row(load.requests)
+        tokens_by_k = self._acceptance.tokens(load)
+        read_seconds = self._read_seconds_per_output_token()
+        prompt_seconds = load.prefill_tokens * self._read_costs.target.seconds
+        seconds, variances, tokens, goodput, tpots = [], [], [], [], []
+        for k in self._ks:
+            # Requests with limits have fewer draft tokens: the step is one of a smaller K.
+            cost = costs[self.captured_k(load.mean_k(load.draft_tokens_at(k)))]
+            reading = read_seconds * tokens_by_k[k] if k else 0.0
+            seconds.append(cost.seconds)
+            variances.append(cost.variance)
+            tokens.append(tokens_by_k[k])
+            goodput.append(tokens_by_k[k] / (cost.seconds + reading))
+            tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
+        values = objective.values(goodput, tpots)
+        optimistic = self._optimistic_values(load, values, seconds, variances, tokens)
+        columns = zip(
+            self._ks, seconds, variances, tokens, goodput, values, optimistic, strict=True
+        )
+        by_k = {row[0]: KPrediction(*row) for row in columns}
+        return Predictions(load, step, by_k)
+
+    def _read_seconds_per_output_token(self) -> float:
+        """Seconds in which a drafter that drafts reads prompts, for each output token."""
+        if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
+            return 0.0
+        prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
+        return prompt_share * self._read_costs.drafter_price
+
+    def _optimistic_values(
+        self, load: Load, values: Sequence[float], seconds: Sequence[float],
+        variances: Sequence[float], tokens: Sequence[float],
+    ) -> list[float]:  # fmt: skip
+        """The values, [ks], if costs and acceptance are better by `optimism` deviations.
+
+        A step may be as cheap as its variance allows, but no cheaper than with fewer draft tokens.
+        The tokens of a request's step are about geometrically distributed.
+        """
+        optimism = self._tuning.optimism
+        trials = self._acceptance.trials[0] if self._acceptance.trials else 1.0
+        least_seconds = 0.0
+        optimistic = []
+        for i in range(len(self._ks)):
+            cheap = math.exp(-optimism * math.sqrt(variances[i])) * seconds[i]
+            least_seconds = max(least_seconds, cheap)
+            deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
+            value = values[i] * seconds[i] / least_seconds
+            optimistic.append(value * math.exp(optimism * deviation))
+        return optimistic
+
+
+def captured_k(ks: Sequence[int], k: int) -> int:
+    """The K of `ks`, which rise, whose graph runs a step of `k` draft tokens a request: `k` itself
+    or the next larger one, to which the device pads the step; the largest if `k` is beyond it."""
+    return ks[bisect_left(ks, min(k, ks[-1]))]

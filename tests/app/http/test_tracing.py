@@ -9,11 +9,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.types import Message, Receive, Scope, Send
 
+from app import request_usage
 from app.endpoints import declared
 from app.errors import SettingsError
 from app.http import tracing
 from app.http.request_id import RequestIdMiddleware
-from app.llm import request_usage
 
 PATH = "/v1/completions"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

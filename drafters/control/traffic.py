@@ -1,0 +1,42 @@
+"""What the steps of late were about, and what the drafter has not read of it."""
+
+from __future__ import annotations
+
+import math
+
+from drafters.control.policy import Step
+from drafters.control.tuning import Tuning
+
+
+class Traffic:
+    """Averages over steps, and the drafter's backlog."""
+
+    def __init__(self, catch_up_tokens: int, tuning: Tuning) -> None:
+        self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
+        self._memory_steps = tuning.traffic_memory_steps
+        self.prompt_tokens = 0.0  # of a step, averaged
+        self.output_tokens = 0.0  # of a step, averaged
+        self.unread_tokens_per_request = 0.0  # that the drafter has not read
+        self.seconds_without_drafts = math.inf  # since a step made or verified drafts
+
+    def average(self, step: Step) -> None:
+        """Add a step to the averages."""
+        prompt_tokens = step.load.prefill_tokens
+        self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / self._memory_steps
+        self.output_tokens += (step.tokens - self.output_tokens) / self._memory_steps
+
+    def note_drafter(self, step: Step) -> None:
+        """Note what the drafter has not read after a step, and how long it has not run."""
+        load = step.load
+        is_plain = load.draft_tokens == 0 and load.draft_tokens_at(step.k) == 0
+        self.seconds_without_drafts += step.seconds
+        if not is_plain:
+            self.seconds_without_drafts = 0.0
+        if step.k:
+            self.unread_tokens_per_request = 0.0
+            return
+        requests = max(1, load.requests)
+        new = (step.tokens + load.prefill_tokens) / requests
+        context = load.context_tokens / requests + 1.0
+        unread = self.unread_tokens_per_request + new
+        self.unread_tokens_per_request = min(self._catch_up_tokens, context, unread)

@@ -89,10 +89,18 @@ class Predictor:
             tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
         values = objective.values(goodput, tpots)
         optimistic = self._optimistic_values(load, values, seconds, variances, tokens)
-        columns = zip(
-            self._ks, seconds, variances, tokens, goodput, values, optimistic, strict=True
-        )
-        by_k = {row[0]: KPrediction(*row) for row in columns}
+        by_k = {
+            k: KPrediction(
+                k=k,
+                seconds=seconds[i],
+                variance=variances[i],
+                tokens=tokens[i],
+                goodput=goodput[i],
+                value=values[i],
+                optimistic_value=optimistic[i],
+            )
+            for i, k in enumerate(self._ks)
+        }
         return Predictions(load, step, by_k)
 
     def _read_seconds_per_output_token(self) -> float:

@@ -74,6 +74,15 @@ def test_a_step_between_captured_k_counts_for_the_larger_one() -> None:
     assert controller.snapshot()["k"] == 3, "the next one that may be chosen"
 
 
+def test_a_calibrated_cell_between_captured_k_is_one_of_the_larger() -> None:
+    """Start-up measures half of the largest K, which need not be captured."""
+    controller = Controller(9, ks=(0, 1, 5, 9))
+    controller.load_calibration([Cell(1, 0, 0.010, 4), Cell(1, 4, 0.015, 4), Cell(1, 12, 0.1, 4)])
+    costs = controller.costs.row(1)
+    assert costs[5].seconds == pytest.approx(0.015) and controller.costs.steps(1, 5) == 4
+    assert costs[9].seconds < 0.02, "a K above the largest is not one of the largest"
+
+
 @pytest.mark.parametrize("ks", [(), (0,), (1, 7), (0, 3), (0, 3, 3, 7), (0, 7, 3), (0, 9)])
 def test_captured_k_that_make_no_sense_are_refused(ks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="ks must rise from 0 to 7"):

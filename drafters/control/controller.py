@@ -323,7 +323,7 @@ class Controller:
         """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
         drafts as many tokens as it verifies."""
         load = step.load
-        k_drafted = self._predictor.captured_k(load.mean_k(load.draft_tokens_at(step.k)))
+        k_drafted = self._predictor.captured_k(load.cost_k(step.k))
         k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
         settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
         if k_drafted != k_verified or not (k_drafted or settled):

@@ -17,7 +17,7 @@ class Load(NamedTuple):
     draft_tokens: int = 0  # of the previous step, over all requests: verified or cut by a grammar
     # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
     requests_by_draft_limit: tuple[int, ...] = ()
-    padded: bool = False  # whether a request takes the time of K drafts whatever its limit
+    padded: bool = False  # whether a request takes the time of K draft tokens whatever its limit
 
     def requests_drafted_at(self, position: int) -> int:
         """How many of the requests may have a draft token at `position`, counted from 0."""
@@ -37,9 +37,9 @@ class Load(NamedTuple):
             return 0
         return max(1, round(draft_tokens / self.requests))
 
-    def cost_k(self, k: int, k_max: int) -> int:
-        """The K of steps that take as long as one at `k`, where some requests may have fewer."""
-        return k if self.padded else self.mean_k(self.drafts(k), k_max)
+    def cost_k(self, k: int) -> int:
+        """The K of steps without limits that take as long as one at `k` with this load's."""
+        return k if self.padded else self.mean_k(self.draft_tokens_at(k))
 
 
 def counts_above(counts: Sequence[int]) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ class Predictor:
         seconds, variances, tokens, goodput, tpots = [], [], [], [], []
         for k in self._ks:
             # Requests with limits have fewer draft tokens: the step is one of a smaller K.
-            cost = costs[self.captured_k(load.mean_k(load.draft_tokens_at(k)))]
+            cost = costs[self.captured_k(load.cost_k(k))]
             reading = read_seconds * tokens_by_k[k] if k else 0.0
             seconds.append(cost.seconds)
             variances.append(cost.variance)

@@ -60,6 +60,7 @@ class DraftingScheduler(Scheduler):
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         self.policy = Controller(
             k_max,
+            ks=captured_ks(k_max) if self._pads else None,
             catch_up_tokens=MAX_DEFERRED_STEPS if self.use_v2_model_runner else window,
             # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max),

@@ -95,13 +95,18 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
-def test_results_are_those_that_a_page_or_the_log_names() -> None:
-    """By their full name, or without its ending; a drawing goes with its figures."""
-    pages = [*(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "bench" / "LOG.md"]
+def test_results_and_pictures_are_those_that_a_page_names() -> None:
+    """What no page of docs needs is in the history, from where the log says how to get it."""
+    docs = REPOSITORY / "docs"
+    pages = [REPOSITORY / "README.md", *docs.rglob("*.md")]
     named = "\n".join(page.read_text("utf-8") for page in pages)
-    results = {file.stem for file in (REPOSITORY / "bench" / "results").iterdir()}
-    assert results
-    assert {name for name in results if name.removesuffix("-2cpu") not in named} == set()
+    results = [*(REPOSITORY / "bench" / "results").iterdir(), *(docs / "images").iterdir()]
+    assert len(results) > 20
+    assert {file.name for file in results if file.name not in named} == set()
+
+
+def test_the_log_of_measurements_stays_short() -> None:
+    assert len(read("bench/LOG.md").splitlines()) <= 300
 
 
 def test_modules_that_code_and_guides_name_by_their_path_are_there() -> None:

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from drafters.model.cache import KeyValueCache, Store
 from drafters.model.config import HeadConfig
-from drafters.model.layers import MLP, Attention, RMSNorm
+from drafters.model.layers import MLP, Attention, RMSNorm, Store
 
 
 class DecoderLayer(nn.Module):
@@ -167,8 +166,6 @@ class DraftHead(nn.Module):
         for index, layer in enumerate(self.layers):
             mask = allowed if self.config.window(index) is None else near
             x = layer(x, embeddings, positions, mask, store, index)
-        if store is not None:
-            store.advance(tokens.shape[1])
         output = self.norm(x)
         return output, output if self.config.norm_output else x
 
@@ -188,19 +185,6 @@ class DraftHead(nn.Module):
         distance = positions[:, :, None] - keys[:, None, :]
         assert allowed is None or allowed.shape[-1] == keys.shape[1]
         return (distance < window) & (distance >= 0 if allowed is None else allowed)
-
-    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
-        """An empty KV cache for `batch` rows of at most `capacity` entries."""
-        config = self.config
-        return KeyValueCache(
-            config.num_hidden_layers,
-            batch,
-            config.num_key_value_heads,
-            capacity,
-            config.head_dim,
-            self.fc.weight.dtype,
-            self.fc.weight.device,
-        )
 
     def _borrow(self, name: str) -> torch.Tensor:
         if name not in self._shared:

@@ -5,13 +5,24 @@ Attributes are named as in the checkpoint: vLLM loads a module's state_dict.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from drafters.model.cache import Store
 from drafters.model.config import HeadConfig
 from drafters.model.rope import rotate
+
+
+class Store(Protocol):
+    """Keys and values of entries that other passes computed, to which a pass adds its own."""
+
+    def append(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one layer's new entries; returns all that the pass may attend to, new ones last."""
+        ...
 
 
 class RMSNorm(nn.Module):
@@ -54,10 +65,10 @@ class Attention(nn.Module):
         x: torch.Tensor,  # [batch, n, input]
         positions: torch.Tensor,  # [batch, n]
         allowed: torch.Tensor | None,  # bool [batch or 1, n, past + n]; None: causal, no past
-        cache: Store | None = None,
+        store: Store | None = None,
         layer: int = 0,
     ) -> torch.Tensor:
-        """Attend to the cache's entries and to `x` itself."""
+        """Attend to the entries of the store and to `x` itself."""
         batch, n, _ = x.shape
         query = self.q_proj(x).view(batch, n, self.heads, self.head_size).transpose(1, 2)
         key = self.k_proj(x).view(batch, n, self.key_heads, self.head_size).transpose(1, 2)
@@ -66,8 +77,8 @@ class Attention(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query = rotate(query, positions, self.theta, self.scaling)
         key = rotate(key, positions, self.theta, self.scaling)
-        if cache is not None:
-            key, value = cache.append(layer, key, value)
+        if store is not None:
+            key, value = store.append(layer, key, value)
         mixed = functional.scaled_dot_product_attention(
             query,
             key,

@@ -75,14 +75,6 @@ def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHea
     return head
 
 
-def load_pair(
-    target: str, head: Path, *, dtype: torch.dtype | None, device: str
-) -> tuple[FrozenTarget, DraftHead]:
-    """Load a target, and a head in the target's dtype. Raises ValueError if they do not fit."""
-    frozen = FrozenTarget.load(target, dtype=dtype, device=device)
-    return frozen, load_fitting_head(head, frozen, target)
-
-
 def misfits(folder: Path, config: HeadConfig, target: FrozenTarget) -> list[str]:
     """The reasons why a head cannot draft for a target; empty if it can."""
     own = frozenset(map(plain_name, read_head(folder)))

@@ -38,9 +38,6 @@ class Entries:
         self.values.append(value)
         return key, value
 
-    def advance(self, count: int) -> None:
-        """Do nothing: the lists grow by themselves."""
-
     def tensors(self) -> list[torch.Tensor]:
         """All tensors in a fixed order."""
         return [self.output, self.carried, *self.keys, *self.values]
@@ -94,9 +91,6 @@ class _Behind:
         self._keys[layer] = torch.cat([self._keys[layer], key], dim=2)
         self._values[layer] = torch.cat([self._values[layer], value], dim=2)
         return self._keys[layer], self._values[layer]
-
-    def advance(self, count: int) -> None:
-        pass
 
 
 def _in_one_pass(

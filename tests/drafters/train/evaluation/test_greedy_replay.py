@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, pad
@@ -24,6 +23,7 @@ from drafters.train.evaluation.greedy_replay import (
 from drafters.train.optimisation.loss import DraftLoss
 from drafters.train.optimisation.step import Batch, accumulate_gradients
 from drafters.train.target import FrozenTarget
+from tests.drafters.model.whole_text import draft
 from tests.drafters.train.conftest import NewHead
 
 PROMPTS = [[5, 9, 2, 7], [1, 1, 8, 20, 4, 6, 13], [17], [40, 3, 3]]
@@ -71,7 +71,7 @@ def naive(
     target: FrozenTarget, head: DraftHead, prompt: list[int], steps: int, count: int
 ) -> list[int]:
     """Draft, verify, cut back; one token after another. Returns what each step accepted."""
-    cache, drafts = DynamicCache(), head.new_cache(1, 256)
+    cache = DynamicCache()
 
     def verify(ids: list[int]) -> tuple[list[int], torch.Tensor]:
         output = target.model(
@@ -83,13 +83,14 @@ def naive(
     choices, taps = verify(prompt)
     output, taken, entries = [choices[-1]], [], [*prompt[1:], choices[-1]]
     while len(output) < steps and output[-1] not in target.end_tokens:
-        guess = draft(head, drafts, torch.tensor(entries), taps, count).tolist()
-        choices, taps = verify([output[-1], *guess])
+        guess = draft(head, torch.tensor(entries), taps, count).tolist()
+        choices, new_taps = verify([output[-1], *guess])
         agreed = next((i for i in range(count) if guess[i] != choices[i]), count)
         cache.crop(len(prompt) + len(output) + agreed)
         taken.append(agreed)
-        entries, taps = choices[: agreed + 1], taps[: agreed + 1]
-        for token in entries:
+        entries += choices[: agreed + 1]
+        taps = torch.cat([taps, new_taps[: agreed + 1]])
+        for token in choices[: agreed + 1]:
             if output[-1] not in target.end_tokens:
                 output.append(token)
     return taken

@@ -20,10 +20,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import HeadConfig
-from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
 from tests.drafters import engine_job
+from tests.drafters.model.whole_text import draft
 
 pytestmark = engine_job.marks()
 
@@ -198,7 +198,7 @@ def reference(head: DraftHead, target: Target, step: Step) -> tuple[list[int], t
     taps = target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)[first:]
     entered = torch.tensor(text[first + 1 :])
     with patch.object(head, "logits", logits):
-        drafted = draft(head, head.new_cache(1, len(text) + k), entered, taps, k)
+        drafted = draft(head, entered, taps, k)
     rows = torch.cat(seen)
     wide = torch.full((k, head.config.vocab_size), float("-inf"))
     wide[:, head.to_target(torch.arange(rows.shape[1]))] = rows

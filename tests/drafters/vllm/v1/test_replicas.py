@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from drafters.model.checkpoint import load_head
-from drafters.model.drafting import draft
 from tests.drafters import engine_job
+from tests.drafters.model.whole_text import draft
 
 pytestmark = engine_job.marks()
 replicas = pytest.importorskip("tests.drafters.vllm.replicas", reason="no such transformers")
@@ -115,7 +115,7 @@ def _agrees(run: Run, step: dict[str, Any]) -> bool:
     try:
         taps = run.target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)[first:]
         entered = torch.tensor(text[first + 1 :])
-        ours = draft(head, head.new_cache(1, len(text) + k), entered, taps, k).tolist()
+        ours = draft(head, entered, taps, k).tolist()
     finally:
         del head.logits
     rows = torch.cat(seen)

@@ -256,7 +256,9 @@ def test_every_request_of_a_sweep_is_held_to_its_constraint(tmp_path: Path, name
         name = str(tmp_path / "fields.json")
         Path(name).write_text(json.dumps(fields))
     gateway = Script(4, 8)
-    asked = plan(methods="off,adaptive", concurrencies=(1,), requests=None, constraint=name)
+    asked = plan(
+        methods="off,adaptive", concurrencies=(1,), requests=None, seconds=0.02, constraint=name
+    )
     journal = run(asked, tmp_path / "a.jsonl", Script(), gateway)
     assert journal.plan is not None
     assert journal.plan["constraint"] == name

@@ -142,7 +142,7 @@ MAP: dict[str, set[str]] = {
     "drafters.parent_death": set(),
     "drafters.small_samples": set(),
     "drafters.streams": set(),
-    "drafters.model": {"drafters.ops"} | HEAD_FILES,
+    "drafters.model": HEAD_FILES,
     "drafters.model.config": {"drafters.model.rope_scaling"},
     "drafters.model.head_check": {"drafters.model.config", "drafters.model.weight_files"},
     "drafters.model.head_values": HEAD_CONFIG,

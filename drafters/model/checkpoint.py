@@ -37,7 +37,9 @@ def load_head(
     """Read a checkpoint of either layout. Raises ValueError, which names the tensors, for those
     that are missing, unknown, of another type or shape, or not finite.
 
-    `target_layers` is the target's depth, needed where the head does not name its taps.
+    `target_layers` is the target's depth, needed where the head does not name its taps. Without a
+    `dtype` the head has that of its norms, since matrices may be stored in 8 bits
+    (`drafters.model.round_weights`).
     """
     config = HeadConfig.load(folder, target_layers)
     if problems := head_problems(folder, config):
@@ -58,7 +60,7 @@ def load_head(
         own_embeddings="embed_tokens.weight" in weights,
         own_lm_head="lm_head.weight" in weights,
     )
-    head = head.to(dtype or weights["fc.weight"].dtype)
+    head = head.to(dtype or weights["norm.weight"].dtype)
     head.load_state_dict(weights)
     return head.eval()
 

@@ -12,8 +12,8 @@ import torch
 
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import HeadConfig, Method
-from drafters.model.drafting import draft
 from drafters.model.head import DraftHead
+from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
 
 LAYERS = {"p-eagle": 2, "eagle3": 1}
 
@@ -58,7 +58,7 @@ def write(shape: ModelShape, method: Method, dtype: torch.dtype, folder: Path) -
         if parameter.dim() > 1:
             # Embeddings and mask_hidden are not multiplied: their entries are as large as states.
             scale = 1.0 if "embed" in name or name == "mask_hidden" else parameter.shape[-1] ** -0.5
-            # Sharp attention, else masked slots draft much the same after every text.
+            # Sharp attention, else masked positions draft much the same after every text.
             torch.nn.init.normal_(parameter, std=2 * scale if "self_attn" in name else scale)
     save_head(head.to(dtype), places["head"])
     return places
@@ -84,25 +84,15 @@ class Reference:
     def logits(self, text: list[int], drafted: list[int]) -> torch.Tensor:
         """Logits of each draft after `text`, if those before it are the ones of `drafted`:
         `[drafts, vocabulary]`, in this reference's dtype."""
-        head, made = self._head, []
-        ids = torch.tensor(text, device=self._device)
-        states = self._target(ids[None, :-1], output_hidden_states=True).hidden_states
+        head = self._head
+        ids = torch.tensor([text], device=self._device)
+        states = self._target(ids[:, :-1], output_hidden_states=True).hidden_states
         taps = torch.cat(
-            [states[tap][0] for tap in head.config.eagle_aux_hidden_state_layer_ids], dim=-1
+            [states[tap] for tap in head.config.eagle_aux_hidden_state_layer_ids], dim=-1
         )
-        following = iter(drafted)
-
-        def logits(output: torch.Tensor) -> torch.Tensor:
-            made.append(DraftHead.logits(head, output))
-            return made[-1]
-
-        def to_target(ids: torch.Tensor) -> torch.Tensor:
-            # EAGLE-3 goes on with the engine's draft, so that each is compared after the same ones.
-            return ids.new_tensor([next(following, 0)]) if len(ids) == 1 else ids
-
-        head.logits, head.to_target = logits, to_target  # type: ignore[method-assign]
-        try:
-            draft(head, head.new_cache(1, len(text) + len(drafted)), ids[1:], taps, len(drafted))
-        finally:
-            del head.logits, head.to_target
-        return torch.cat(made)
+        entries = real_entries(head, ids, taps)
+        last = torch.tensor([len(text) - 2], device=self._device)  # it holds the text's last token
+        # EAGLE-3 goes on with the engine's draft, so that each is compared after the same ones.
+        whole = torch.tensor([[*text, *drafted]], device=self._device)
+        later = draft_outputs(head, entries, [last] * (len(drafted) - 1), whole)
+        return head.logits(torch.cat([entries.output[:, last], *later])[:, 0])

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 # Tables that other libraries store and every reader computes.
 UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAPS = ("d2t", "t2d")  # of a draft vocabulary
-FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
+FLOATS = frozenset({"F8_E4M3", "BF16", "F16", "F32", "F64"})
 INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U8"})
 
 

@@ -14,9 +14,10 @@ from drafters.model.config import HeadConfig
 from drafters.model.head_check import MAPS, UNUSED, plain_name, tensor_problems
 from drafters.model.weight_files import StoredTensor, read_weights
 
-# Type -> NumPy's integers of its size, all bits but the sign, the exponent's bits: these are all
-# set in infinity and NaN.
+# Type -> NumPy's integers of its size, all bits but the sign, and those of them that are set in
+# infinity and NaN: the exponent's. (float8_e4m3fn has no infinity, and all are set in NaN.)
 _EXPONENT = {
+    "F8_E4M3": ("u1", 0x7F, 0x7F),
     "BF16": ("<u2", 0x7FFF, 0x7F80),
     "F16": ("<u2", 0x7FFF, 0x7C00),
     "F32": ("<u4", 0x7FFFFFFF, 0x7F800000),
@@ -66,7 +67,8 @@ def read_head(folder: Path) -> dict[str, StoredTensor]:
 _TORCH_TYPES = {
     f"torch.{name}": short
     for name, short in (
-        ("bfloat16", "BF16"), ("float16", "F16"), ("float32", "F32"), ("float64", "F64"),
+        ("float8_e4m3fn", "F8_E4M3"), ("bfloat16", "BF16"), ("float16", "F16"),
+        ("float32", "F32"), ("float64", "F64"),
         ("int64", "I64"), ("int32", "I32"), ("int16", "I16"), ("int8", "I8"), ("uint8", "U8"),
         ("bool", "BOOL"),
     )
@@ -121,7 +123,7 @@ _NUMPY_TYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"
 def _torch_parts(values: Any) -> Iterator[Part]:
     for part in values.flatten().split(_CHUNK_BYTES):
         if part.is_floating_point():
-            yield None, int((~part.isfinite()).sum())
+            yield None, int((~part.float().isfinite()).sum())  # 8 bits have no isfinite
         else:
             yield part.long().numpy(), 0
 

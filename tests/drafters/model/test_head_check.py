@@ -82,12 +82,16 @@ DAMAGES: dict[str, tuple[str, Callable[[torch.Tensor], Any] | None, str]] = {
     "few taps": ("fc.weight", lambda t: t[:, :384], "fc.weight has the shape [192, 384], not"),
     "turned": ("layers.0.mlp.up_proj.weight", lambda t: t.T, "has the shape [192, 512], not [512"),
     "8 bits": (
-        "fc.weight", lambda t: t.to(torch.float8_e4m3fn), "fc.weight has the type F8_E4M3"
+        "fc.weight", lambda t: t.to(torch.float8_e5m2), "fc.weight has the type F8_E5M2"
     ),
     "integers": ("norm.weight", lambda t: t.int(), "norm.weight has the type I32"),
     "a map of floats": ("d2t", lambda t: t.float(), "d2t has the type F32"),
     "NaN": ("norm.weight", put(7, torch.nan), "norm.weight has 1 values that are not finite"),
     "infinity": ("fc.weight", put(-1, -torch.inf), "fc.weight has 1 values that are not finite"),
+    "NaN in 8 bits": (
+        "fc.weight", lambda t: (t * torch.nan).to(torch.float8_e4m3fn),
+        "values that are not finite",
+    ),
     "NaN in half": (
         "fc.weight", lambda t: put(0, torch.nan)(t.half()) or t.half() * torch.nan,
         "fc.weight has 110,592 values",

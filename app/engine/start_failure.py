@@ -99,7 +99,10 @@ def start_failure(error: Exception, report: ErrorReport | None) -> StartupError:
     known = isinstance(error, StartFailureError) and error.reason != "ended"
     if report is not None and not known:
         blame = blame_of(report)
-        return StartFailureError(report.message, blame, reason_of(report, blame))
+        message = report.message
+        if blame is Blame.HEAD:
+            message = f"the head does not load: {message}"
+        return StartFailureError(message, blame, reason_of(report, blame))
     if isinstance(error, StartupError):
         return error
     text = str(error).strip() or type(error).__name__

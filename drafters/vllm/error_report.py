@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import walk_tb
+from traceback import extract_tb, walk_tb
 
 FILE = "DRAFTERS_ENGINE_ERRORS"  # variable with the file that reports are appended to
 # The loggers of vLLM whose exceptions end a process: engine core, and workers of its own.
@@ -87,10 +87,13 @@ def first_report(file: Path) -> ErrorReport | None:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says, with its class where that says more than the text."""
-    text = " ".join(str(error).split())
-    name = type(error).__name__
-    return f"{name}: {text}" if text else name
+    """The class of an exception and what it says; without a text, the line that raised it. vLLM
+    asserts that weights have the shape of their parameters, and says nothing more."""
+    name, text = type(error).__name__, " ".join(str(error).split())
+    if text:
+        return f"{name}: {text}"
+    stack = extract_tb(error.__traceback__)
+    return f"{name} in {stack[-1].name}: {stack[-1].line}" if stack else name
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -40,7 +40,7 @@ def launch(log: Path, fault: str, *arguments: str) -> Gateway:
     ("fault", "path", "reason", "message"),
     [
         ("backend", "v1", "refused", "FLASHINFER decodes at most 6 tokens of a request at once"),
-        ("shape", "no-drafts", "head", "shape"),
+        ("shape", "no-drafts", "head", "the head does not load: AssertionError in "),
         ("kernel", "v1", "compilation", "no sm_999 in this ptxas"),
         ("memory", "v1", "memory", "CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("nan", "v1", "non_finite", "logits are not finite with drafts, and finite at K = 0"),

@@ -103,6 +103,12 @@ def test_what_the_engine_reports_replaces_the_message_that_hides_it() -> None:
     assert str(failure) == "OutOfMemoryError: CUDA out of memory"
 
 
+def test_a_head_that_does_not_load_is_named() -> None:
+    """vLLM's error speaks of a parameter, not of whose it is."""
+    report = ErrorReport(VALUE, "ValueError: no parameter", (*LOAD_V2, V2_HEAD, LOADER))
+    assert str(start_failure(HIDDEN, report)) == "the head does not load: ValueError: no parameter"
+
+
 def test_an_engine_that_died_without_a_word_may_work_on_another_runner() -> None:
     failure = start_failure(HIDDEN, None)
     assert isinstance(failure, StartFailureError) and failure.blame is Blame.RUNNER

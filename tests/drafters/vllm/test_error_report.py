@@ -77,3 +77,16 @@ def test_a_message_is_bounded() -> None:
     report = ErrorReport.of(RuntimeError("x" * 10_000))
     assert len(report.message) == error_report.MAX_MESSAGE
     assert os.linesep not in report.line()
+
+
+def test_an_error_without_a_text_says_which_line_raised_it() -> None:
+    """Catches: "AssertionError", which is all that vLLM says of weights of another shape."""
+
+    def load(given: int, wanted: int) -> None:
+        assert given == wanted
+
+    with pytest.raises(AssertionError) as told:
+        load(1, 2)
+    told.value.args = ()  # pytest writes a text into assertions of tests
+    assert ErrorReport.of(told.value).message == "AssertionError in load: assert given == wanted"
+    assert ErrorReport.of(AssertionError()).message == "AssertionError"

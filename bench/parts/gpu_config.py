@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.engine.configuration.capacity import ServerDefaults, estimate_graphs
@@ -45,7 +44,7 @@ class Case(NamedTuple):
     preset: str
     gpu: str  # a name of GPUS
     data_parallel: int = 1
-    given: Mapping[str, Any] = MappingProxyType({})  # engine arguments of an operator
+    given: Mapping[str, Any] | None = None  # engine arguments of an operator
 
 
 class Outcome(NamedTuple):
@@ -114,7 +113,7 @@ def _build(case: Case, folder: Path) -> Outcome:
     method: Method = about.head.method if about.head else "p-eagle"
     settings = _with_models(preset, method, folder)
     parallel = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
-    given = settings.engine.engine_args | parallel | dict(case.given)
+    given = settings.engine.engine_args | parallel | dict(case.given or {})
     engine = settings.engine.model_copy(update={"engine_args": given})
     settings = settings.model_copy(update={"engine": engine})
     for path in start_plan(settings, on_cpu=False, wish=None).paths:

@@ -41,6 +41,8 @@ class DraftingScheduler(Scheduler):
     """vLLM's scheduler with a policy that chooses K, once for all ranks: the SchedulerOutput takes
     it to the workers."""
 
+    vllm_config: Any  # a copy of vLLM's, in which K is the one that a step is charged for
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         k_max = self.num_spec_tokens

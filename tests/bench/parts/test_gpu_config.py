@@ -50,7 +50,7 @@ print("\\n" + json.dumps(outcomes([Case(*case) for case in json.load(sys.stdin)]
 @pytest.fixture(scope="module")
 def built() -> dict[str, Outcome]:
     """The configuration of each case, by the case's JSON."""
-    cases = [json.dumps([*case[:3], dict(case.given)]) for case in CASES]
+    cases = [json.dumps(case) for case in CASES]
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=f"[{','.join(cases)}]", text=True, cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=500, check=False,
@@ -64,7 +64,7 @@ def built() -> dict[str, Outcome]:
 
 
 def outcome(built: dict[str, Outcome], case: Case) -> Outcome:
-    return built[json.dumps([*case[:3], dict(case.given)])]
+    return built[json.dumps(case)]
 
 
 @pytest.mark.parametrize("gpu", KINDS)

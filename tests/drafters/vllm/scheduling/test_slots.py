@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed")
@@ -17,7 +19,7 @@ BUDGET, RUNNING = 32, SEQUENCES - 1
 class Recorded(SchedulerHarness):
     """Keeps what was scheduled in the last step."""
 
-    def _run(self, scheduled: SchedulerOutput) -> object:
+    def _run(self, scheduled: SchedulerOutput) -> Any:
         self.scheduled = scheduled
         return super()._run(scheduled)
 

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     given: Mapping[str, Any] | None = None  # engine arguments of an operator
 
 
-class Outcome(NamedTuple):
+class Configuration(NamedTuple):
     """The configuration of a case."""
 
     preset: str
@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
     memory_gib: float | None
 
 
-def outcomes(cases: Sequence[Case]) -> list[Outcome]:
+def outcomes(cases: Sequence[Case]) -> list[Configuration]:
     """Build the configuration of each case, in their order. This process imports vLLM as on the
     first kind of GPU, and stays on it; each kind has a child process of its own."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -85,7 +85,7 @@ def outcomes(cases: Sequence[Case]) -> list[Outcome]:
     return [next(built[case.gpu]) for case in cases]
 
 
-def _build_all(cases: Sequence[Case]) -> list[Outcome]:
+def _build_all(cases: Sequence[Case]) -> list[Configuration]:
     """Build cases of one kind of GPU."""
     import torch
     from vllm.config import VllmConfig, set_current_vllm_config
@@ -100,7 +100,7 @@ def _build_all(cases: Sequence[Case]) -> list[Outcome]:
         return [_build(case, Path(folder) / str(index)) for index, case in enumerate(cases)]
 
 
-def _build(case: Case, folder: Path) -> Outcome:
+def _build(case: Case, folder: Path) -> Configuration:
     """Build one case, with the models' files in `folder`."""
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -134,7 +134,7 @@ def _build(case: Case, folder: Path) -> Outcome:
     )
     estimate = estimate_graphs(counts, k, method, layers, head_layers)
     needed = need(preset, about, gpus, gib)
-    return Outcome(
+    return Configuration(
         preset=case.preset,
         gpu=case.gpu,
         gpus=gpus,
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def rows(found: Sequence[Outcome]) -> list[list[str]]:
+def rows(found: Sequence[Configuration]) -> list[list[str]]:
     """Rows of the table, its head first."""
     head = ["preset", "GPUs", "runner", "attention", "tokens a step", "sequences", "graphs: steps",
             "parts", "head", "seconds to capture", "their GiB", "GiB in all"]  # fmt: skip

@@ -15,7 +15,7 @@ def config(**more: Any) -> dict[str, Any]:
 
 
 def rope(theta: float, **more: Any) -> dict[str, Any]:
-    """`rope_parameters` of transformers."""
+    """The `rope_parameters` of transformers for a base."""
     return {"rope_type": "default", "rope_theta": theta, **more}
 
 

@@ -19,7 +19,7 @@ from app.engine.configuration.capacity import ServerDefaults, graphs_of, server_
 from app.presets.about import about_preset
 from app.presets.memory import UTILISATION, capacity
 from app.settings import of_preset, preset_names
-from bench.parts.gpu_config import Case, Outcome, rows
+from bench.parts.gpu_config import Case, Configuration, rows
 from bench.parts.gpu_platform import GPUS
 from drafters.config import captured_ks
 from drafters.graph_sizes import GraphCounts
@@ -48,7 +48,7 @@ print("\\n" + json.dumps(outcomes([Case(*case) for case in json.load(sys.stdin)]
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, Outcome]:
+def built() -> dict[str, Configuration]:
     """The configuration of each case, by the case's JSON."""
     cases = [json.dumps(case) for case in CASES]
     run = subprocess.run(
@@ -57,19 +57,19 @@ def built() -> dict[str, Outcome]:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
     found = [
-        Outcome(**(dict(zip(Outcome._fields, row, strict=True))))
+        Configuration(**(dict(zip(Configuration._fields, row, strict=True))))
         for row in json.loads(run.stdout.splitlines()[-1])
     ]
     return dict(zip(cases, found, strict=True))
 
 
-def outcome(built: dict[str, Outcome], case: Case) -> Outcome:
+def outcome(built: dict[str, Configuration], case: Case) -> Configuration:
     return built[json.dumps(case)]
 
 
 @pytest.mark.parametrize("gpu", KINDS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Outcome]) -> None:
+def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Configuration]) -> None:
     found = outcome(built, Case(preset, gpu))
     settings, about = of_preset(preset), about_preset(preset)
     k, method = settings.speculation.k, about.head.method if about.head else "p-eagle"
@@ -89,7 +89,9 @@ def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Outcome]) 
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_attention_backend_that_vllm_selects(preset: str, built: dict[str, Outcome]) -> None:
+def test_the_attention_backend_that_vllm_selects(
+    preset: str, built: dict[str, Configuration]
+) -> None:
     """On a B200 FlashInfer, whose decode takes 1 + K tokens of a request on the V2 runner; a
     P-EAGLE pass has 2 K."""
     on = {gpu: outcome(built, Case(preset, gpu)) for gpu in KINDS}
@@ -105,7 +107,9 @@ def test_the_attention_backend_that_vllm_selects(preset: str, built: dict[str, O
     assert on["B200"].backends == ["FLASHINFER"]
 
 
-def test_vllm_s_defaults_of_a_server_are_those_of_the_table(built: dict[str, Outcome]) -> None:
+def test_vllm_s_defaults_of_a_server_are_those_of_the_table(
+    built: dict[str, Configuration],
+) -> None:
     for gpu, facts in GPUS.items():
         found = outcome(built, Case("gpt-oss-20b", gpu))
         assert found.defaults is not None
@@ -114,7 +118,7 @@ def test_vllm_s_defaults_of_a_server_are_those_of_the_table(built: dict[str, Out
 
 @pytest.mark.parametrize("preset", ["qwen3-8b", "qwen3-8b-eagle3"])
 def test_replicas_of_a_dense_target_have_graphs_for_every_k(
-    preset: str, built: dict[str, Outcome]
+    preset: str, built: dict[str, Configuration]
 ) -> None:
     """The fault: with data parallelism vLLM dropped the table, and K changed without graphs."""
     eight, one = (outcome(built, Case(preset, "H100", replicas)) for replicas in (8, 1))
@@ -122,7 +126,7 @@ def test_replicas_of_a_dense_target_have_graphs_for_every_k(
     assert eight.counts == one.counts
 
 
-def test_eight_gpus_of_one_engine_take_the_same_steps(built: dict[str, Outcome]) -> None:
+def test_eight_gpus_of_one_engine_take_the_same_steps(built: dict[str, Configuration]) -> None:
     eight = outcome(built, Case("gpt-oss-120b", "H100", given={"tensor_parallel_size": 8}))
     one = outcome(built, Case("gpt-oss-120b", "H100"))
     assert (eight.runner, eight.backends, eight.tokens, eight.sizes, eight.counts) == (
@@ -130,13 +134,13 @@ def test_eight_gpus_of_one_engine_take_the_same_steps(built: dict[str, Outcome])
     )  # fmt: skip
 
 
-def test_an_operator_s_own_values_win(built: dict[str, Outcome]) -> None:
+def test_an_operator_s_own_values_win(built: dict[str, Configuration]) -> None:
     found = outcome(built, Case("gpt-oss-20b", "H100", given=THEIRS))
     assert (found.sequences, found.tokens, found.sizes) == (16, 4096, [8, 64])
     eager = outcome(built, Case("gpt-oss-20b", "H100", given={"enforce_eager": True}))
     assert eager.sizes == [] and sum(eager.counts) == 0
 
 
-def test_the_table_has_a_row_for_each(built: dict[str, Outcome]) -> None:
+def test_the_table_has_a_row_for_each(built: dict[str, Configuration]) -> None:
     table: list[list[Any]] = rows(list(built.values()))
     assert len(table) == 1 + len(CASES) and {len(row) for row in table} == {12}

@@ -24,6 +24,7 @@ from app.engine.configuration.server import server_config, this_gpu
 from app.presets.about import about_preset
 from app.presets.memory import fewest_gpus, need
 from app.settings import REPOSITORY, Settings, of_preset, preset_names
+from bench.errors import reports_errors
 from bench.parser import command_parser
 from bench.parts.gpu_platform import GPUS, pretend
 from bench.systems.model_free import head_config
@@ -249,11 +250,13 @@ def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:
     return GraphCounts(captured(target, full), captured(target, parts), head), mode.name
 
 
+@reports_errors("aerie bench")
 def main(arguments: Sequence[str]) -> int:
     """Print a table of presets and GPUs; returns the exit code."""
     parser = command_parser("gpu-config", __doc__)
-    parser.add_argument("presets", nargs="*", help="names; without any, all")
-    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=["H100", "H200", "B200"])
+    parser.add_argument("presets", nargs="*", help="names [all]")
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=["H100", "H200", "B200"],
+                        help="kinds of GPU [H100 H200 B200]")  # fmt: skip
     options = parser.parse_args(arguments)
     names = options.presets or preset_names()
     print("\n".join(columns(rows(outcomes([Case(n, g) for n in names for g in options.gpus])))))

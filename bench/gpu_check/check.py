@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.errors import reports_errors
@@ -61,9 +61,24 @@ def main(argv: Sequence[str]) -> int:
         os.chdir(REPOSITORY)
         os.execve(sys.executable, line, offline.environment(os.environ, site, REPOSITORY))
     out: Path = args.out.resolve()
-    reports = run(parts, args.device, out, 60 * args.minutes)
+    with ends_by_sigterm():
+        reports = run(parts, args.device, out, 60 * args.minutes)
     print("\n".join(summary(reports)))
     return int(any(r.document["status"] in (FAILED, TIMED_OUT) for r in reports))
+
+
+@contextmanager
+def ends_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process by way of SystemExit, so that a part that runs ends too."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def has_gpu() -> bool:

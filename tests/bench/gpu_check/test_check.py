@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -68,6 +69,25 @@ def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Pa
     assert results["figure"] == 3
     with suppress(psutil.NoSuchProcess):  # one that nobody has waited for yet is a zombie
         assert psutil.Process(results["child"]).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_check_that_is_ended_ends_the_part_that_runs(tmp_path: Path) -> None:
+    """Catches: an engine that holds the GPU after the check was killed."""
+    code = "from pathlib import Path\n"
+    code += "from tests.bench.gpu_check.test_check import check, fake, part, run\n"
+    code += f"with check.ends_by_sigterm(): run([part('endless')], 'cpu', Path({str(tmp_path)!r}),"
+    code += " 60.0, fake)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=check.REPOSITORY)
+    report, child = tmp_path / "endless.json", 0
+    while not child:
+        assert process.poll() is None
+        if report.exists():
+            child = json.loads(report.read_text())["results"].get("child", 0)
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == 143
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 def test_what_no_longer_fits_is_not_begun(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SHAPES = {
 }
 K = {"cuda": 7, "cpu": 3}
 REQUESTS = {"cuda": 16, "cpu": 2}
-OUTPUT_TOKENS = {"cuda": 128, "cpu": 24}
+OUTPUT_TOKENS = {"cuda": 128, "cpu": 40}
 COMPARED = {"cuda": 256, "cpu": 64}  # steps of requests, evenly chosen
 STEPS_OF_A_K = 4
 ERRORS = 4.0  # that a right draft may be below the largest logit

@@ -33,10 +33,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 def run(report: PartReport) -> None:
     """Measure every objective in every phase, adaptive K twice."""
     phases = PHASES[report.device]
-    given = {"max_num_seqs": max(users for users, _ in phases)}
-    shared = Shared.of(K, given, "", ARCHITECTURE[report.device], report.folder / "models")
+    given: dict[str, Any] = {"max_num_seqs": max(users for users, _ in phases)}
     if report.on_cpu:
-        report.skip("CUDA graphs", "a CPU has none")
+        report.skip("compilation and CUDA graphs", "a CPU has another compiler and no graphs")
+        given["enforce_eager"] = True
+    shared = Shared.of(K, given, "", ARCHITECTURE[report.device], report.folder / "models")
     arguments, _ = in_process(Method("adaptive"), shared)
     llm, start = started(arguments)
     report.add(start=start)

@@ -60,10 +60,12 @@ def sweep(report: PartReport) -> None:
 def _device(report: PartReport, methods: str, architecture: dict[str, str]) -> None:
     """Run `aerie bench device`; what it has written is in the report, also if it fails."""
     if report.on_cpu:
-        report.skip("CUDA graphs, their number, seconds and memory", "a CPU has none")
+        report.skip("compilation and CUDA graphs", "a CPU has another compiler and no graphs")
     file = report.folder / "device.jsonl"
     line = ["device", "--model-free", architecture[report.device], "--methods", methods]
     line += ["--batch", BATCHES[report.device], "--out", str(file)]
+    if report.on_cpu:
+        line += ["--set", "enforce_eager=true"]
     try:
         report.show(_bench(line))
     finally:

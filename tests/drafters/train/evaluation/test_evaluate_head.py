@@ -115,10 +115,10 @@ def test_prompts_that_do_not_fit_are_left_out(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"target_hidden_size": 24}, "it reads hidden states of 24, not 16"),
-        ({"vocab_size": 300}, "its vocabulary has 300 tokens, not 260"),
-        ({"vocab_size": 200, "ptd_token_id": 3}, "its vocabulary has 200 tokens, not 260"),
-        ({"eagle_aux_hidden_state_layer_ids": (1, 2, 9)}, "it taps layers 1, 2, 9 of 3"),
+        ({"target_hidden_size": 24}, "reads hidden size 24, the target has 16"),
+        ({"vocab_size": 300}, "vocabulary 300, the target has 260"),
+        ({"vocab_size": 200, "ptd_token_id": 3}, "vocabulary 200, the target has 260"),
+        ({"eagle_aux_hidden_state_layer_ids": (1, 2, 9)}, "taps layer 9, the target has 3"),
     ],
 )
 def test_a_head_of_another_target_is_refused(

@@ -176,8 +176,8 @@ def test_it_is_read_as_what_it_is(name: str, heads: dict[str, Path], target: Tar
         known_head(frozen, heads[name], torch.float32),
     ):
         assert head.config == wanted
-    checkpoints = [models.read_checkpoint(folder) for folder in (heads[name], target.folder)]
-    finding = models.check_head(*checkpoints, 7)
+    checkpoint = models.read_checked_head(LAYERS, heads[name])
+    finding = models.check_head(checkpoint, models.read_checkpoint(target.folder), 7)
     assert finding.status != "FAIL", finding.detail
     assert finding.detail.startswith(name.partition(",")[0])
 

@@ -13,6 +13,7 @@ import asyncio
 import functools
 import itertools
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -314,7 +315,7 @@ class _Parser(httptools.HttpRequestParser):
         # As uvicorn sets it: a request behind one that closes the connection gets its answer.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
         """Parse a chunk. Raises httptools.HttpParserError."""
         parse, connection = httptools.HttpRequestParser.feed_data, self._connection
         parser, rest = self, memoryview(data)

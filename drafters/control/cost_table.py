@@ -31,7 +31,7 @@ class StepCost(NamedTuple):
 class MeasuredCost:
     """What steps of about one batch at one K took."""
 
-    requests: float
+    requests: int
     cost: float  # natural logarithm of a step's seconds at pace 0
     variance: float  # of `cost` when it was last measured
     steps: int

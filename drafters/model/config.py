@@ -61,7 +61,7 @@ class HeadConfig:
     head_dim: int
     eagle_aux_hidden_state_layer_ids: tuple[int, ...]
     max_position_embeddings: int
-    # The mask token of P-EAGLE's masked positions; None: EAGLE-3, which drafts one by one.
+    # The mask token of P-EAGLE's masked positions; None: EAGLE-3, which drafts tokens one by one.
     ptd_token_id: int | None = None
     draft_vocab_size: int | None = None  # None: the target's vocabulary
     rms_norm_eps: float = 1e-5

@@ -2,8 +2,8 @@
 
 Both are a few decoder layers over the target's hidden states. An entry of a head pairs the
 token at p + 1 with the target's hidden states at p, at position p. Behind the newest real
-entry EAGLE-3 continues with its own drafts and hidden states, in one pass for each; P-EAGLE has
-the mask token and one learned `mask_hidden` instead, and drafts all K tokens in one pass.
+entry EAGLE-3 continues with its own draft tokens and hidden states, in one pass for each; P-EAGLE
+has the mask token and one learned `mask_hidden` instead, and drafts all K tokens in one pass.
 A checkpoint of this module loads in vLLM 0.32 unchanged (model_executor/models/llama_eagle3.py).
 """
 

@@ -43,7 +43,7 @@ class Drafter(EagleProposer, ABC):
     subclass says how drafts are made, in the same pass or one by one.
     """
 
-    slots_per_draft: int  # masked positions in a pass for each draft of a request after its first
+    masked_per_token: int  # masked positions in a pass for each draft token after the first
     carries: bool  # whether a pass continues from the hidden states of the one before
 
     def __init__(
@@ -140,7 +140,7 @@ class Drafter(EagleProposer, ABC):
     def draft(
         self,
         k: int,
-        drafted: dict[str, list[int]],  # request -> drafts that this step verified
+        drafted: dict[str, list[int]],  # request -> draft tokens that this step verified
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last token
         states: Sequence[torch.Tensor],  # the step's hidden states at each tap: [tokens, hidden]
         common: CommonAttentionMetadata,
@@ -178,7 +178,7 @@ class Drafter(EagleProposer, ABC):
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
-        masked = self.slots_per_draft * np.maximum(wanted - 1, 0)
+        masked = self.masked_per_token * np.maximum(wanted - 1, 0)
         lengths = np.where(taken, ends - begin_at + masked, 0)
         taken &= np.cumsum(lengths) <= self.max_num_tokens
         late = np.flatnonzero(followed & ~taken)
@@ -225,7 +225,7 @@ class Drafter(EagleProposer, ABC):
         at each tap, `[tokens of the step, hidden]`, of which `starts` says whose they are."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
-        """How many drafts of each request the step verified: `[requests]`."""
+        """How many draft tokens of each request the step verified: `[requests]`."""
         requests = self.runner.input_batch.req_ids
         return np.fromiter((len(drafted.get(name, ())) for name in requests), np.int64)
 

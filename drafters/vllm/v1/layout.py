@@ -103,9 +103,9 @@ def lay_out(
 
 
 def following(rows: Rows, which: Ints, depth: int) -> Rows:
-    """The requests `which` of `rows` in the pass that drafts one more token after `depth` drafts
-    each. It reads the newest draft alone, at the position before that draft's own; `newest` is 0,
-    for only the device knows the token.
+    """The requests `which` of `rows` in the pass that drafts one more token after `depth` draft
+    tokens each. It reads the newest of them alone, at the position before its own. `newest` is 0, as
+    only the device knows the token.
     """
     end = rows.end[which] + depth
     return Rows(

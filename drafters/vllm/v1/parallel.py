@@ -1,4 +1,4 @@
-"""P-EAGLE: all K drafts of a request in one pass of the head."""
+"""P-EAGLE: all K draft tokens of a request in one pass of the head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ParallelDrafter(Drafter):
     """Runs a P-EAGLE head. Draft tokens after the first come from masked positions (layout.py),
     which hold the mask token and a learned hidden state."""
 
-    slots_per_draft = 1
+    masked_per_token = 1
     carries = False
 
     def _propose(

@@ -1,4 +1,4 @@
-"""EAGLE-3: the drafts of a request one after another, each in a pass of the head."""
+"""EAGLE-3: the draft tokens of a request one after another, each in a pass of the head."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from drafters.vllm.v1.layout import Rows, following
 
 class SequentialDrafter(Drafter):
     """Runs an EAGLE-3 head. The first pass enters the target's hidden states and drafts one token
-    for each request. Each later pass reads one token a request, its newest draft, with the head's
-    hidden state that this draft came from. A request that has all its drafts is in no further pass.
+    for each request. Each later pass reads one token a request, its newest draft token, with the
+    head's hidden state that this token came from. A request whose draft is complete is in no
+    further pass.
     """
 
-    slots_per_draft = 0
+    masked_per_token = 0
     carries = True
 
     def _propose(

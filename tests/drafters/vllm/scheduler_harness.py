@@ -80,7 +80,7 @@ class Model:
             assert not limit or text_end - first <= limit  # drafts are read besides
             read = places[bounds[row] : bounds[row + 1]]
             assert read == list(range(int(rows.start[row]), last + 1))
-            assert last == end - 1 + self.drafter.slots_per_draft * max(k - 1, 0)
+            assert last == end - 1 + self.drafter.masked_per_token * max(k - 1, 0)
             for offset, place in enumerate(range(first, last + 1)):
                 block = tables[row][offset // size]
                 assert block == owned[place // size], f"{name} at {place}: not its block"

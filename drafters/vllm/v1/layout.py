@@ -104,8 +104,8 @@ def lay_out(
 
 def following(rows: Rows, which: Ints, depth: int) -> Rows:
     """The requests `which` of `rows` in the pass that drafts one more token after `depth` draft
-    tokens each. It reads the newest of them alone, at the position before its own. `newest` is 0, as
-    only the device knows the token.
+    tokens each. It reads the newest of them alone, at the position before its own. `newest` is 0,
+    as only the device knows the token.
     """
     end = rows.end[which] + depth
     return Rows(

@@ -40,6 +40,7 @@ class Plan:
     switchback: bool = False  # turns of `seconds` under one load, for methods of one gateway
     settle: float = TURN_SETTLE_S  # seconds at the beginning of a turn that do not count
     constraint: str = ""  # of the answers (bench/workloads/constraints.py)
+    temperature: float = 0.0  # of every request; 0 is greedy
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
 
     @property
@@ -68,7 +69,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
         plan.max_tokens,
         ignore_eos=not plan.constraint,
         spread=plan.spread,
-        fields=load_constraint(plan.constraint),
+        fields={**load_constraint(plan.constraint), "temperature": plan.temperature},
     )
     groups = [methods] if plan.together else list(servers(methods).values())
     for group in groups:

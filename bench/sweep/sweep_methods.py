@@ -92,6 +92,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         settle=args.settle,
         drop_below=args.drop_below,
         constraint=args.constraint,
+        temperature=args.temperature,
     )
 
 
@@ -113,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     add("--constraint", default="", metavar="NAME",
         help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip
+    add("--temperature", type=float, default=0.0, metavar="T",
+        help="temperature of every request [0, greedy]")  # fmt: skip
     add("--together", action=argparse.BooleanOptionalAction, default=None,
         help="run all servers at once, with rounds over all of them (default without a GPU), or "
         "one after the other")  # fmt: skip

@@ -22,8 +22,8 @@ class Prompt:
             raise ValueError("a prompt is a text or messages")
 
     def job(self, model: str, max_tokens: int, extra: dict[str, Any]) -> Job:
-        """A greedy request for an answer, streamed, with the server's token counts at its end;
-        `extra` are further fields."""
+        """A request for an answer, streamed, with the server's token counts at its end. It is
+        greedy, unless `extra`, further fields, has another temperature."""
         body: dict[str, Any] = {
             "model": model,
             "max_tokens": max_tokens,

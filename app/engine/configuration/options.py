@@ -125,13 +125,19 @@ def speculative_config(
     settings: Settings, *, method: Method = "p-eagle", v2: bool = False
 ) -> dict[str, Any]:
     """vLLM's `speculative_config`. To vLLM a P-EAGLE head is an EAGLE-3 head that drafts in one
-    pass."""
+    pass.
+
+    vLLM would leave the last block of every cached prefix unused beside such a head, whose key at
+    the block's last position was computed from the token that followed it then. One such key in a
+    block changes no text, and acceptance by less than can be measured (docs/decisions/0028).
+    """
     k = settings.speculation.k
     config: dict[str, Any] = {
         "method": "eagle3",
         "model": settings.speculation.drafter,
         "num_speculative_tokens": k,
         "parallel_drafting": method == "p-eagle",
+        "disable_eagle_block_drop": True,
     }
     if v2:
         config["num_speculative_tokens_per_batch_size"] = captured_table(k)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from drafters.train.data.token_sequences import Text, groups_within
 from drafters.train.target import FrozenTarget
@@ -51,6 +51,7 @@ def respond(
     stop_tokens: Sequence[int] = (),
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], None] | None = None,
+    processor: Callable[[list[int]], LogitsProcessor] | None = None,
 ) -> Iterator[tuple[int, Text]]:
     """Generate up to `steps` tokens after each prompt; yields (index of the prompt, text), those of
     the longest prompts first.
@@ -58,8 +59,9 @@ def respond(
     A text ends with its first end token, if it reaches one; `stop_tokens` are end tokens besides
     the target's. Temperature 0 is greedy; otherwise tokens are sampled from the whole distribution,
     or from those at least `min_p` times as probable as the most probable one. (Not by top-p, for
-    which vLLM sorts the vocabulary on a CPU.) `progress` gets numbers of new tokens. Raises
-    ValueError for an empty prompt and beyond the target's positions.
+    which vLLM sorts the vocabulary on a CPU.) `progress` gets numbers of new tokens. `processor`
+    makes what changes the logits of a batch, from the indices of its prompts. Raises ValueError for
+    an empty prompt and beyond the target's positions.
     """
     lengths = _check(prompts, steps)
     limit = target.shape.max_position_embeddings
@@ -75,7 +77,7 @@ def respond(
         rows = _generate(
             target, [prompts[index] for index in batch], steps=steps, temperature=temperature,
             min_p=min_p, ends=list(dict.fromkeys([*target.end_tokens, *stop_tokens])),
-            seed=seed + number,
+            seed=seed + number, processor=None if processor is None else processor(batch),
         )  # fmt: skip
         if progress is not None:
             progress(sum(map(len, rows)))
@@ -157,6 +159,7 @@ def _generate(
     min_p: float,
     ends: list[int],
     seed: int,
+    processor: LogitsProcessor | None,
 ) -> list[list[int]]:
     """The responses to one batch, each up to and including its first end token."""
     width = max(map(len, prompts))
@@ -180,7 +183,10 @@ def _generate(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         output = target.model.generate(
-            tokens.to(device), attention_mask=mask.to(device), generation_config=config
+            tokens.to(device),
+            attention_mask=mask.to(device),
+            generation_config=config,
+            logits_processor=None if processor is None else LogitsProcessorList([processor]),
         )
     return [_until_end(row, ends) for row in output[:, width:].tolist()]
 

@@ -1,29 +1,38 @@
-"""Greedy answers of a target, generated once and replayed with any number of draft heads."""
+"""Answers of a target, generated once and replayed with any number of draft heads."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from drafters.train.data.responses import respond
+from drafters.train.evaluation.position_noise import NoisyLogits, PositionNoise
 from drafters.train.target import FrozenTarget
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One greedy answer for each prompt, with the tokens behind it that its last drafts predict."""
+    """One answer for each prompt, greedy or sampled with noise of each position, and the tokens
+    behind it that its last drafts predict."""
 
     prompt_lengths: list[int]
     written: list[int]  # tokens of each answer, its end token included
     texts: list[torch.Tensor]  # int64: prompt, answer, and `beyond` tokens more
     beyond: int  # the largest K that these answers can be replayed with
+    noise: PositionNoise | None = None  # what they were sampled with; None: greedy
 
 
 def write_answers(
-    target: FrozenTarget, prompts: Sequence[Sequence[int]], *, steps: int, beyond: int
+    target: FrozenTarget,
+    prompts: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    beyond: int,
+    noise: PositionNoise | None = None,
 ) -> Answers:
     """Generate up to `steps` tokens after each prompt, ended by an end token.
 
@@ -33,7 +42,10 @@ def write_answers(
     """
     endless = copy.copy(target)
     endless.end_tokens = []
-    written_on = dict(respond(endless, prompts, steps=steps + beyond, temperature=0.0, seed=0))
+    sampling = None if noise is None else partial(NoisyLogits, noise)
+    written_on = dict(
+        respond(endless, prompts, steps=steps + beyond, temperature=0.0, seed=0, processor=sampling)
+    )
     lengths = [len(prompt) for prompt in prompts]
     texts = [written_on[index].tokens for index in range(len(prompts))]
     written = [
@@ -46,6 +58,7 @@ def write_answers(
         written=written,
         texts=[text[:end] for text, end in zip(texts, ends, strict=True)],
         beyond=beyond,
+        noise=noise,
     )
 
 

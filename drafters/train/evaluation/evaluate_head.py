@@ -1,6 +1,6 @@
 """Measure the acceptance length of draft heads on prompts, for several K at once.
 
-This replays lossless greedy speculation: the target writes its answers, the head drafts behind each
+This replays lossless speculation: the target writes its answers, the head drafts behind each
 of their tokens, and a draft is accepted as far as it agrees with what the target wrote. Several
 heads are compared on the same answers. No engine runs, but the figures are those that an engine
 with the same models reports in `vllm:spec_decode_*`: acceptance length is 1 + accepted tokens /
@@ -35,6 +35,7 @@ from drafters.train.evaluation.greedy_replay import (
     draft_everywhere,
     walk,
 )
+from drafters.train.evaluation.position_noise import NoisyDrafts, PositionNoise
 from drafters.train.evaluation.statistics import RESAMPLES
 from drafters.train.evaluation.table import LEGEND, Figures, as_json, figures, format_table
 from drafters.train.evaluation.workloads import (
@@ -46,6 +47,7 @@ from drafters.train.evaluation.workloads import (
     file_prompts,
     named_prompts,
 )
+from drafters.train.optimisation.draft_passes import Chooser, most_probable
 from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
 
@@ -89,10 +91,12 @@ def measure(
     answers: Answers,
     *,
     counts: Sequence[int] = COUNTS,
+    greedy_drafts: bool = False,
     report: Report = lambda text: None,
 ) -> WorkloadResult:
-    """Replay the target's answers with the head, for each K of `counts`. Raises ValueError if a K
-    is above `answers.beyond`."""
+    """Replay the target's answers with the head, for each K of `counts`. Drafts are drawn with the
+    noise of the answers, if they were sampled, or are the most probable tokens. Raises ValueError
+    if a K is above `answers.beyond`."""
     deepest = max(counts)
     if deepest > answers.beyond:
         raise ValueError(f"K is {deepest}, but the answers were made for K up to {answers.beyond}")
@@ -103,7 +107,12 @@ def measure(
         if written > 1:  # an answer of one token takes no step with drafts
             first = length - 1
             last = first + written - 2
-            drafted = draft_everywhere(head, target, tokens, first, last, deepest)
+            choose: Chooser = most_probable
+            if answers.noise is not None and not greedy_drafts:
+                choose = NoisyDrafts(
+                    answers.noise, head, prompt=index, length=length, last=last + 1 + deepest
+                )
+            drafted = draft_everywhere(head, target, tokens, first, last, deepest, choose)
             agreeing.append(agreement(drafted, tokens, first))
         if time.monotonic() - told > _REPORT_EVERY:
             told = time.monotonic()
@@ -147,12 +156,23 @@ def _measure(
     for name, prompts in _workloads(args, target, deepest, report).items():
         tell = partial(_tell, report, name)
         tell(f"the target answers {len(prompts)} prompts")
-        answers = write_answers(target, prompts, steps=args.tokens, beyond=deepest)
+        answers = write_answers(
+            target, prompts, steps=args.tokens, beyond=deepest, noise=_noise(args, target)
+        )
         if max(answers.written) < 2:
             raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
         for head, of_head in zip(heads, measured, strict=True):
-            of_head[name] = measure(head, target, answers, counts=counts, report=tell)
+            of_head[name] = measure(
+                head, target, answers, counts=counts, greedy_drafts=args.greedy_drafts, report=tell
+            )
     return measured
+
+
+def _noise(args: argparse.Namespace, target: FrozenTarget) -> PositionNoise | None:
+    """What the answers are sampled with; None where they are greedy."""
+    if not args.temperature:
+        return None
+    return PositionNoise(args.temperature, target.shape.vocab_size, args.seed)
 
 
 def _print(
@@ -165,7 +185,10 @@ def _print(
     """Print the table of one head, and with --json a line of JSON."""
     table = {workload: figures(item.results, args.seed) for workload, item in measured.items()}
     place, kind = _short(args.target), str(target.dtype).removeprefix("torch.")
-    print(f"head {name} ({method}), target {place}, greedy, {kind} on {args.device}")
+    decoding = f"T = {args.temperature:g}" if args.temperature else "greedy"
+    if args.temperature and args.greedy_drafts:
+        decoding += " with greedy drafts"
+    print(f"head {name} ({method}), target {place}, {decoding}, {kind} on {args.device}")
     for workload, item in measured.items():
         print(f"{workload}: {_sizes(item, table[workload])}")
     print(LEGEND)
@@ -176,7 +199,8 @@ def _print(
             "tokens": {workload: item.tokens for workload, item in measured.items()},
             "max_tokens": args.tokens,
             "files": args.prompts and [str(file) for file in args.prompts],
-            "temperature": 0.0,
+            "temperature": args.temperature,
+            "greedy_drafts": args.greedy_drafts or not args.temperature,
             "dtype": kind,
             "device": args.device,
             "confidence": CONFIDENCE,

@@ -25,7 +25,8 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
         "`chat` is the default model's held-out set; both use the target's chat template.\n"
         "`stdlib-code` continues held-out files of the standard library and `stdlib-chat` answers\n"
         "questions about them; both are for the embedded target only. Without arguments, the\n"
-        "default model's P-EAGLE head is measured on `humaneval` and `chat`. Decoding is greedy.\n"
+        "default model's P-EAGLE head is measured on `humaneval` and `chat`. Decoding is greedy\n"
+        "unless a temperature is given.\n"
         "Progress goes to stderr.",
         allow_abbrev=False,
     )
@@ -81,7 +82,22 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
         help="numbers of draft tokens, like 1-11 or 3,5,7; they may exceed the K that the head "
         "was trained for (default: 1-11)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the intervals (default: 0)")
+    parser.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=0.0,
+        metavar="T",
+        help="sample the answers at this temperature, and draft with the noise of the same "
+        "positions (default: 0, greedy)",
+    )
+    parser.add_argument(
+        "--greedy-drafts",
+        action="store_true",
+        help="draft the head's most probable tokens at any temperature",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the intervals and of sampling (default: 0)"
+    )
     parser.add_argument("--threads", type=_positive, help="CPU threads (default: all)")
     parser.add_argument(
         "--device",
@@ -98,6 +114,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 2.0:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2, got {text}")
     return value
 
 

@@ -1,8 +1,9 @@
-"""Replay lossless greedy speculation over text that the target has written.
+"""Replay lossless speculation over text that the target has written.
 
-Greedy verification accepts a draft exactly as far as it agrees with the target's own text, and
-what a head drafts at an anchor depends only on the text before it. So the drafts of all anchors
-are made together, and the replay for each K only looks up how far they agree.
+Verification accepts a draft exactly as far as it agrees with the target's own text, also where
+that is sampled with noise of each position (position_noise.py). What a head drafts at an anchor
+depends only on the text before it and on that noise. So the drafts of all anchors are made
+together, and the replay for each K only looks up how far they agree.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import Self
 import torch
 
 from drafters.model.head import DraftHead
-from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
+from drafters.train.optimisation.draft_passes import (
+    Chooser,
+    draft_outputs,
+    most_probable,
+    real_entries,
+)
 from drafters.train.target import FrozenTarget
 
 # Slots of a pass. Each computes its masked attention to all others too, so that passes of few are
@@ -31,6 +37,7 @@ def draft_everywhere(
     first: int,
     last: int,
     count: int,
+    choose: Chooser = most_probable,
 ) -> torch.Tensor:
     """Draft `count` tokens from each anchor `first..last`: target ids [anchors, count].
 
@@ -44,9 +51,10 @@ def draft_everywhere(
     for anchors in torch.arange(first, last + 1, device=target.device).split(
         max(_SLOTS // count, 1)
     ):
-        later = draft_outputs(head, entries, [anchors] * (count - 1))
+        later = draft_outputs(head, entries, [anchors] * (count - 1), choose=choose)
         outputs = torch.cat([entries.output[:, anchors], *later])  # [count, anchors, hidden]
-        drafted.append(head.to_target(head.logits(outputs).argmax(-1)).T)
+        places = anchors + 2 + torch.arange(count, device=anchors.device)[:, None]
+        drafted.append(head.to_target(choose(head.logits(outputs), places)).T)
     return torch.cat(drafted).to(tokens.device)
 
 

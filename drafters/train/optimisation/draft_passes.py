@@ -12,13 +12,21 @@ Since the real entries are not cut, gradients do not depend on the partition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from drafters.model.head import DraftHead
 from drafters.train.optimisation.buckets import bucket
+
+# Draft ids [..., n] from logits [..., n, draft vocabulary] of the tokens at places [..., n].
+Chooser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def most_probable(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The Chooser of greedy drafts."""
+    return logits.argmax(-1)
 
 
 @dataclass(slots=True)
@@ -65,6 +73,7 @@ def draft_outputs(
     entries: Entries,
     chains: Sequence[torch.Tensor],  # anchors that reach depth 1, 2, ...: ascending, nested
     tokens: torch.Tensor | None = None,  # [rows, n + 1]; None: EAGLE-3 reads its own drafts
+    choose: Chooser = most_probable,  # how it makes them
 ) -> list[torch.Tensor]:
     """Final hidden states of the drafts at depth 1, 2, ...: [rows, anchors, hidden] each.
 
@@ -75,7 +84,7 @@ def draft_outputs(
         return []
     if head.config.method == "p-eagle":
         return _in_one_pass(head, entries, chains)
-    return _one_by_one(head, entries, chains, tokens)
+    return _one_by_one(head, entries, chains, tokens, choose)
 
 
 class _Behind:
@@ -122,6 +131,7 @@ def _one_by_one(
     entries: Entries,
     chains: Sequence[torch.Tensor],
     tokens: torch.Tensor | None,
+    choose: Chooser,
 ) -> list[torch.Tensor]:
     rows, limit = len(entries.output), _limit(entries, chains)
     store, outputs, seen = _Behind(entries, limit), list[torch.Tensor](), list[torch.Tensor]()
@@ -136,7 +146,8 @@ def _one_by_one(
         padded = torch.cat([anchors, padding])
         index = torch.searchsorted(before, padded)
         if tokens is None:
-            ids = head.to_target(head.logits(output[:, index]).argmax(-1))
+            places = (padded + depth + 1).expand(rows, -1)
+            ids = head.to_target(choose(head.logits(output[:, index]), places))
         else:
             ids = tokens[:, padded + depth + 1]
         seen.append(torch.cat([anchors, torch.full_like(padding, -1)]))  # nothing sees anchor -1

@@ -28,7 +28,8 @@ from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
 from drafters.vllm.v1.kv_state import DrafterKVState
 from drafters.vllm.v1.layout import Layout, Rows, lay_out, stored
-from drafters.vllm.verification.greedy import greedy_draft_tokens
+from drafters.vllm.verification.greedy import greedy_draft_tokens, most_probable
+from drafters.vllm.verification.sampled_drafts import DraftSampling
 
 Ints = npt.NDArray[np.int64]
 
@@ -62,6 +63,9 @@ class Drafter(EagleProposer, ABC):
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
         self.synchronized = 0.0  # `perf_counter` when the device had last finished all its work
+        self._target_vocabulary = vllm_config.model_config.get_vocab_size()
+        self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
+        self._sampling: DraftSampling | None = None  # of this step, where not all are greedy
         self._contexts: DrafterKVState | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
         self._gathered: torch.Tensor | None = None  # [max_num_tokens, taps * hidden]
@@ -77,6 +81,9 @@ class Drafter(EagleProposer, ABC):
             super().load_model(target_model)
         head = self.model.lm_head
         self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
+        offsets = self.model.draft_id_to_target_id
+        if offsets is not None:
+            self._target_ids = torch.arange(len(offsets), device=offsets.device) + offsets
         # Garbage of loading frees oneDNN handles, which fails while the model is traced
         # (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()
@@ -144,12 +151,14 @@ class Drafter(EagleProposer, ABC):
         sampled: torch.Tensor,  # [requests, longest], -1 behind a request's last token
         states: Sequence[torch.Tensor],  # the step's hidden states at each tap: [tokens, hidden]
         common: CommonAttentionMetadata,
+        sampling: Any,  # the step's SamplingMetadata
     ) -> list[list[int]] | None:
-        """Up to `k` draft tokens for each request of the batch, in its order. A request has an
-        empty list while its prompt is read, where its limit is 0, at the largest length, and where
-        the pass has no room for it. At `k` = 0 the answer is None: nothing is drafted, and the
-        hidden states are stored. In steps of one token a request they are only kept on a
-        CPU, for up to MAX_DEFERRED_STEPS steps, and then stored together."""
+        """Up to `k` draft tokens for each request of the batch, in its order: the most probable
+        ones, or drawn as the request's tokens are (sampled_drafts.py). A request has an empty list
+        while its prompt is read, where its limit is 0, at the largest length, and where the pass
+        has no room for it. At `k` = 0 the answer is None: nothing is drafted, and the hidden states
+        are stored. In steps of one token a request they are only kept on a CPU, for up
+        to MAX_DEFERRED_STEPS steps, and then stored together."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -204,6 +213,11 @@ class Drafter(EagleProposer, ABC):
                 tokens_made[index, counts[index] - 1],
             ),
         )
+        self._sampling = None
+        if not sampling.all_greedy:
+            self._sampling = DraftSampling(
+                sampling.seeded_requests, sampling, counts, self._target_vocabulary
+            )
         tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
         proposed = self._propose(rows, tables, starts, states, common)
         contexts.enter(chosen, rows.end, tables[index])
@@ -340,10 +354,16 @@ class Drafter(EagleProposer, ABC):
             slot_mapping=self._device(layout.slots),
         )
 
-    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _tokens(self, hidden: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
+        """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`; `rows` are those of their
+        requests in the batch, `offsets` how many drafts of the request come before."""
         few = self.half or len(hidden) <= self._half_rows
-        head = self.lm_head if few else self.model.lm_head
-        return greedy_draft_tokens(self.model, head, hidden)
+        lm_head = self.lm_head if few else self.model.lm_head
+        if self._sampling is None:
+            return greedy_draft_tokens(self.model, lm_head, hidden)
+        logits = self.model.logits_processor(lm_head, hidden)
+        tokens = most_probable(self.model, logits)
+        return self._sampling.draw(tokens, logits, self._target_ids, rows, offsets)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)

@@ -37,8 +37,10 @@ class ParallelDrafter(Drafter):
         hidden, _ = self._pass(layout, rows, common)
         if not len(hidden):
             return [[] for _ in rows.k]
-        tokens = self._likeliest(hidden).tolist()
         begins = np.cumsum(rows.k) - rows.k
+        owners = np.repeat(np.arange(len(rows.k)), rows.k)
+        offsets = np.arange(len(owners)) - begins[owners]
+        tokens = self._tokens(hidden, rows.index[owners], offsets).tolist()
         return [
             tokens[first : first + count]
             for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)

@@ -125,9 +125,13 @@ class V1DraftingRunner(Base):
             if not synthetic and greedy.is_pure_greedy(sampling_metadata):
                 return greedy.verify(logits, spec_decode_metadata)
             num_draft_tokens = spec_decode_metadata.num_draft_tokens
-        seeded_requests = SeededRequests.in_batch_of(self)
-        seeded_requests.reseed_generators(self.input_batch.generators, num_draft_tokens)
-        sampling_metadata.seeded_requests = seeded_requests  # seeded_sampling.accept reads it
+        if not sampling_metadata.all_greedy:
+            # On CUDA, noise from a generator for each row would cost a kernel each.
+            own_seeds = self.own_drafter is not None and self.device.type == "cpu"
+            seeded_requests = SeededRequests.in_batch_of(self, own_seeds=own_seeds)
+            generators = seeded_requests.bonus_generators(num_draft_tokens, self.device)
+            sampling_metadata.generators = generators
+            sampling_metadata.seeded_requests = seeded_requests  # seeded_sampling.accept reads it
         return super()._sample(logits, spec_decode_metadata)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,6 +195,7 @@ class V1DraftingRunner(Base):
             sampled_token_ids,
             aux_hidden_states or [hidden_states],
             common_attn_metadata,
+            sampling_metadata,
         )
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours

@@ -40,7 +40,7 @@ class SequentialDrafter(Drafter):
         which = np.flatnonzero(rows.k)  # the requests of this pass, as entries of `rows`
         owners, found = [], []
         for depth in range(1, int(rows.k.max()) + 1):
-            ids = self._likeliest(hidden)
+            ids = self._tokens(hidden, rows.index[which], np.full(len(which), depth - 1))
             owners.append(which)
             found.append(ids)
             goes_on = np.flatnonzero(rows.k[which] > depth)

@@ -71,8 +71,17 @@ def greedy_draft_tokens(head: Any, lm_head: Any, hidden: torch.Tensor) -> torch.
     each draft and rank instead of a vocabulary."""
     logits = head.logits_processor
     if lm_head.tp_size > 1 and logits.scale > 0.0:  # what that function can
-        ids = logits.get_top_tokens(lm_head, hidden)
-    else:
-        ids = argmax(logits(lm_head, hidden))
+        return target_ids(head, logits.get_top_tokens(lm_head, hidden))
+    return most_probable(head, logits(lm_head, hidden))
+
+
+def most_probable(head: Any, logits: torch.Tensor) -> torch.Tensor:
+    """The most probable tokens of a head's logits `[tokens, draft vocabulary]`: token ids
+    `[tokens]`."""
+    return target_ids(head, argmax(logits))
+
+
+def target_ids(head: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The target's ids of draft ids `[tokens]`."""
     offsets = head.draft_id_to_target_id
     return ids if offsets is None else ids + offsets[ids]

@@ -1,17 +1,19 @@
-"""Sampling whose randomness depends on seed and position alone, and verification of drafts by it.
+"""Sampling with noise that depends on a request's seed and a token's position alone.
 
 vLLM draws from a request's generator as often as a step has draft tokens, so that the text of a
-seeded request depends on what was drafted and accepted. Here the token at a position is sampled by
-a generator whose seed is made from the request's seed and that position, and a draft token is
-accepted if it is that token. The drafter proposes its most probable token, not a distribution. A
-draft token is therefore accepted with the target's probability of it, exactly as often as by
-rejection sampling with a one-hot draft distribution (arXiv 2211.17192), and the text is the one
-that is sampled without any drafts.
+seeded request depends on what was drafted and accepted. Here the token at a position is sampled
+with noise made from the request's seed and that position, and a draft token is accepted if it is
+that token. The text is then the one that is sampled without any drafts.
+
+Draft tokens are drawn with the same noise (sampled_drafts.py), and so agree with the target's token
+more often than the head's most probable one would (coupling without communication, arXiv
+2408.07978).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -26,29 +28,42 @@ _stock_rejection_sample = rejection_sampler.rejection_sample
 
 @dataclass(frozen=True)
 class SeededRequests:
-    """The seeded requests of a step, and the sampler for their tokens."""
+    """The requests of a step whose tokens are sampled with noise of their position."""
 
     sampler: Any  # this platform's TopKTopPSampler of vLLM
-    seeds: dict[int, tuple[int, int]]  # row -> (seed, position of its next token in the output)
+    places: dict[int, tuple[int, int]]  # row -> (seed, position of its next token in the output)
 
     @classmethod
-    def in_batch_of(cls, runner: Any) -> SeededRequests:
-        """The seeded requests in the batch of vLLM's model runner. Changes nothing."""
+    def in_batch_of(cls, runner: Any, *, own_seeds: bool) -> SeededRequests:
+        """Those in the batch of vLLM's model runner: requests with a seed and, with `own_seeds`,
+        all others that are not greedy, whose seed is made from their id. Changes nothing."""
         batch = runner.input_batch
-        seeds = {}
-        for row in batch.generators:
-            request = runner.requests[batch.req_ids[row]]
-            seeds[row] = (request.sampling_params.seed, len(request.output_token_ids))
-        return cls(runner.sampler.topk_topp_sampler, seeds)
+        places = {}
+        for row, name in enumerate(batch.req_ids):
+            if name not in batch.random_reqs:
+                continue
+            request = runner.requests[name]
+            seed = request.sampling_params.seed
+            if seed is None and own_seeds:
+                seed = seed_of_id(name)
+            if seed is not None:
+                places[row] = seed, len(request.output_token_ids)
+        return cls(runner.sampler.topk_topp_sampler, places)
 
-    def reseed_generators(
-        self, generators: dict[int, torch.Generator], num_draft_tokens: list[int] | None = None
-    ) -> None:
-        """Seed the generator of each row for its bonus token, which vLLM samples with it. The bonus
-        token lies behind the row's draft tokens: none where `num_draft_tokens` is None."""
-        for row, seed_and_position in self.seeds.items():
+    def generator(self, row: int, offset: int, device: torch.device) -> torch.Generator:
+        """The noise of the token `offset` places behind the next one of the request at `row`."""
+        return torch.Generator(device=device).manual_seed(seed_at(*self.places[row], offset))
+
+    def bonus_generators(
+        self, num_draft_tokens: list[int] | None, device: torch.device
+    ) -> dict[int, torch.Generator]:
+        """Generators by row, as vLLM's SamplingMetadata has them, for the bonus token. It lies
+        behind the row's draft tokens: none where `num_draft_tokens` is None."""
+        generators = {}
+        for row in self.places:
             offset = num_draft_tokens[row] if num_draft_tokens is not None else 0
-            generators[row].manual_seed(seed_at(*seed_and_position, offset))
+            generators[row] = self.generator(row, offset, device)
+        return generators
 
     def sample(self, logits: torch.Tensor, num_draft_tokens: list[int]) -> torch.Tensor:
         """Sample the target's token in place of each draft token: `[draft tokens]`.
@@ -59,14 +74,18 @@ class SeededRequests:
         generators = {}
         start = 0
         for row, count in enumerate(num_draft_tokens):
-            if row in self.seeds:
+            if row in self.places:
                 for offset in range(count):
-                    generator = torch.Generator(device=logits.device)
-                    generator.manual_seed(seed_at(*self.seeds[row], offset))
-                    generators[start + offset] = generator
+                    generators[start + offset] = self.generator(row, offset, logits.device)
             start += count
         tokens: torch.Tensor = self.sampler(logits, generators, None, None)[0]
         return tokens
+
+
+def seed_of_id(request_id: str) -> int:
+    """The seed of a request that has none. vLLM's request ids end in random characters, and are the
+    same on all ranks, which must draw the same tokens."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest())
 
 
 def seed_at(seed: int, position: int, offset: int = 0) -> int:

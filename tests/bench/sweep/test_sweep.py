@@ -269,6 +269,16 @@ def test_every_request_of_a_sweep_is_held_to_its_constraint(tmp_path: Path, name
         assert "ignore_eos" not in body, "there is nothing to generate past a constraint's end"
 
 
+def test_every_request_of_a_sweep_has_its_temperature(tmp_path: Path) -> None:
+    for temperature in (0.0, 0.7):
+        gateway = Script(4, 8)
+        asked = plan(methods="off,adaptive", concurrencies=(1,), temperature=temperature)
+        journal = run(asked, tmp_path / f"{temperature}.jsonl", Script(), gateway)
+        assert journal.plan is not None and journal.plan["temperature"] == temperature
+        bodies = [body for method, _, body in gateway.seen if method == "POST"]
+        assert {body["temperature"] for body in bodies} == {temperature}
+
+
 @pytest.mark.parametrize("text", [None, "[]", "{"])
 def test_a_constraint_that_is_none_is_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "fields.json"

@@ -21,6 +21,12 @@ def test_eagle_3_is_asked_for_by_its_method() -> None:
     assert options["async_scheduling"] is False
 
 
+def test_a_head_costs_no_block_of_a_cached_prefix() -> None:
+    for method in ("p-eagle", "eagle3"):
+        options = engine_options(load({"k": "3"}, {}), method=method)
+        assert options["speculative_config"]["disable_eagle_block_drop"] is True
+
+
 def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
     given = {"catch_up_tokens": "99", "draft_context": "500"}
     options = engine_options(load(given, {}))

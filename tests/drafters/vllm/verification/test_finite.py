@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from drafters.vllm.v1.runner import V1DraftingRunner
 from drafters.vllm.verification.finite import broken_rows, by_request
-from drafters.vllm.verification.seeded_sampling import SeededRequests
 from drafters.vllm.worker import mixed
 
 VALUES = st.sampled_from([0.0, -3.5, 60000.0, -60000.0, float("-inf"), float("inf"), float("nan")])
@@ -47,7 +46,9 @@ class Base:
         self.own_drafter = None
         self.sampled: list[Any] = []
         self.input_batch = SimpleNamespace(
-            req_ids=["a", "b", "c"], generators={}, sampling_metadata=SimpleNamespace()
+            req_ids=["a", "b", "c"],
+            generators={},
+            sampling_metadata=SimpleNamespace(all_greedy=True),
         )
         self.rejection_sampler = SimpleNamespace(synthetic_mode=True)
 
@@ -59,9 +60,7 @@ class Base:
         return {"a": 9}, None, "logprobs", "tokens", {}, [], {}, []
 
 
-def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
-    none = SeededRequests(None, {})
-    monkeypatch.setattr("drafters.vllm.v1.runner.SeededRequests.in_batch_of", lambda _: none)
+def runner() -> Any:
     made = mixed(type("Mixin", (V1DraftingRunner,), {"__init__": Base.__init__}), Base)
     return made()
 
@@ -76,12 +75,9 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_the_runner_tells_of_each_request(
-    monkeypatch: pytest.MonkeyPatch,
-    drafts: list[int] | None,
-    broken: int,
-    expected: dict[str, int],
+    drafts: list[int] | None, broken: int, expected: dict[str, int]
 ) -> None:
-    made = runner(monkeypatch)
+    made = runner()
     logits = torch.zeros(3 if drafts is None else 6, 4)
     logits[broken, 2] = torch.nan
     metadata = None
@@ -95,8 +91,8 @@ def test_the_runner_tells_of_each_request(
     assert made._bookkeeping_sync()[0] == {}, "of a step that sampled nothing"
 
 
-def test_asynchronous_counts_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = runner(monkeypatch)
+def test_asynchronous_counts_stay_on_the_device() -> None:
+    made = runner()
     made.use_async_scheduling = True
     logits = torch.zeros(3, 4)
     logits[2, 0] = torch.inf

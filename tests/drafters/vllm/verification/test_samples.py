@@ -25,6 +25,7 @@ K_MAX = 4
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"count": 20_000, "options": {"temperature": 1.0}},
     "top-k": {"count": 5_000, "options": {"temperature": 0.8, "top_k": 4}},
+    "top-p": {"count": 5_000, "options": {"temperature": 0.7, "top_p": 0.8}},
     "logit_bias": {"count": 5_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
     "min_p": {"count": 5_000, "options": {"temperature": 1.0, "min_p": 0.08}},
 }
@@ -83,6 +84,11 @@ def expected(target: LlamaForCausalLM, options: dict[str, Any]) -> dict[str, flo
         worst = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < worst, -math.inf)
     probabilities = logits.softmax(-1)
+    if top_p := options.get("top_p"):  # tokens until their sum reaches top_p
+        ordered, ids = probabilities.sort(-1, descending=True)
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0)
+        probabilities = torch.zeros_like(ordered).scatter_(-1, ids, ordered)
+        probabilities /= probabilities.sum(-1, keepdim=True)
     if min_p := options.get("min_p"):
         floor = min_p * probabilities.amax(-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < floor, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,13 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from drafters.vllm.verification.seeded_sampling import SeededRequests, accept, match, seed_at
+from drafters.vllm.verification.seeded_sampling import (
+    SeededRequests,
+    accept,
+    match,
+    seed_at,
+    seed_of_id,
+)
 
 VOCABULARY = 50
 
@@ -63,13 +70,21 @@ def test_neighbouring_seeds_and_positions_share_no_noise() -> None:
     assert seed_at(7, 3, 2) == seed_at(7, 5)
 
 
-def _runner(seeds: list[int | None], lengths: list[int]) -> Any:
+def test_requests_without_a_seed_have_different_ones() -> None:
+    assert len({seed_of_id(f"chatcmpl-{number}") for number in range(1000)}) == 1000
+    assert seed_of_id("chatcmpl-1") == seed_of_id("chatcmpl-1")
+
+
+CPU = torch.device("cpu")
+
+
+def _runner(seeds: list[int | None], lengths: list[int], greedy: Sequence[str] = ()) -> Any:
     names = [str(row) for row in range(len(seeds))]
     return SimpleNamespace(
         sampler=SimpleNamespace(topk_topp_sampler=TopKTopPSampler()),
         input_batch=SimpleNamespace(
             req_ids=names,
-            generators={i: torch.Generator() for i, seed in enumerate(seeds) if seed is not None},
+            random_reqs={name for name in names if name not in greedy},
         ),
         requests={
             name: SimpleNamespace(
@@ -89,36 +104,39 @@ def test_a_seeded_text_does_not_depend_on_the_drafts() -> None:
     """Token by token, and four at a time beside a request without a seed: the same tokens."""
     one_by_one = []
     for position in range(8):
-        runner = _runner([11], [position])
-        sampler, generators = runner.sampler.topk_topp_sampler, runner.input_batch.generators
-        SeededRequests.in_batch_of(runner).reseed_generators(generators)
-        one_by_one.append(int(sampler(_logits(position)[None], generators, None, None)[0]))
+        seeded = SeededRequests.in_batch_of(_runner([11], [position]), own_seeds=False)
+        generators = seeded.bonus_generators(None, CPU)
+        one_by_one.append(int(seeded.sampler(_logits(position)[None], generators, None, None)[0]))
 
-    runner = _runner([None, 11], [5, 2])
-    seeded = SeededRequests.in_batch_of(runner)
-    seeded.reseed_generators(runner.input_batch.generators, [3, 4])
+    seeded = SeededRequests.in_batch_of(_runner([None, 11], [5, 2]), own_seeds=False)
+    assert list(seeded.places) == [1]
     rows = [_logits(0)] * 3 + [_logits(2 + offset) for offset in range(4)]
     at_once = seeded.sample(torch.stack(rows), [3, 4])
     assert at_once[3:].tolist() == one_by_one[2:6]
-    behind = seeded.sampler(
-        torch.stack([_logits(0), _logits(6)]), runner.input_batch.generators, None, None
-    )[0]
+    generators = seeded.bonus_generators([3, 4], CPU)
+    behind = seeded.sampler(torch.stack([_logits(0), _logits(6)]), generators, None, None)[0]
     assert int(behind[1]) == one_by_one[6]
 
 
 def test_other_seeds_give_other_texts() -> None:
     texts = set()
     for seed in range(20):
-        seeded = SeededRequests.in_batch_of(_runner([seed], [0]))
+        seeded = SeededRequests.in_batch_of(_runner([seed], [0]), own_seeds=False)
         rows = torch.stack([_logits(place) for place in range(6)])
         texts.add(tuple(seeded.sample(rows, [6]).tolist()))
     assert len(texts) == 20
 
 
+def test_own_seeds_are_for_requests_that_are_not_greedy() -> None:
+    runner = _runner([None, None, 5], [1, 2, 3], greedy=["0"])
+    seeded = SeededRequests.in_batch_of(runner, own_seeds=True)
+    assert seeded.places == {1: (seed_of_id("1"), 2), 2: (5, 3)}
+
+
 def test_greedy_requests_take_the_likeliest_beside_sampled_ones() -> None:
     rows = torch.stack([_logits(place) for place in range(4)])
     likeliest = rows.argmax(-1)
-    seeded = SeededRequests.in_batch_of(_runner([None, 3], [0, 0]))
+    seeded = SeededRequests.in_batch_of(_runner([None, 3], [0, 0], greedy=["0"]), own_seeds=True)
     metadata = SimpleNamespace(
         all_greedy=False,
         all_random=False,

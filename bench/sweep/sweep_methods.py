@@ -93,6 +93,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         drop_below=args.drop_below,
         constraint=args.constraint,
         temperature=args.temperature,
+        context=args.context,
     )
 
 
@@ -114,6 +115,8 @@ def parser() -> argparse.ArgumentParser:
     add("--constraint", default="", metavar="NAME",
         help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip
+    add("--context", type=int, default=0, metavar="TOKENS",
+        help="source code before each prompt, about so many tokens [0]")  # fmt: skip
     add("--temperature", type=float, default=0.0, metavar="T",
         help="temperature of every request [0, greedy]")  # fmt: skip
     add("--together", action=argparse.BooleanOptionalAction, default=None,

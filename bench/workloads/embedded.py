@@ -41,7 +41,7 @@ def embedded(name: str, count: int, seed: int = SEED) -> list[Prompt]:
 def _completion() -> list[Prompt]:
     """Prompts with the first third of a function: signature, docstring, some lines."""
     prompts = []
-    for code in _functions():
+    for code in held_out_functions():
         lines = code.splitlines()
         head = "\n".join(lines[: max(2, len(lines) // 3)]) + "\n"
         if len(head) <= LONGEST:
@@ -55,8 +55,8 @@ def _chat() -> list[Prompt]:
 
 def _edit() -> list[Prompt]:
     """Prompts that contain most of their answer, so that many drafts are accepted."""
-    codes = [code for code in _functions() if len(code) <= LONGEST]
-    asked = [f"{_EDITS[i % len(_EDITS)]}\n{_fence(code)}" for i, code in enumerate(codes)]
+    codes = [code for code in held_out_functions() if len(code) <= LONGEST]
+    asked = [f"{_EDITS[i % len(_EDITS)]}\n{fenced(code)}" for i, code in enumerate(codes)]
     return [Prompt(messages=({"role": "user", "content": text},)) for text in asked]
 
 
@@ -82,8 +82,9 @@ def _asked(kinds: Sequence[str]) -> list[Prompt]:
     ]
 
 
-def _functions() -> list[str]:
-    """Code of held-out functions, from the answers of samples that ask for a function."""
+def held_out_functions() -> list[str]:
+    """Code of functions that the embedded models were not trained on, from the answers of samples
+    that ask for a function."""
     found = []
     for sample in _samples():
         answer = sample.messages[-1]["content"]
@@ -98,5 +99,6 @@ def _samples() -> list[ChatSample]:
     return chat_samples(load_corpus().held_out, seed=0)
 
 
-def _fence(code: str) -> str:
+def fenced(code: str) -> str:
+    """A block of Python code in Markdown."""
     return f"```python\n{code}\n```"

@@ -8,27 +8,37 @@ from pathlib import Path
 
 from bench.workloads.embedded import KINDS, SEED, embedded
 from bench.workloads.files import read_file
+from bench.workloads.long_context import agent, with_context
 from bench.workloads.prompt import Prompt
 from bench.workloads.published import held_out_chat, humaneval
 
 EMBEDDED = ("mixed", *KINDS)
-PUBLISHED: dict[str, Callable[[], list[Prompt]]] = {
+# Workloads whose prompts are shuffled here, all of them.
+WHOLE: dict[str, Callable[[], list[Prompt]]] = {
     "humaneval": humaneval,
     "chat": held_out_chat,
+    "agent": agent,
 }
-NAMES = (*PUBLISHED, *EMBEDDED)
+NAMES = (*WHOLE, *EMBEDDED)
 
 
-def load_prompts(name: str, count: int, *, chat: bool = False, seed: int = SEED) -> list[Prompt]:
+def load_prompts(
+    name: str, count: int, *, chat: bool = False, seed: int = SEED, context: int = 0
+) -> list[Prompt]:
     """`count` prompts of a named workload or of a file, shuffled by `seed`; repeated from the first
-    if there are fewer.
+    if there are fewer. Each comes behind about `context` tokens of source code of its own.
 
     Raises ValueError if `name` is neither, and MalformedFile, which names the line.
     """
+    prompts = _named(name, count, chat, seed)
+    return with_context(prompts, context) if context else prompts
+
+
+def _named(name: str, count: int, chat: bool, seed: int) -> list[Prompt]:
     if name in EMBEDDED:
         return embedded(name, count, seed)
-    if name in PUBLISHED:
-        prompts = PUBLISHED[name]()
+    if name in WHOLE:
+        prompts = WHOLE[name]()
     elif (file := Path(name)).is_file():
         prompts = read_file(file, chat=chat)
     else:

@@ -130,3 +130,26 @@ def test_requests_are_greedy_streams_with_usage() -> None:
     assert job.path == "/v1/completions"
     assert body["stream_options"] == {"include_usage": True}
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"]) == (9, 0, True)
+
+
+def test_a_context_comes_before_each_prompt_and_differs() -> None:
+    plain = load_prompts("humaneval", 3)
+    for tokens in (300, 2000):
+        behind = load_prompts("humaneval", 3, context=tokens)
+        texts = [prompt.messages[0]["content"] for prompt in behind]
+        for text, prompt in zip(texts, plain, strict=True):
+            assert text.endswith(prompt.messages[0]["content"])
+            added = len(text) - len(prompt.messages[0]["content"])
+            assert 0.9 < added / (3.4 * tokens) < 1.4
+        assert len({text[:150] for text in texts}) == 3
+    code = load_prompts("completion", 1, context=300)[0].text
+    assert code.endswith(load_prompts("completion", 1)[0].text)
+
+
+def test_turns_of_an_agent_share_all_but_their_end() -> None:
+    prompts = load_prompts("agent", 12)
+    assert len({prompt.messages[0]["content"] for prompt in prompts}) == 1
+    assert len({prompt.messages[1]["content"] for prompt in prompts}) > 8
+    assert len(prompts[0].messages[0]["content"]) > 5 * max(
+        len(prompt.messages[1]["content"]) for prompt in prompts
+    )

@@ -25,7 +25,7 @@ K_MAX = 4
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"count": 20_000, "options": {"temperature": 1.0}},
     "top-k": {"count": 5_000, "options": {"temperature": 0.8, "top_k": 4}},
-    "top-p": {"count": 5_000, "options": {"temperature": 0.7, "top_p": 0.8}},
+    "top-p": {"count": 5_000, "options": {"temperature": 0.7, "top_p": 0.95}},
     "logit_bias": {"count": 5_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
     "min_p": {"count": 5_000, "options": {"temperature": 1.0, "min_p": 0.08}},
 }

@@ -33,7 +33,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from drafters.control.policy import Load, Step
 from drafters.vllm.scheduling.limits import MAX_K
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
-from drafters.vllm.v1.drafter import Drafter
+from drafters.vllm.v1.drafter import Drafter, Ints
 from drafters.vllm.v1.layout import Layout, Rows
 from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
@@ -42,6 +42,7 @@ MODELS = Path(__file__).parents[3] / "models" / "embedded"
 MASK, SHARED = 99, -1.0  # token and hidden state of a masked position
 CARRIED = 0.25  # by which a state that a pass hands on differs from the one that it read
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
+GREEDY = SimpleNamespace(all_greedy=True)  # what a drafter reads of SamplingMetadata first
 
 
 class Model:
@@ -154,10 +155,10 @@ class Watched(Drafter):
         self.rows, self.metadata = rows, super()._metadata(layout, rows, common)
         return self.metadata
 
-    def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _tokens(self, hidden: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
         ids = torch.tensor([self.harness.token() for _ in hidden], dtype=torch.int64)
-        owners = np.repeat(self.rows.index, self.rows.k).tolist()
-        for row, token in zip(owners, ids.tolist(), strict=True):
+        for row, offset, token in zip(rows.tolist(), offsets.tolist(), ids.tolist(), strict=True):
+            assert offset == len(self.drafted[row])
             self.drafted[row].append(token)
         return ids
 
@@ -328,7 +329,7 @@ class SchedulerHarness:
         assert min(k, 1) <= scheduled.num_spec_tokens_to_schedule <= k
         self.seen["cut k"] += scheduled.num_spec_tokens_to_schedule < k
         k = scheduled.num_spec_tokens_to_schedule
-        drafts = self.drafter.draft(k, offered, sampled, [states], common)
+        drafts = self.drafter.draft(k, offered, sampled, [states], common, GREEDY)
         assert (drafts is None) == (k == 0)
         made = [
             [] if unread else [token for token in row if token >= 0]

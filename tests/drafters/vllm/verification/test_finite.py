@@ -116,6 +116,7 @@ def test_the_v2_runner_tells_of_each_request(
 
     class V2Base:
         batch_sharder = object() if shared else None
+        device = torch.device("cpu")
 
         def sample(self, *_: Any) -> Any:
             counts = None if rows is None else torch.tensor(rows, dtype=torch.int32)

@@ -210,7 +210,7 @@ def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "FAIL"
     assert "weights 60.8" in found["gpu memory"].detail
-    assert found["gpu memory"].remedy == "8 such GPUs"
+    assert found["gpu memory"].remedy == "4 such GPUs"
     assert "memory" not in found  # of the host: weights are mapped
 
     monkeypatch.setattr("app.doctor.examination._gpus", lambda: [("NVIDIA H200", 140.4)])

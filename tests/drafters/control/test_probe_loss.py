@@ -7,7 +7,7 @@ import pytest
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.policy import Load, Step
-from drafters.control.probes import DRAFT, PLAIN
+from drafters.control.probes import DEEPER, DRAFT, PLAIN, SHALLOWER, ProbeBudget
 from drafters.control.tuning import Tuning
 
 PLAIN_S, DRAFTER_S = 5e-3, 5e-4  # of a step at K = 0, of a drafter pass
@@ -52,3 +52,15 @@ def test_a_probe_is_charged_what_it_loses(
     state = policy.snapshot()
     assert state["k"] == k_in_force and state["probes"][kind] >= 4
     assert state["probe_seconds"] - before == pytest.approx(actual - usual, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("k", "k_in_force", "kind", "steps"),
+    [(0, 3, PLAIN, 2), (3, 0, DRAFT, 3), (5, 3, DEEPER, 3), (1, 3, SHALLOWER, 3)],
+)
+def test_probes_are_counted_by_kind(k: int, k_in_force: int, kind: str, steps: int) -> None:
+    """Catches: deeper taken for shallower; no step for the drafts that nobody has verified yet."""
+    budget = ProbeBudget(Tuning())
+    probe = budget.begin(k, k_in_force)
+    assert (probe.k, probe.steps_to_choose) == (k, steps)
+    assert [name for name, count in budget.count_by_kind.items() if count] == [kind]

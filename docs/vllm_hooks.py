@@ -24,7 +24,8 @@ at every step.
 
 The engine does not start on another vLLM than the one it is made for, and then names the hooks
 that this one breaks. There are {patches} patches and {private} private methods. The gateway's own
-subclasses of vLLM's serving classes (`app/serving`, `app/llm`) are not among them.
+subclasses of vLLM's serving classes (`app/serving`, `app/llm`) are not among them. Below, vLLM's
+names come without `vllm.` before them.
 
 ## Patches
 
@@ -67,7 +68,8 @@ def _entry(hook: Hook) -> str:
     """What replaces it and why, when it can go, and vLLM's names."""
     until = "" if hook.until == PUBLIC else f" Until: {hook.until}"
     text = f"**`{hook.ours.replace(':', '.')}`**: {hook.why}{until}"
-    places = [f"`{target.replace(':', '.')}`" for target in hook.targets]
+    names = (target.replace(":", ".").removeprefix("vllm.") for target in hook.targets)
+    places = [f"`{name}`" for name in names]
     lines = [_wrapped("- ", text), *(_wrapped("  - ", place) for place in places)]
     return "\n".join(lines) + "\n"
 

@@ -143,14 +143,16 @@ def _refuse_logits_processors(config: Any) -> None:
 
 def _refuse_undrafted(config: Any, path: StartPath) -> None:
     """Raise StartupError for options beside which no drafter can draft, before anything is loaded.
+    Logs what our drafter does otherwise than the configuration says.
 
     The drafter refuses them too, but after the target was loaded. On V2 it is a StartFailureError:
     V1 may run what V2 cannot.
     """
-    from drafters.vllm.own_drafter import refuse
+    from drafters.vllm.own_drafter import limits_of
 
     try:
-        refuse(config)
+        for sentence in limits_of(config):
+            logger.info("%s", sentence)
     except NotImplementedError as error:
         if path is StartPath.V2:
             raise StartFailureError(str(error), Blame.UNSUPPORTED, "unsupported") from error

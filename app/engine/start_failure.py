@@ -29,7 +29,12 @@ _DRAFTING = (
     *("vllm.v1.worker.gpu.spec_decode.", "vllm.v1.spec_decode."),
     *("drafters.ops.", "drafters.vllm.own_drafter", "drafters.vllm.v1.", "drafters.vllm.v2."),
 )
-_WRAPPERS = ("drafters.vllm.v1.runner", "drafters.vllm.v2.runner")
+_WRAPPERS = (
+    "drafters.vllm.worker",
+    "drafters.vllm.v1.runner",
+    "drafters.vllm.v2.runner",
+    "drafters.vllm.v2.timing",
+)
 _LOADERS = ("vllm.model_executor.model_loader.",)
 _V2_RUNNER = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu.")
 # Exceptions of compilers, and code of theirs that no launch of a compiled kernel passes.

@@ -221,11 +221,69 @@ HOOKS: tuple[Hook, ...] = (
         {
             _V2 + "__init__": "self, vllm_config, device",
             _V2 + "load_model": "self, load_dummy_weights=, *args, model=, **kwargs",
+            _V2 + "execute_model": (
+                "self, scheduler_output, intermediate_tensors=, dummy_run=, "
+                "skip_attn_for_dummy_run=, is_profile=, context_len=, valid_dummy_state_slots=, "
+                "randomize_inputs="
+            ),
             _V2 + "sample": "self, hidden_states, input_batch, grammar_output",
+            _V2 + "sample_tokens": "self, grammar_output",
             _V2 + "add_requests": "self, scheduler_output",
         },
-        "Has this project's speculator for P-EAGLE, and reports logits that are not finite by "
+        "Has this project's speculators, times them, and reports logits that are not finite by "
         "request.",
+        PUBLIC,
+    ),
+    Hook(
+        "v2.timing:TimedOutput",
+        {"vllm.v1.outputs:AsyncModelRunnerOutput.get_output": "self"},
+        "Brings the seconds of the step before with a step's output, without waiting for them.",
+        PUBLIC,
+    ),
+    Hook(
+        "v2.request_limits:LimitingRejectionSampler",
+        {
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": (
+                "self, sampler, spec_config, device, *, watermark_key="
+            ),
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__": (
+                "self, logits, input_batch, draft_logits=, invalid_drafts="
+            ),
+        },
+        "Rejects the draft tokens beyond a request's limit, whose batch so stays in a CUDA graph.",
+        PUBLIC,
+    ),
+    Hook(
+        "v2.deferring:DeferringSpeculator",
+        {
+            _SPECULATOR + "DraftModelSpeculator.__init__": "self, vllm_config, device",
+            _SPECULATOR + "DraftModelSpeculator.load_draft_model": (
+                "self, target_model, target_attn_layer_names"
+            ),
+            _SPECULATOR + "DraftModelSpeculator.set_attn": (
+                "self, model_state, kv_cache_config, block_tables, target_input_buffers, "
+                "target_attn_groups"
+            ),
+        },
+        "Keeps the hidden states of steps at K = 0, and enters them together.",
+        PUBLIC,
+    ),
+    Hook(
+        "v2.sequential:SequentialSpeculator",
+        {
+            "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:"
+            "TargetDependentARSpeculator.propose": (
+                "self, input_batch, attn_metadata, slot_mappings, last_hidden_states, "
+                "aux_hidden_states, num_sampled, num_rejected, last_sampled, next_prefill_tokens, "
+                "temperature, seeds, dp_sync_state=, dummy_run=, skip_attn_for_dummy_run=, "
+                "mm_inputs=, is_profile=, num_speculative_tokens="
+            ),
+            _SPECULATOR + "DraftModelSpeculator.sample_draft": (
+                "self, hidden_states, sample_src_positions, idx_mapping, temperature, seeds, "
+                "draft_step, draft_logits, spec_step_idx="
+            ),
+        },
+        "Drafts with EAGLE-3 as vLLM does, but runs no pass at K = 0.",
         PUBLIC,
     ),
     Hook(
@@ -235,10 +293,6 @@ HOOKS: tuple[Hook, ...] = (
             _SPECULATOR + "DraftModelSpeculator.load_model": "self, target_model",
             _SPECULATOR + "DraftModelSpeculator.load_draft_model": (
                 "self, target_model, target_attn_layer_names"
-            ),
-            _SPECULATOR + "DraftModelSpeculator.set_attn": (
-                "self, model_state, kv_cache_config, block_tables, target_input_buffers, "
-                "target_attn_groups"
             ),
             _SPECULATOR + "BaseSpeculator.init_cudagraph_manager": "self, cudagraph_mode",
             _SPECULATOR + "BaseSpeculator.capture": "self",
@@ -268,6 +322,9 @@ HOOKS: tuple[Hook, ...] = (
             _SCHEDULER + "add_request": "self, request",
             _SCHEDULER + "schedule": "self, throttle_prefills=",
             _SCHEDULER + "update_draft_token_ids": "self, draft_token_ids",
+            _SCHEDULER + "update_draft_token_ids_in_output": (
+                "self, draft_token_ids, scheduler_output"
+            ),
             _SCHEDULER + "make_spec_decoding_stats": (
                 "self, spec_decoding_stats, num_draft_tokens, num_accepted_tokens, "
                 "num_invalid_spec_tokens, request_id"
@@ -285,7 +342,7 @@ def parameters(function: Any) -> str:
     """A function's parameters, without types: names, "=" behind those with a default, stars."""
     written, keyword_only = [], False
     for parameter in inspect.signature(function).parameters.values():
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        stars: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         keyword_only |= parameter.kind == parameter.VAR_POSITIONAL
         if parameter.kind == parameter.KEYWORD_ONLY and not keyword_only:
             written.append("*")

@@ -46,22 +46,25 @@ def holds_here(record: logging.LogRecord) -> bool:
 def runner_class(*, v2: bool) -> type:
     """The class of the model runner on this platform: on vLLM's V2 or V1."""
     on_cpu = current_platform.is_cpu()
-    base: type
     if v2:
         from drafters.vllm.v2.runner import V2DraftingRunner
 
         if on_cpu:
-            from vllm.v1.worker.cpu.model_runner import CPUModelRunner as base
-        else:
-            from vllm.v1.worker.gpu.model_runner import GPUModelRunner as base
-        return mixed(V2DraftingRunner, base)
+            from vllm.v1.worker.cpu import model_runner as v2_module
+
+            return mixed(V2DraftingRunner, v2_module.CPUModelRunner)
+        from vllm.v1.worker.gpu import model_runner as v2_gpu_module
+
+        return mixed(V2DraftingRunner, v2_gpu_module.GPUModelRunner)
     from drafters.vllm.v1.runner import V1DraftingRunner
 
     if on_cpu:
-        from vllm.v1.worker.cpu_model_runner import CPUModelRunner as base
-    else:
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner as base
-    return mixed(V1DraftingRunner, base)
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        return mixed(V1DraftingRunner, CPUModelRunner)
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return mixed(V1DraftingRunner, GPUModelRunner)
 
 
 def mixed(mixin: type, runner: type) -> type:

@@ -37,6 +37,7 @@ class V2DraftingRunner(Base):
         self.own_speculator: DeferringSpeculator | None = None
         self._began = self._sampled = mark(self.device)
         self._marks_before: StepMarks | None = None  # of the step before
+        self.rejection_sampler: Any  # made by vLLM when the target is loaded
         if has_own_drafter(self.speculative_config) and self.is_last_pp_rank:
             parallel = is_parallel(self.speculative_config)
             kind = ParallelSpeculator if parallel else SequentialSpeculator

@@ -21,7 +21,7 @@ from drafters.vllm.error_report import FILE, MAX_MESSAGE, ErrorReport, first_rep
 # Kinds of reasons: values of the metric's label `reason`. "none" is no failure.
 REASONS = (
     "none", "unsupported", "refused", "head", "memory", "compilation", "non_finite", "no_drafts",
-    "ended", "other",
+    "ended", "hung", "other",
 )  # fmt: skip
 
 # Code that drafts or verifies drafts; all else of drafters/vllm only wraps the target's own calls.

@@ -236,7 +236,8 @@ class Engine:
                 took_s = await self._start(self.path, self.settings.supervision.hang_timeout_s)
             except StartupError as error:
                 self._enter(Phase.RESTARTING)
-                reason, cause = DIED, f"it did not start again: {error}"
+                hung = isinstance(error, StartFailureError) and error.reason == HUNG
+                reason, cause = HUNG if hung else DIED, f"it did not start again: {error}"
             else:
                 logger.info("ready again after %.1f s", took_s)
                 return
@@ -427,4 +428,5 @@ class Engine:
 
 def _ended(how: str) -> StartFailureError:
     """The failure of an engine that died or hung before it was ready."""
-    return StartFailureError(f"the engine {how} while it warmed up", Blame.RUNNER, "ended")
+    kind = HUNG if how == HUNG else "ended"
+    return StartFailureError(f"the engine {how} while it warmed up", Blame.RUNNER, kind)

@@ -209,8 +209,10 @@ def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
         life.launched[0].errored = True
         await life.until(life.serving(3))
 
+    hung, died = restarts("hung"), restarts("died")
     run(life, scenario)
     assert life.launched[1].ends == ["marked failed", "shut down"]
+    assert (restarts("hung"), restarts("died")) == (hung + 1, died + 1)
 
 
 @pytest.mark.parametrize("backoff", [0, 30])

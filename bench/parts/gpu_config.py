@@ -186,10 +186,12 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
-    """Names of the attention backends that vLLM selects for the target's kinds of layers and for
+    """Names of the attention backends of the target's kinds of layers, which vLLM selects, and of
     the head, and how many tokens of a request the head's decodes at once; None: any number."""
     from vllm.v1.attention.backend import max_decode_query_len
     from vllm.v1.attention.selector import get_attn_backend
+
+    from drafters.vllm.own_drafter import head_backend
 
     model, speculation = config.model_config, config.speculative_config
     text, cache = model.hf_text_config, config.cache_config.cache_dtype
@@ -202,10 +204,12 @@ def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
         for size in sizes
     }
     draft = speculation.draft_model_config
-    head = get_attn_backend(draft.get_head_size(), draft.dtype, cache)
+    selected = get_attn_backend(draft.get_head_size(), draft.dtype, cache).get_name()
+    ours = head_backend(config) if config.use_v2_model_runner else None
+    head = selected if ours is None else ours.name
     # FlashInfer's builder of metadata sets it so, but cannot be made without a GPU.
-    threshold = max_decode_query_len(config) if head.get_name() == "FLASHINFER" else None
-    return sorted(backends), head.get_name(), threshold
+    threshold = max_decode_query_len(config) if head == "FLASHINFER" else None
+    return sorted(backends), head, threshold
 
 
 def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.engine import supervisor
+from app.engine.configuration.runner import StartPath
 from app.engine.launch import block_terminal_signals
 from app.engine.supervisor import Engine, Phase
 from app.errors import AerieError, ApiError, EngineLostError
@@ -81,9 +82,12 @@ class StandInLLM:
         self.process.join()
 
 
-def launch(settings: Any, load: Any, loading: Callable[[], None]) -> Any:
+def prepare() -> bool:
     block_terminal_signals()
-    loading()
+    return True  # on a CPU
+
+
+def launch(settings: Any, load: Any, path: StartPath, wish: bool | None) -> Any:
     with children_end_with_this_process():
         process = FORK.Process(target=core)
         process.start()
@@ -121,7 +125,7 @@ class StandInOperation:
 
 
 class StandInEngine(Engine):
-    async def _check_readiness(self) -> None:
+    async def _check_readiness(self, path: StartPath) -> None:
         if STAGE == "calibration":  # vLLM leaves calls into an engine that ended unanswered
             await asyncio.Event().wait()
         self._enter(Phase.READY)
@@ -132,7 +136,7 @@ class StandInEngine(Engine):
 
 if __name__ == "__main__":
     PORT, STAGE, DRAIN_S = sys.argv[1:]
-    supervisor.launch = launch
+    supervisor.prepare, supervisor.launch = prepare, launch
     run.Engine = StandInEngine  # type: ignore[misc]
     options = {"port": PORT, "drain_timeout_s": DRAIN_S, "max_restarts": "0"}
     try:

@@ -106,9 +106,10 @@ def test_it_can_be_cancelled_in_its_pause() -> None:
 class FakeEngine(Engine):
     """Ready without a vLLM; its own tasks run."""
 
-    async def _start(self) -> None:
+    async def _first_start(self) -> float:
         self.phase = Phase.READY
         self.speculation = FakeSpeculationClient()  # type: ignore[assignment]
+        return 0.0
 
     async def stop(self) -> None:
         self.phase = Phase.STOPPING

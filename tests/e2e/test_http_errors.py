@@ -108,8 +108,6 @@ def test_the_wrong_method_on_a_get_route(http: httpx.Client, path: str, method: 
         "/v1/chat",
         "/v2/models",
         "/V1/MODELS",
-        "//v1/models",
-        "/v1//models",
         "/v1/models/a%2Fb",
         "/v1/models/..%2f..%2fmetrics",
         "/v1/chat/completions/extra",
@@ -127,6 +125,13 @@ def test_paths_that_do_not_exist(http: httpx.Client, path: str, method: str) -> 
     else:
         assert_error(response, 404)
     assert "x-injected" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["//v1/models", "/v1//models", "/v1/models/"])
+def test_extra_slashes_lead_to_the_path_that_was_meant(http: httpx.Client, path: str) -> None:
+    response = http.get(str(http.base_url).rstrip("/") + path)
+    assert (response.status_code, response.headers["location"]) == (307, "/v1/models")
+    assert http.get(response.headers["location"]).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1%2Fmodels", "/v1/chat%2Fcompletions"])

@@ -84,4 +84,4 @@ def test_what_fits_is_among_the_captured(v2: bool, room: int, k: int) -> None:
     scheduled.num_scheduled_tokens = dict.fromkeys("abcd", 1)
     scheduled.total_num_scheduled_tokens = BUDGET - room
     assert harness.scheduler._fitting(scheduled, K_MAX) == k
-    assert Load(1).drafts(k) == k
+    assert Load(1).draft_tokens_at(k) == k

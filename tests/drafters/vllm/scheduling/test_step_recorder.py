@@ -91,7 +91,7 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
         requests_by_draft_limit=(2, 1, 1),
     )  # fmt: skip
     assert load_of(step, requests, 0, {"reads": 0}, 3).requests_by_draft_limit == ()
-    assert [load.cost_k(k, 3) for k in range(4)] == [0, 1, 2, 2]
+    assert [load.cost_k(k) for k in range(4)] == [0, 1, 2, 2]
     padded = load_of(step, requests, 4, {"ends": 1, "reads": 0}, 3, padded=True)
     assert padded == load._replace(padded=True)
-    assert [padded.cost_k(k, 3) for k in range(4)] == [0, 1, 2, 3]
+    assert [padded.cost_k(k) for k in range(4)] == [0, 1, 2, 3]

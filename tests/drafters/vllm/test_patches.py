@@ -59,6 +59,7 @@ def test_applying_twice_changes_nothing() -> None:
 
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches.rejection_sampler, "rejection_sample", lambda: None)
     monkeypatch.setattr(patches.vllm, "__version__", "0.33.0")
     with pytest.raises(RuntimeError, match=r"0\.33\.0"):
         patches.apply()

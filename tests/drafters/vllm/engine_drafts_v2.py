@@ -204,7 +204,7 @@ def record(worker: Any) -> None:
     speculator.vllm_config.compilation_config.max_cudagraph_capture_size = 512
     with (
         patch.object(type(current_platform), "get_global_graph_pool", lambda self: None),
-        patch.object(graphs, "batches", lambda most: [most] if most else []),
+        patch.object(graphs, "head_batches", lambda k, sequences, *_: [sequences]),
         patch.object(DFlashCudaGraphManager, "capture", capture),
     ):
         speculator.init_cudagraph_manager(CUDAGraphMode.FULL_DECODE_ONLY)

@@ -27,6 +27,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker, _build_grammar_mapping
 
 from drafters.config import MAX_K
+from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.runner import V2DraftingRunner
@@ -126,12 +127,13 @@ def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any
         model=str(MODELS / "target"),
         speculative_config=speculation or None,
         scheduler_cls=scheduler_cls if name else AsyncDraftingScheduler,
+        worker_cls="drafters.vllm.worker.DraftingWorker",
         async_scheduling=overlapped,
         dtype="float32",
         enforce_eager=True,
         max_model_len=160,
         max_num_seqs=4,
-        max_num_batched_tokens=40,
+        max_num_batched_tokens=48,
         block_size=32,
         num_gpu_blocks_override=7,
         kv_cache_memory_bytes=64 << 20,
@@ -139,6 +141,7 @@ def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any
     )
     llm.collective_rpc(dummy_step)
     engine = llm.llm_engine
+    accept_undrafted(engine.input_processor)
     scheduler = engine.engine_core.engine_core.scheduler
     scheduler._pads = padded
     tokens: dict[str, list[int]] = {}

@@ -122,20 +122,11 @@ def test_graphs_are_taken_when_k_changes(run: Callable[[str], Steps]) -> None:
         if not name.endswith("True"):
             assert torch.cuda.is_available() or not graphs
             continue
-        assert {k for k, _ in graphs} == set(captured_ks(K)) - {0}
-        assert sum(graph > k for graph, k in graphs) >= K  # of K * (K - 1) / 2
+        captured = set(captured_ks(K)) - {0}
+        assert {k for k, _ in graphs} == captured
+        pairs = len(captured) * (len(captured) - 1) // 2
+        assert sum(graph > k for graph, k in graphs) >= pairs / 2
         without = [step for step in drafted if not step["graph"]]
         assert len(without) < len(drafted) / 4
         assert any(len(step["text"]) > LONGEST - 2 * K for step in without)
         assert torch.cuda.is_available() or any(step["padded"] for step in drafted)
-
-
-def test_graphs_are_for_batches_that_pad_the_others_by_half_at_most() -> None:
-    from drafters.vllm.v2.graphs import batches  # needs Triton
-
-    assert batches(23) == [1, 2, 3, 4, 6, 8, 12, 16, 23]
-    assert [batches(n) for n in (0, 1, 2)] == [[], [1], [1, 2]]
-    for most in range(1, 300):
-        sizes = batches(most)
-        assert sizes[-1] == most
-        assert all(min(s for s in sizes if s >= n) <= 1.5 * n for n in range(1, most + 1))

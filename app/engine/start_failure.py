@@ -61,7 +61,8 @@ class StartFailureError(StartupError):
     def __init__(self, message: str, blame: Blame, reason: str) -> None:
         assert reason in REASONS
         super().__init__(message)
-        self.blame, self.reason = blame, reason
+        self.blame = blame
+        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,8 @@ class Engine:
         """
         began = time.monotonic()
         self._enter(Phase.LOADING)
-        self._errors, self._files = EngineErrors(), set()
+        self._errors = EngineErrors()
+        self._files = set()
         running = started_processes()
         try:
             await self._launch(path)

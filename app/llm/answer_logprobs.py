@@ -36,7 +36,9 @@ class TextLog:
         self._special = special
         self._texts: list[str] = []
         self._waiting: deque[Alternatives] = deque()
-        self._taken = self._characters_sent = self._characters_taken = 0
+        self._taken = 0  # tokens handed out or left out
+        self._characters_sent = 0
+        self._characters_taken = 0
 
     def add_text(self, text: str) -> str:
         """Log the text that the next token added to the answer; returns it."""

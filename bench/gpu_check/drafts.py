@@ -144,10 +144,12 @@ def compare(
 @contextmanager
 def recorded(runner: Any) -> Iterator[list[Drafted]]:
     """Record the drafts of a V2 runner's speculator, ours or vLLM's, with the texts."""
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
     steps: list[Drafted] = []
     speculator, requests = runner.speculator, runner.req_states
     propose = speculator.propose
-    signature = inspect.signature(propose)
+    signature = inspect.signature(BaseSpeculator.propose)  # ours may hand arguments on unnamed
     replay, replays = torch.cuda.CUDAGraph.replay, Counter[str]()
 
     def replayed(graph: Any) -> None:
@@ -157,7 +159,7 @@ def recorded(runner: Any) -> Iterator[list[Drafted]]:
     def proposed(*args: Any, **kwargs: Any) -> Any:
         before = replays["graphs"]
         drafts = propose(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        given = signature.bind(speculator, *args, **kwargs).arguments
         k = given.get("num_speculative_tokens")
         k = drafts.shape[1] if k is None else k
         if given.get("dummy_run") or not k:

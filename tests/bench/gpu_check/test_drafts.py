@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from bench.gpu_check.drafts import ERRORS, WIDER, Drafted, compare, judge
+from bench.gpu_check.drafts import ERRORS, WIDER, Drafted, compare, judge, recorded
 from bench.gpu_check.part_report import PartReport
 from bench.gpu_check.random_models import ModelShape, Reference, write
 from drafters.model.config import Method
@@ -49,6 +51,33 @@ def test_wrong_drafts_are_noticed(method: Method, dtype: torch.dtype, tmp_path: 
     # Of a mask that is off by one: the last drafts in the places of the first.
     shifted = [Drafted(step.text, [*step.drafts[1:], step.drafts[0]], False) for step in right]
     assert compare(shifted, exact.logits, plain.logits)["wrong"] > found["drafts"] / 4
+
+
+def test_drafts_are_recorded_of_a_speculator_that_hands_arguments_on() -> None:
+    """vLLM gives most arguments by their place; a subclass may name only those that it needs."""
+    drafts = torch.tensor([[7, 8, 9], [1, 2, 3]])
+    texts = SimpleNamespace(gpu=torch.arange(32).view(2, 16))
+    requests = SimpleNamespace(
+        total_len=SimpleNamespace(gpu=torch.tensor([5, 6])),
+        all_token_ids=texts,
+        max_model_len=16,
+    )
+
+    class Speculator:
+        def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return drafts
+
+    speculator = Speculator()
+    runner = SimpleNamespace(speculator=speculator, req_states=requests)
+    batch = SimpleNamespace(idx_mapping_np=np.array([1, 0]), num_reqs=2)
+    sampled = torch.tensor([1, 0])  # the second request is in prefill
+    others = [None] * 4
+    with recorded(runner) as steps:
+        speculator.propose(
+            batch, *others, sampled, torch.zeros(2), None, None, None, None,
+            num_speculative_tokens=2,
+        )  # fmt: skip
+    assert steps == [Drafted(list(range(16, 22)), [7, 8], False)]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def source(tokens: int) -> npt.NDArray[np.int32]:
     tokenizer = load_tokenizer(EMBEDDED / "target")
     ids: list[int] = []
     for file in sorted(load_corpus().held_out, key=lambda file: file.path):
-        ids += tokenizer.encode(file.text)
+        ids += tokenizer.encode(file.text).ids
         if len(ids) >= tokens:
             break
     return np.resize(np.array(ids, np.int32), tokens)

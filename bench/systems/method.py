@@ -6,15 +6,13 @@
     plain      this gateway, started without a head (--k 0)
     off        this gateway, objective off: a head is loaded, nothing is drafted
     k:K        this gateway, objective fixed
-    adaptive   this gateway, objective throughput, drafts of every source
-    head, lookup
-               the same with drafts of this source alone
+    adaptive   this gateway, objective throughput
     ours-eagle3:K, ours-eagle3:off, ours-eagle3:adaptive
                this gateway with the EAGLE-3 head
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
 
-`off`, `k:K`, `adaptive`, `head` and `lookup` share one gateway, started with the largest K; a PATCH
-of /v1/speculation switches between them. `ours-eagle3` has a gateway of its own, with the same K.
+`off`, `k:K` and `adaptive` share one gateway, started with the largest K; a PATCH of
+/v1/speculation switches between them. `ours-eagle3` has a gateway of its own, with the same K.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "head", "lookup", "other"]
+Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "other"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
 OURS_EAGLE3 = "ours-eagle3"  # prefix of methods, and name of their gateway
 _WITH_K = ("eagle3", "vllm", "k")
-_OF_GATEWAY = ("off", "k", "adaptive", "head", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,6 @@ class Method:
             "off": "K=0",
             "k": f"K={self.k}",
             "adaptive": "adaptive",
-            "head": "head alone",
-            "lookup": "lookup alone",
             "other": self.title,
         }[self.kind]
         return f"our EAGLE-3 {label}" if self.head else label
@@ -75,7 +70,7 @@ class Method:
             return self.title
         if self.head:
             return OURS_EAGLE3
-        return GATEWAY if self.kind in _OF_GATEWAY else self.name
+        return GATEWAY if self.kind in ("off", "k", "adaptive") else self.name
 
     @property
     def ours(self) -> bool:
@@ -89,9 +84,7 @@ class Method:
             return {"objective": "fixed", "k": self.k}
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
-            "adaptive": {"objective": "throughput", "sources": []},
-            "head": {"objective": "throughput", "sources": ["head"]},
-            "lookup": {"objective": "throughput", "sources": ["lookup"]},
+            "adaptive": {"objective": "throughput"},
         }
         return changes.get(self.kind)
 
@@ -122,9 +115,9 @@ def _one(text: str) -> Method:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", k):
             raise ValueError(f"{text!r}: name the attached server, like other:llama.cpp")
         return Method("other", title=k)
-    if colon or kind not in ("none", "plain", "off", "adaptive", "head", "lookup"):
-        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, head, lookup, ours-eagle3:K"
-        raise ValueError(f"no method {text!r}: {known}, other:NAME")
+    if colon or kind not in ("none", "plain", "off", "adaptive"):
+        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, other:NAME"
+        raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 
 

@@ -128,7 +128,8 @@ class TextIndex:
         # Modulo 2**32, by place from 2 and from 3 on: no place is behind the last token.
         pairs = words[0, 1:-1] + words[1, :-2]
         triples = pairs[1:] + words[2, :-3]
-        chains = [_chains(hashes >> self._shift, size, count) for hashes in (pairs, triples)]
+        shift = np.uint32(self._shift)
+        chains = [_chains(hashes >> shift, size, count) for hashes in (pairs, triples)]
         self._newest = chains[0][0], chains[1][0]
         self._previous = chains[0][1], chains[1][1]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from drafters.config import HEAD, SOURCES
 from drafters.control.acceptance import Acceptance
 from drafters.control.policy import Step
 from drafters.control.predictions import KPrediction
@@ -21,11 +22,12 @@ class Totals:
     def __init__(self, k_max: int) -> None:
         self._counts = {
             "steps": [0] * (k_max + 1),  # by K asked of the drafter
-            "drafted": [0] * k_max,  # draft tokens that were verified, by position
+            "drafted": [0] * k_max,  # draft tokens of the head that were verified, by position
             "accepted": [0] * k_max,  # of those
         }
         # `plain_seconds`: what the same tokens would have taken without drafts.
         self._sums = dict.fromkeys(("tokens", "decode_seconds", "plain_seconds"), 0.0)
+        self._sources = {source: {"drafted": 0, "accepted": 0} for source in SOURCES}  # tokens
         self._phases = dict.fromkeys(PHASES, 0.0)  # seconds
 
     def add(self, step: Step, plain_seconds: float) -> None:
@@ -34,6 +36,9 @@ class Totals:
         for name, counts in (("drafted", step.drafted), ("accepted", step.accepted)):
             for i, count in enumerate(counts):
                 self._counts[name][i] += count
+        for source, drafted, accepted in ((HEAD, step.drafted, step.accepted), *step.others):
+            self._sources[source]["drafted"] += sum(drafted)
+            self._sources[source]["accepted"] += sum(accepted)
         self._sums["tokens"] += step.tokens
         known_seconds = step.target_seconds + step.draft_seconds + step.control_seconds
         self._phases["target"] += step.target_seconds
@@ -46,7 +51,8 @@ class Totals:
 
     def snapshot(self) -> dict[str, Any]:
         """The sums as plain data for JSON."""
-        return deepcopy({**self._counts, **self._sums, "phases": self._phases})
+        sums = {**self._counts, **self._sums}
+        return deepcopy({**sums, "phases": self._phases, "sources": self._sources})
 
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:

@@ -21,6 +21,8 @@ _WANTED = {
     "aerie_steps_total": "k",
     "aerie_drafts_verified_total": "position",
     "aerie_drafts_accepted_total": "position",
+    "aerie_source_drafts_verified_total": "source",
+    "aerie_source_drafts_accepted_total": "source",
     "aerie_step_seconds_total": "phase",
     "aerie_decode_seconds_total": "",
     "aerie_decode_seconds_without_drafts_total": "",
@@ -91,7 +93,7 @@ def speculation(grown: Counters) -> dict[str, Any]:
     drafts compare with those that do not. (The gateway's own metrics are per draft verified at the
     position.) `k_mean` is over all steps if the server counts them, those without drafts included.
     `control` is the seconds lost by probes and taken by the policy, over those of all steps that
-    made tokens.
+    made tokens. `sources` has draft tokens verified and accepted, by source.
     """
     found: dict[str, Any] = {}
     drafts, drafted = grown.get(f"{_VLLM}drafts_total"), grown.get(f"{_VLLM}draft_tokens_total")
@@ -106,6 +108,14 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
         if drafts:  # the page may have later positions, of a larger K before
             found["acceptance"] = found["acceptance"][: max(map(int, found["steps"]))]
+    verified = grown.labelled("aerie_source_drafts_verified_total")
+    accepted_of = grown.labelled("aerie_source_drafts_accepted_total")
+    if any(verified.values()):
+        found["sources"] = {
+            source: {"drafted": int(count), "accepted": int(accepted_of.get(source, 0.0))}
+            for source, count in verified.items()
+            if count
+        }
     decode = grown.get("aerie_decode_seconds_total")
     if decode > 0:
         plain = grown.get("aerie_decode_seconds_without_drafts_total")

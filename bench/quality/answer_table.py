@@ -9,7 +9,7 @@ from typing import Any
 from bench.load.figures import quantiles
 from bench.load.intervals import interval, ratio, speed
 from bench.quality.validity import CUT_OFF, VALID
-from bench.sweep.table import pm
+from bench.sweep.table import accepted_by_source, by_source, pm
 from bench.systems.method import Method
 
 SHOWN = 5  # invalid and unequal answers that are shown of a method
@@ -51,6 +51,7 @@ def _summary(
         "interval": interval(rounds, lambda chosen: speed(speeds, chosen)),
         "over_first": over,
         "over_first_interval": over_interval,
+        "accepted_by_source": accepted_by_source(blocks.values()),
         "answer_ms": quantiles([answer["seconds"] for answer in answers.values()]),
         **{
             f"{name}_ms": quantiles([answer[name] for answer in answers.values()])
@@ -83,7 +84,8 @@ def _lists(value: Any) -> Any:
 def table(methods: Sequence[Method], found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """The rows of the printed table, a method each."""
     rows = [["method", "valid", "cut off", "invalid", "equal", "tok/s", "over first",
-             "answer ms", "longest gap p99 ms", "last gap p99 ms", "last gap max ms"]]  # fmt: skip
+             "answer ms", "longest gap p99 ms", "last gap p99 ms", "last gap max ms",
+             "accepted drafts"]]  # fmt: skip
     for method in methods:
         of = found[method.name]
         rows.append([
@@ -96,5 +98,6 @@ def table(methods: Sequence[Method], found: Mapping[str, Mapping[str, Any]]) -> 
             f"{of['longest_gap_ms']['p99']:.0f}",
             f"{of['last_gap_ms']['p99']:.0f}",
             f"{of['last_gap_max_ms']:.0f}",
+            by_source(of["accepted_by_source"]),
         ])  # fmt: skip
     return rows

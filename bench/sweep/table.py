@@ -249,12 +249,15 @@ def _best_rows(best: Iterable[Best], head: str) -> list[list[str]]:
 
 
 def accepted_by_source(cells: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Source -> share of the tokens of these cells that were its accepted drafts."""
+    """Source -> share of the tokens that were its accepted drafts, in those of these cells that
+    have drafts."""
     accepted: dict[str, float] = {}
     tokens = 0
     for cell in cells:
+        if "sources" not in cell:
+            continue
         tokens += cell["tokens"]
-        for source, counts in cell.get("sources", {}).items():
+        for source, counts in cell["sources"].items():
             accepted[source] = accepted.get(source, 0.0) + counts["accepted"]
     return {source: count / tokens for source, count in accepted.items()}
 

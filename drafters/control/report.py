@@ -8,7 +8,7 @@ from typing import Any
 
 from drafters.config import HEAD, SOURCES
 from drafters.control.acceptance import Acceptance
-from drafters.control.policy import SourceCounts, Step
+from drafters.control.policy import Step
 from drafters.control.predictions import KPrediction
 
 # Where a step's time goes. `other`: scheduling, and the way between engine core and worker.
@@ -25,9 +25,9 @@ class Totals:
             "drafted": [0] * k_max,  # draft tokens of the head that were verified, by position
             "accepted": [0] * k_max,  # of those
         }
-        self._sources = {source: {"drafted": 0, "accepted": 0} for source in SOURCES}
         # `plain_seconds`: what the same tokens would have taken without drafts.
         self._sums = dict.fromkeys(("tokens", "decode_seconds", "plain_seconds"), 0.0)
+        self._sources = {source: {"drafted": 0, "accepted": 0} for source in SOURCES}  # tokens
         self._phases = dict.fromkeys(PHASES, 0.0)  # seconds
 
     def add(self, step: Step, plain_seconds: float) -> None:
@@ -36,7 +36,9 @@ class Totals:
         for name, counts in (("drafted", step.drafted), ("accepted", step.accepted)):
             for i, count in enumerate(counts):
                 self._counts[name][i] += count
-        self._add_sources(step)
+        for source, drafted, accepted in ((HEAD, step.drafted, step.accepted), *step.others):
+            self._sources[source]["drafted"] += sum(drafted)
+            self._sources[source]["accepted"] += sum(accepted)
         self._sums["tokens"] += step.tokens
         known_seconds = step.target_seconds + step.draft_seconds + step.control_seconds
         self._phases["target"] += step.target_seconds
@@ -47,17 +49,10 @@ class Totals:
             self._sums["decode_seconds"] += step.seconds
             self._sums["plain_seconds"] += plain_seconds
 
-    def _add_sources(self, step: Step) -> None:
-        of_head = SourceCounts(HEAD, step.drafted, step.accepted)
-        for source, drafted, accepted in (of_head, *step.others):
-            self._sources[source]["drafted"] += sum(drafted)
-            self._sources[source]["accepted"] += sum(accepted)
-
     def snapshot(self) -> dict[str, Any]:
-        """The sums as plain data for JSON. `sources` has all draft tokens that were verified, and
-        those accepted, by source."""
-        tables = {"phases": self._phases, "sources": self._sources}
-        return deepcopy({**self._counts, **self._sums, **tables})
+        """The sums as plain data for JSON."""
+        sums = {**self._counts, **self._sums}
+        return deepcopy({**sums, "phases": self._phases, "sources": self._sources})
 
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:

@@ -102,20 +102,16 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found |= {"acceptance_length": round(length, 4), "k_mean": round(drafted / drafts, 3)}
         accepted = grown.by(f"{_VLLM}accepted_tokens_per_pos_total")
         found["acceptance"] = [round(value / drafts, 4) for value in accepted.values()]
+    sources = _by_source(grown)
+    if sources:
+        found["sources"] = sources
     steps = grown.by("aerie_steps_total")
     if total := sum(steps.values()):
         found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)
         found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
-        if drafts:  # the page may have later positions, of a larger K before
+        # The page may have later positions, of a larger K before.
+        if drafts and sources.keys() <= {"head"}:
             found["acceptance"] = found["acceptance"][: max(map(int, found["steps"]))]
-    verified = grown.labelled("aerie_source_drafts_verified_total")
-    accepted_of = grown.labelled("aerie_source_drafts_accepted_total")
-    if any(verified.values()):
-        found["sources"] = {
-            source: {"drafted": int(count), "accepted": int(accepted_of.get(source, 0.0))}
-            for source, count in verified.items()
-            if count
-        }
     decode = grown.get("aerie_decode_seconds_total")
     if decode > 0:
         plain = grown.get("aerie_decode_seconds_without_drafts_total")
@@ -126,3 +122,14 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found["probe_seconds"] = round(probes, 4)
         found["control"] = round((probes + deciding) / decode, 5)
     return found
+
+
+def _by_source(grown: Counters) -> dict[str, dict[str, int]]:
+    """Draft tokens verified and accepted, of each source that had any."""
+    accepted = grown.labelled("aerie_source_drafts_accepted_total")
+    verified = grown.labelled("aerie_source_drafts_verified_total")
+    return {
+        source: {"drafted": int(count), "accepted": int(accepted.get(source, 0.0))}
+        for source, count in verified.items()
+        if count
+    }

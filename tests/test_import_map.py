@@ -51,7 +51,14 @@ SINGLE_PARTS = (
     | POLICY
     | TARGET_FOLDERS
     | HEAD_FILES
-    | {"drafters.graph_sizes", "drafters.model", "drafters.ops", "drafters.train", "drafters.vllm"}
+    | {
+        "drafters.graph_sizes",
+        "drafters.lookup",
+        "drafters.model",
+        "drafters.ops",
+        "drafters.train",
+        "drafters.vllm",
+    }
     | TRAINING
     | SERVING
 )
@@ -133,6 +140,7 @@ MAP: dict[str, set[str]] = {
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
+    "drafters.lookup": POLICY,
     "drafters.gguf_conversion": set(),
     "drafters.graph_sizes": set(),
     "drafters.log_records": set(),
@@ -170,7 +178,8 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
     "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,
-    "drafters.vllm.v1": {"drafters.config", "drafters.ops"}
+    "drafters.vllm.v1": {"drafters.lookup", "drafters.ops"}
+    | POLICY
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},

@@ -41,3 +41,6 @@ class Fixed:
 
     def observe(self, step: Step) -> None:
         """Learn nothing from a step."""
+
+    def plan(self) -> None:
+        """The head alone drafts."""

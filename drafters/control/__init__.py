@@ -42,6 +42,7 @@ The modules, each knowing only those above it:
     read_costs   seconds to read a prompt token
     traffic      prompts and outputs of late, and what the drafter has not read
     predictions  what each K would take and make at a load (`Predictor`)
+    sources      what head and lookups are worth, and which drafts for a request
     probes       short trials of another K, and what they may lose
     report       rows and sums of the state
     controller   the choice, and learning from steps

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.config import DrafterConfig
+from drafters.config import HEAD, LOOKUP, DrafterConfig
 from drafters.control.acceptance import Acceptance
 from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.objective import Objective
@@ -16,6 +16,8 @@ from drafters.control.predictions import Predictions, Predictor, captured_k
 from drafters.control.probes import Probe, ProbeBudget
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
+from drafters.control.sources.draft_plan import DraftPlan
+from drafters.control.sources.lookup_gains import LookupGains
 from drafters.control.traffic import Traffic
 from drafters.control.tuning import Tuning
 
@@ -38,16 +40,20 @@ class Controller:
         *,
         ks: Sequence[int] | None = None,
         catch_up_tokens: int = DrafterConfig.catch_up_tokens,
+        lookup_tokens: int = 0,
         objective: Objective | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. A fixed K
-        may be any up to `k_max`. Raises ValueError for other `ks`."""
+        may be any up to `k_max`. `lookup_tokens` is the most draft tokens of a lookup, 0 if there
+        are none. Raises ValueError for other `ks`."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
             raise ValueError(f"ks must rise from 0 to {k_max}, not {self.ks}")
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
+        self._lookup_tokens = lookup_tokens
+        self.sources = (HEAD,) * (k_max > 0) + (LOOKUP,) * (lookup_tokens > 0)
         self._tuning = tuning or Tuning()
         self._objective = objective or Objective()
         self._k = 0  # in force
@@ -63,6 +69,7 @@ class Controller:
         """Begin anew from measured costs; steps so far are forgotten, as no user sent them. A
         cell of a K that may not be chosen is one of the next larger: its graph ran it."""
         self.costs = CostTable(self.ks, self._tuning)
+        cells = list(cells)
         self.costs.load(
             cell._replace(k=captured_k(self.ks, cell.k)) for cell in cells if cell.k <= self.k_max
         )
@@ -73,11 +80,15 @@ class Controller:
             self.ks, self.costs, self.acceptance, self._read_costs, self._traffic, self._tuning
         )
         self._totals = Totals(self.k_max)
+        self._lookups: LookupGains | None = None
+        if self._lookup_tokens:
+            self._lookups = LookupGains(self.k_max, self._lookup_tokens, self._tuning)
+            self._lookups.load_calibration(cells)
         self._reset_choice()
 
     def set_objective(self, objective: Objective) -> None:
-        """Change the objective; raises ObjectiveError where `k_max` does not allow it."""
-        objective.validated_for(self.k_max)
+        """Change the objective; raises ObjectiveError where the engine does not allow it."""
+        objective.validated_for(self.k_max, self.sources)
         turns_on = objective.adapts and not self._objective.adapts
         self._objective = objective
         self._reset_choice()
@@ -87,7 +98,11 @@ class Controller:
     def _reset_choice(self) -> None:
         """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
         self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
+        if not self._uses(HEAD):
+            self._k = 0
         self._predictions: Predictions | None = None
+        self._plan: DraftPlan | None = None
+        self._planned: tuple[Predictions | None, int] = None, 0  # what the plan was made for
         self._probe: Probe | None = None
         self._leaving_zero = LeavingZero()
 
@@ -95,6 +110,12 @@ class Controller:
     def k_limit(self) -> int:
         """The largest K that may be next: a fixed K itself."""
         return self.k_max if self._objective.adapts else self._objective.k or 0
+
+    def _uses(self, source: str) -> bool:
+        """Whether a source may draft."""
+        if not self._objective.adapts:
+            return source == HEAD
+        return source in (self._objective.sources or self.sources)
 
     @property
     def max_unobserved_steps(self) -> int:
@@ -111,16 +132,45 @@ class Controller:
         self._note_load(load)
         if not (self._objective.adapts and load.requests and self.costs.measured):
             return self._k
+        if not self._uses(HEAD):
+            if self._predictions is None or self._are_stale(self._predictions, load):
+                self._predictions = self._predict(load)
+            return self._k
         if self._probe is None or self._probe.steps_to_choose == 0:
             self._decide(load)
         probe = self._probe
         if probe is None or probe.steps_to_choose == 0:
             return self._k
         # Plain steps count once they are settled; until then a probe of K = 0 goes on.
-        settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
-        if probe.k or settled:
+        if probe.k or self._is_settled():
             probe.steps_to_choose -= 1
         return probe.k
+
+    def plan(self) -> DraftPlan | None:
+        """What each source is worth at the end of the step of the last `choose`, at the K in force.
+        None where the head alone drafts, as in a probe, whose steps have to show what K is worth.
+        """
+        if self._lookups is None or not self._uses(LOOKUP) or self._predictions is None:
+            return None
+        if not self._load.requests or self._probe is not None:
+            return None
+        if self._planned[0] is not self._predictions or self._planned[1] != self._k:
+            self._planned = self._predictions, self._k
+            self._plan = self._lookups.plan(
+                self._load,
+                self._k,
+                self.acceptance.survival(),
+                self._read_costs.drafter_price,
+                self._predictions.by_k[self._k].steady_tokens_per_second,
+            )
+        return self._plan
+
+    def _tokens_per_second(self, predictions: Predictions) -> float:
+        """Tokens per second of the K in force while no prompt is read, with its lookups."""
+        rate = predictions.by_k[self._k].steady_tokens_per_second
+        if self._lookups is None or not self._uses(LOOKUP):
+            return rate
+        return max(rate, self._lookups.tokens_per_second(predictions.load, rate))
 
     def _note_load(self, load: Load) -> None:
         same_batch = bucket_of(load.requests) == bucket_of(self._load.requests)
@@ -207,7 +257,7 @@ class Controller:
         steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
         if self._k and self._batch_steps < steps:
             return
-        rate = predictions.by_k[self._k].steady_tokens_per_second
+        rate = self._tokens_per_second(predictions)
         lost_seconds = self._probe_loss_seconds(predictions, k, steps)
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
@@ -239,7 +289,7 @@ class Controller:
 
     def _probe_loss_seconds(self, predictions: Predictions, k: int, steps: float) -> float:
         """Seconds that a probe of `steps` steps is expected to lose to the K in force."""
-        rate = predictions.by_k[self._k].steady_tokens_per_second
+        rate = self._tokens_per_second(predictions)
         seconds = self._probe_seconds(predictions, k)
         lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
         if self._k == 0:
@@ -252,7 +302,7 @@ class Controller:
         force would have made in the same time. Each step counts at the rate of its own batch."""
         load = step.load
         predictions = self._predict(load)
-        rate = predictions.by_k[self._k].steady_tokens_per_second
+        rate = self._tokens_per_second(predictions)
         probe.observed |= step.k == probe.k
         if probe.observed:
             # Subtract the prompt reading that the K in force would also do.
@@ -290,6 +340,8 @@ class Controller:
         if not has_drafts or not load.requests or not self.costs.measured:
             return step.seconds
         plain_seconds = self.costs.row(load.requests)[0].seconds
+        if self._lookups is not None:  # whose steps tell the machine's pace at any K
+            plain_seconds = self._lookups.plain_seconds(load.requests) or plain_seconds
         reading = self._read_costs.target.seconds * load.prefill_tokens
         return plain_seconds * step.tokens / load.requests + reading
 
@@ -298,6 +350,9 @@ class Controller:
         reading_s = self._read_costs.prompt_seconds(step.load, step.k > 0)
         price_is_known = reading_s > 0.0 or not step.load.prefill_tokens
         self._learn_read_costs(step)
+        if self._lookups is not None and price_is_known:
+            read_s = self._read_costs.target.seconds * step.load.prefill_tokens
+            self._lookups.observe(step, read_s, self._is_settled())
         if price_is_known and reading_s < step.seconds:
             self._learn_step_cost(step, reading_s)
 
@@ -308,6 +363,8 @@ class Controller:
         k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
         begins_to_draft = drafting and not k_verified
         if not self.costs.measured or not (load.prefill_tokens or begins_to_draft):
+            return
+        if step.others or step.looked_up:  # then a step takes other than at its mean K
             return
         extra_s = step.seconds - self.costs.row(load.requests)[k_verified].seconds
         drafter_share = step.draft_seconds / step.seconds if load.prefill_tokens else 1.0
@@ -325,12 +382,15 @@ class Controller:
         load = step.load
         k_drafted = self._predictor.captured_k(load.cost_k(step.k))
         k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
-        settled = self._traffic.seconds_without_drafts >= self._tuning.settling_s
-        if k_drafted != k_verified or not (k_drafted or settled):
+        if k_drafted != k_verified or not (k_drafted or self._is_settled()) or step.looked_up:
             return
         reading_variance = (reading_s / step.seconds) ** 2
         seconds = step.seconds - reading_s
         self.costs.observe(load.requests, k_drafted, seconds, reading_variance)
+
+    def _is_settled(self) -> bool:
+        """Whether drafts are long enough ago for a step without them to take its own time."""
+        return self._traffic.seconds_without_drafts >= self._tuning.settling_s
 
     # The state
 
@@ -350,7 +410,10 @@ class Controller:
             "waiting": self._load.waiting,
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,
             "switches": self._switches,
+            "available_sources": list(self.sources),
+            "sources": [source for source in self.sources if self._uses(source)],
             "acceptance": acceptance_rows(self.acceptance),
+            "lookups": [] if self._lookups is None else self._lookups.rows(),
             "costs": costs,
             "probes": dict(self._probes.count_by_kind),
             "probe_seconds": self._probes.lost_seconds,

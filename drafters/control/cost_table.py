@@ -78,6 +78,11 @@ class CostTable:
             return 0
         return min(measured, key=lambda m: abs(math.log(m.requests / requests))).steps
 
+    def ks_measured(self, requests: int) -> list[int]:
+        """The K that were measured at about this batch."""
+        bucket = bucket_of(requests)
+        return [k for k, entries in self._by_k.items() if bucket in entries]
+
     def row(self, requests: int) -> dict[int, StepCost]:
         """What a steady step takes at each K."""
         estimates = self._estimates(requests)

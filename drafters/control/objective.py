@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from drafters.config import TPOT_BOUNDS_S
+from drafters.config import SOURCES, TPOT_BOUNDS_S
 
 Name = Literal["throughput", "latency", "fixed", "off"]
 OBJECTIVES: tuple[Name, ...] = get_args(Name)
@@ -15,7 +15,7 @@ _BELONGS_TO: dict[str, Name] = {"k": FIXED, "tpot_s": LATENCY}
 
 
 class ObjectiveError(ValueError):
-    """An invalid objective: the `field` (objective, k or tpot_s) and its `problem`."""
+    """An invalid objective: the `field` (of Objective) and its `problem`."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -24,11 +24,13 @@ class ObjectiveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What K is chosen for: `fixed` has `k`, `latency` has `tpot_s` (s/token), others neither."""
+    """What K is chosen for: `fixed` has `k`, `latency` has `tpot_s` (s/token), others neither.
+    `sources` are those that may draft where K is adaptive; None is all that the engine has."""
 
     objective: Name = THROUGHPUT
     k: int | None = None
     tpot_s: float | None = None
+    sources: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -44,6 +46,12 @@ class Objective:
         if self.tpot_s is not None and not least <= self.tpot_s <= most:
             problem = f"must be from {least:g} to {most:g} seconds, not {self.tpot_s!r}"
             raise ObjectiveError("tpot_s", problem)
+        if self.sources is not None:
+            sources = tuple(source for source in SOURCES if source in self.sources)
+            if not sources or len(sources) != len(self.sources):
+                names = ", ".join(SOURCES)
+                raise ObjectiveError("sources", f"must be one or more of {names}, each once")
+            object.__setattr__(self, "sources", sources)
 
     @property
     def adapts(self) -> bool:
@@ -65,18 +73,27 @@ class Objective:
         return [rate if tpot <= self.tpot_s else 0.0 for rate, tpot in pairs]
 
     def changed(self, changes: dict[str, Any]) -> Self:
-        """This objective with some fields replaced. `k` and `tpot_s` stay while the name does."""
+        """This objective with some fields replaced. `k` and `tpot_s` stay while the name does, and
+        `sources` in any case."""
         new = {name: value for name, value in changes.items() if value is not None}
         same = new.get("objective", self.objective) == self.objective
-        return type(self)(**{**(self.entries() if same else {}), **new})
+        old = self.entries() if same else {"sources": self.sources}
+        return type(self)(**{**old, **new})
 
-    def validated_for(self, k_max: int) -> Self:
-        """Return this objective, or raise ObjectiveError if its `k` is above `k_max`."""
+    def validated_for(self, k_max: int, sources: Sequence[str] = SOURCES) -> Self:
+        """Return this objective, or raise ObjectiveError if its `k` is above `k_max`, or if it has
+        a source that is not among `sources`."""
         if self.k is not None and self.k > k_max:
             raise ObjectiveError("k", f"must be at most {k_max}, not {self.k}")
+        if unknown := set(self.sources or ()) - set(sources):
+            have = ", ".join(sources)
+            raise ObjectiveError("sources", f"the engine has {have}, not {', '.join(unknown)}")
         return self
 
     def entries(self) -> dict[str, Any]:
         """The fields that are set, for JSON: `Objective(**entries)` is this one."""
-        fields = {"objective": self.objective, "k": self.k, "tpot_s": self.tpot_s}
+        fields = {
+            "objective": self.objective, "k": self.k, "tpot_s": self.tpot_s,
+            "sources": None if self.sources is None else list(self.sources),
+        }  # fmt: skip
         return {name: value for name, value in fields.items() if value is not None}

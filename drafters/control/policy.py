@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from drafters.control.sources.draft_plan import DraftPlan
 
 
 class Load(NamedTuple):
@@ -110,6 +113,10 @@ class Policy(Protocol):
 
     def choose(self, load: Load) -> int:
         """K of the drafter pass at the end of the step that is being scheduled."""
+
+    def plan(self) -> DraftPlan | None:
+        """What each source is worth at the end of the step of the last `choose`; None where the
+        head alone drafts."""
 
     def observe(self, step: Step) -> None:
         """Learn from a step that has run."""

@@ -30,6 +30,13 @@ class Tuning:
     prior_acceptance: float = 0.7  # of a first draft token before any: between published heads
     prior_trials: float = 16.0  # how many trials a prior weighs
 
+    # Lookups.
+    # As `prior_acceptance`, by class of the match: between those of copied text and of chat.
+    prior_match_acceptance: tuple[float, ...] = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9)
+    # Proportions of a pass of the head, as `guessed_terms` are those of a step.
+    pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
+    rate_memory_steps: float = 32.0  # steps in the average of tokens per second
+
     # Seconds of a steady step.
     step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%
     pace_memory_steps: int = 16  # steps in the average of the machine's pace

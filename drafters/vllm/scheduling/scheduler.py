@@ -22,7 +22,7 @@ from drafters.control.objective import FIXED, Objective
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts, reports_tokens
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
-from drafters.vllm.scheduling.step_output import WorkerStepOutput
+from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
 
@@ -48,7 +48,8 @@ class DraftingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         config = DrafterConfig.read(self.vllm_config.additional_config)
         self.k_max = k_max = config.head_k(self.num_spec_tokens)
-        self.lookup_k = config.lookup_k(self.num_spec_tokens)
+        v2 = self.use_v2_model_runner
+        lookup_k = 0 if v2 else config.lookup_k(self.num_spec_tokens)
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _AnyK(k_max)
         ours = has_own_drafter(self.vllm_config.speculative_config)
@@ -66,6 +67,7 @@ class DraftingScheduler(Scheduler):
             k_max,
             ks=captured_ks(k_max) if self._pads else None,
             catch_up_tokens=MAX_DEFERRED_STEPS if self.use_v2_model_runner else window,
+            lookup_tokens=lookup_k,
             # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max),
         )
@@ -128,6 +130,7 @@ class DraftingScheduler(Scheduler):
             k = min(k, *(graph for graph in captured_ks(k_max) if graph >= most))
         self._charged = k
         scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, k)
+        attach_plan(scheduled, self.policy.plan())
 
     def _fitting(self, scheduled: SchedulerOutput, k: int) -> int:
         """`k`, or less where a P-EAGLE pass of that size would have more tokens than fit: a step

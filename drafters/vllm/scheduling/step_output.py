@@ -1,4 +1,5 @@
-"""What the worker sends to the scheduler with a step's tokens: drafts and times."""
+"""What the worker sends to the scheduler with a step's tokens: drafts and times; and what the
+scheduler sends to the worker with a step: what each source of drafts is worth."""
 
 from __future__ import annotations
 
@@ -8,8 +9,21 @@ from typing import Any
 from vllm.v1.outputs import DraftTokenIds
 
 from drafters.control.policy import Match
+from drafters.control.sources.draft_plan import DraftPlan
 
-_ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
+_ATTRIBUTE = "aerie"  # of ModelRunnerOutput and SchedulerOutput, which are pickled with all of it
+
+
+def attach_plan(scheduled: Any, plan: DraftPlan | None) -> None:
+    """Attach the plan of a step to its SchedulerOutput; None where the head alone drafts."""
+    if plan is not None:
+        setattr(scheduled, _ATTRIBUTE, plan)
+
+
+def plan_of(scheduled: Any) -> DraftPlan | None:
+    """The plan that is attached to a SchedulerOutput."""
+    plan: DraftPlan | None = getattr(scheduled, _ATTRIBUTE, None)
+    return plan
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 
 from drafters.config import HEAD
 from drafters.control.policy import (
-    Load, Policy, SourceCounts, Step, count_draft_limits, counts_above,
+    Load,
+    Policy,
+    SourceCounts,
+    Step,
+    count_draft_limits,
+    counts_above,
 )  # fmt: skip
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 

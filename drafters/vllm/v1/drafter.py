@@ -152,13 +152,19 @@ class Drafter(EagleProposer, ABC):
         states: Sequence[torch.Tensor],  # the step's hidden states at each tap: [tokens, hidden]
         common: CommonAttentionMetadata,
         sampling: Any,  # the step's SamplingMetadata
+        *,
+        wanting: npt.NDArray[np.bool_] | None = None,  # [requests], those to draft for
+        reading: npt.NDArray[np.bool_] | None = None,  # [requests], those to enter in any case
     ) -> list[list[int]] | None:
         """Up to `k` draft tokens for each request of the batch, in its order: the most probable
         ones, or drawn as the request's tokens are (sampled_drafts.py). A request has an empty list
         while its prompt is read, where its limit is 0, at the largest length, and where the pass
         has no room for it. At `k` = 0 the answer is None: nothing is drafted, and the hidden states
         are stored. In steps of one token a request they are only kept on a CPU, for up
-        to MAX_DEFERRED_STEPS steps, and then stored together."""
+        to MAX_DEFERRED_STEPS steps, and then stored together.
+
+        Where `wanting` is given, only these requests are drafted for. Of the others the pass enters
+        those in `reading`; the hidden states of the rest are stored."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
@@ -184,9 +190,13 @@ class Drafter(EagleProposer, ABC):
 
         unread = self.runner.discard_request_mask.np[:count]
         wanted = np.where(unread, 0, np.minimum(limits, k))
+        if wanting is not None:
+            wanted = np.where(wanting, wanted, 0)
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
         begin_at = contexts.start(slots, ends)
         taken = followed & (begin_at < ends)
+        if wanting is not None and reading is not None:
+            taken &= wanting | reading
         masked = self.masked_per_token * np.maximum(wanted - 1, 0)
         lengths = np.where(taken, ends - begin_at + masked, 0)
         taken &= np.cumsum(lengths) <= self.max_num_tokens
@@ -224,6 +234,12 @@ class Drafter(EagleProposer, ABC):
         for row, tokens in zip(index.tolist(), proposed, strict=True):
             drafts[row] = tokens
         return drafts
+
+    def unread(self, slots: Ints) -> Ints:
+        """How many tokens of each request the head has missed and can still read, `[requests]`,
+        before the step whose tokens `draft` gets next."""
+        missed = self.contexts.unread(slots) + len(self._deferred)
+        return np.minimum(missed, self.window)
 
     @abstractmethod
     def _propose(

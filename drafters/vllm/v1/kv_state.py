@@ -94,6 +94,12 @@ class DrafterKVState:
         """Note that the target has computed positions up to `ends`, and the head has not."""
         self.seen[slots] = ends
 
+    def unread(self, slots: Ints) -> Ints:
+        """How many positions of each request the target has computed and the head can still enter:
+        those of which the hidden states are stored."""
+        missed = self.seen[slots] - np.maximum(self.done[slots], self.first[slots])
+        return np.clip(missed, 0, self.window)
+
     def start(self, slots: Ints, ends: Ints) -> Ints:
         """The first position that each request has to enter if it is entered up to `ends`. Starts
         its context anew where hidden states were lost, and cuts one that is too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from importlib.metadata import entry_points
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP, LogitsProcessors, build_logitsprocs
 
 from drafters.config import DrafterConfig
+from drafters.control.sources.draft_plan import DraftPlan, choose_sources
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
-from drafters.vllm.scheduling.step_output import WorkerStepOutput
+from drafters.vllm.scheduling.step_output import WorkerStepOutput, plan_of
 from drafters.vllm.v1.drafter import Drafter
 from drafters.vllm.v1.huge_pages import collapse
 from drafters.vllm.v1.kv_cache import kept_whole
+from drafters.vllm.v1.lookup import LookupDrafter
 from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
 from drafters.vllm.verification import greedy
@@ -50,6 +53,8 @@ class V1DraftingRunner(Base):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.own_drafter: Drafter | None = None
+        self.lookup: LookupDrafter | None = None
+        self._sources = WorkerStepOutput()  # of this step's drafts
         self._began = self._draft_seconds = 0.0
         # How many rows of each request's logits in this step are not finite: int32 [requests].
         self._broken: torch.Tensor | None = None
@@ -64,6 +69,8 @@ class V1DraftingRunner(Base):
         kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
         self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
         self.input_batch.logitsprocs = undrafted_processors(vllm_config, self.device)
+        if lookup_k := config.lookup_k(self.num_spec_tokens):
+            self.lookup = LookupDrafter(self, lookup_k)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """vLLM's specs, with a head's sliding-window layers keeping all tokens (kv_cache.py)."""
@@ -86,6 +93,9 @@ class V1DraftingRunner(Base):
         """Run the target, and note when the step began. Our drafter learns of new and finished
         requests before the runner does."""
         self._began, self._draft_seconds = perf_counter(), 0.0
+        self._sources = WorkerStepOutput()
+        if self.lookup is not None:
+            self.lookup.sync_requests(scheduler_output)
         if self.own_drafter is not None:
             self.own_drafter.sync_requests(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
@@ -98,7 +108,12 @@ class V1DraftingRunner(Base):
             drafted = self.own_drafter is not None and self._draft_token_ids is not None
             drafts = self.take_draft_token_ids() if drafted else None
             draft = self._draft_seconds
-            WorkerStepOutput(drafts, perf_counter() - self._began - draft, draft).attach(output)
+            replace(
+                self._sources,
+                drafts=drafts,
+                target_seconds=perf_counter() - self._began - draft,
+                draft_seconds=draft,
+            ).attach(output)
         return output
 
     def _calc_spec_decode_metadata(
@@ -189,16 +204,54 @@ class V1DraftingRunner(Base):
             )
             self._draft_seconds = perf_counter() - began
             return drafts
-        ours = self.own_drafter.draft(
-            scheduler_output.num_spec_tokens_to_schedule,
+        step = (
             scheduler_output.scheduled_spec_decode_tokens,
             sampled_token_ids,
             aux_hidden_states or [hidden_states],
             common_attn_metadata,
             sampling_metadata,
         )
+        k = scheduler_output.num_spec_tokens_to_schedule
+        plan = plan_of(scheduler_output)
+        if plan is None or self.lookup is None:
+            ours = self.own_drafter.draft(k, *step)
+        else:
+            ours = self._draft_by_plan(plan, k, step)
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours
+
+    def _draft_by_plan(
+        self, plan: DraftPlan, k: int, step: tuple[Any, ...]
+    ) -> list[list[int]] | None:
+        """Draft for each request with the source that `plan` makes the better one. `step` has the
+        arguments of `Drafter.draft` behind its K."""
+        assert self.own_drafter is not None and self.lookup is not None
+        drafted, sampled, _, common, _ = step
+        drafter, names = self.own_drafter, self.input_batch.req_ids
+        tokens_made = sampled.cpu().numpy()
+        drafter.synchronized = perf_counter()
+        unread = drafter.unread(drafter.contexts.slots(names))
+        candidates = self.lookup.candidates(tokens_made, unread)
+        scheduled = np.diff(common.query_start_loc_cpu.numpy()[: len(names) + 1])
+        verified = [len(drafted.get(name, ())) for name in names]
+        reading = scheduled > np.array(verified) + 1  # prompts
+        choice = choose_sources(plan, k, candidates, reads_prompts=bool(reading.any()))
+        if choice.runs_head or reading.any():
+            drafts = drafter.draft(k, *step, wanting=np.array(choice.head), reading=reading)
+        else:
+            drafts = drafter.draft(0, *step)
+        looked_up = tuple(name for name, count in zip(names, choice.lookups, strict=True) if count)
+        self._sources = WorkerStepOutput(
+            head_k=k if choice.runs_head else 0,
+            looked_up=looked_up,
+            matches=self.lookup.matches,
+        )
+        if looked_up:
+            drafts = drafts or [[] for _ in names]
+            for row, count in enumerate(choice.lookups):
+                if count:
+                    drafts[row] = self.lookup.draft(names[row], count)
+        return drafts
 
 
 def undrafted_processors(vllm_config: Any, device: torch.device) -> LogitsProcessors:

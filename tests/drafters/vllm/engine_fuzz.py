@@ -4,8 +4,9 @@
 
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
 is a P-EAGLE head}. The first engine decodes without drafts. The second drafts a random K at every
-step, while requests arrive, are aborted, and are preempted for lack of KV cache. RESULT gets
-{"finished", "aborted", "preempted", "accepted", "passes", "ks": {k: steps}, "different": [...]}; an
+step, and looks up for some requests, while requests arrive, are aborted, and are preempted for lack of
+KV cache. RESULT gets {"finished", "aborted", "preempted", "accepted", "lookups": accepted tokens of
+lookups, "passes", "skipped": passes, "ks": {k: steps}, "different": [...]}; an
 entry of `different` is a request whose text differs from the first engine's, with the gap in
 log-probability, by the first engine, between the two tokens where they differ first.
 """
@@ -27,9 +28,11 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from drafters.config import MAX_K
 from drafters.control.policy import Load, Step
+from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, LookupWorth
 from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
 
+LOOKUP_K = 14  # more than the head drafts
 SHAPE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -50,8 +53,8 @@ class RandomK:
         self.max_unobserved_steps = 1
         self.random = random
         self.chosen: Counter[int] = Counter()
-        self.accepted = 0
-        self.idle = 0
+        self.accepted = self.lookups = self.skipped = 0
+        self.idle = self.k = 0
 
     def choose(self, load: Load) -> int:
         if self.idle:
@@ -60,17 +63,33 @@ class RandomK:
             self.idle = 30
         k = 0 if self.idle else self.random.randint(0, self.k_max)
         self.chosen[k] += 1
+        self.k = k
         return k
+
+    def plan(self) -> DraftPlan | None:
+        """One in which each source is the better one for some requests, or no lookups."""
+        if self.random.random() < 0.2:
+            return None
+        lookups = tuple(
+            LookupWorth(self.random.randint(1, LOOKUP_K), self.random.random())
+            if self.random.random() < 0.7
+            else LookupWorth()
+            for _ in MATCH_CLASSES
+        )
+        price = self.random.choice([0.0, 1.0, 3.0, 100.0])
+        return DraftPlan(lookups, self.random.random(), price, 0.1, self.random.choice([0.0, 0.01]))
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
         self.accepted += sum(step.accepted)
+        self.lookups += sum(sum(counts.accepted) for counts in step.others)
+        self.skipped += step.looked_up > 0 and step.k == 0
 
 
 class FuzzScheduler(DraftingScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.policy = RandomK(self.num_spec_tokens, Random(7))
+        self.policy = RandomK(self.k_max, Random(7))
 
 
 def requests(random: Random, count: int) -> list[dict[str, Any]]:
@@ -123,9 +142,14 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
         model=job["target"],
         kv_cache_memory_bytes=24 << 20,  # a third of what 32 requests need
         scheduler_cls=FuzzScheduler,
-        additional_config={"aerie": {"catch_up_tokens": 48, "context_tokens": 256}},
+        additional_config={
+            "aerie": {
+                "catch_up_tokens": 48, "context_tokens": 256,
+                "head_tokens": job["k_max"], "lookup_tokens": LOOKUP_K,
+            }
+        },
         speculative_config={
-            "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
+            "method": "eagle3", "model": job["head"], "num_speculative_tokens": LOOKUP_K,
             "parallel_drafting": job["parallel"],
         },
         **SHAPE,
@@ -167,9 +191,11 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     # What finished in the last step would be told with the next one; nothing else may be left.
     ended = core.scheduler.finished_req_ids
     assert set(drafter.contexts._slots) <= ended
+    assert set(drafter.runner.lookup._requests) <= ended
     assert core.scheduler.recorder.untold <= 1
     return {
         **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
+        "lookups": policy.lookups, "skipped": policy.skipped,
         "passes": drafter.passes,
     }  # fmt: skip
 

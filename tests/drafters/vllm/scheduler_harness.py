@@ -183,6 +183,9 @@ class ScriptedPolicy:
     def choose(self, load: Load) -> int:
         return self.k
 
+    def plan(self) -> None:
+        """The head alone drafts."""
+
     def observe(self, step: Step) -> None:
         """It learns nothing."""
 

@@ -37,6 +37,6 @@ def test_text_is_the_same_as_without_speculation(head: str, tmp_path: Path) -> N
     assert result["steps"] >= STEPS
     assert result["finished"] >= STEPS / 10
     assert result["aborted"] and result["preempted"]
-    assert result["accepted"]
+    assert result["accepted"] and result["lookups"] and result["skipped"]
     assert len(result["ks"]) == 12 or STEPS < 1000
     assert result["ks"]["0"] and len(result["ks"]) > 4

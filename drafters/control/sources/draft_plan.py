@@ -1,0 +1,102 @@
+"""Which source drafts for each request of a step: by what the drafts of each are worth.
+
+Worth is counted in tokens. A draft of n tokens gains the tokens that are accepted of it, less the
+tokens that the batch would have made in the time that verifying n tokens takes. The scheduler knows
+these gains, and puts them into a plan; the worker alone knows the newest tokens, and with them
+which request has a match in its text, before the head's pass would run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Matches with as many tokens as one of these or more, up to the next, are of one class: the longer
+# the match, the more often the text goes on as it did before.
+MATCH_CLASSES = (2, 3, 4, 5, 7, 10, 16)
+
+
+def match_class(length: int) -> int:
+    """The class of a match of `length` tokens, 2 or more: a place in MATCH_CLASSES."""
+    return bisect_right(MATCH_CLASSES, length) - 1
+
+
+class LookupWorth(NamedTuple):
+    """What lookups with matches of one class are worth."""
+
+    tokens: int = 0  # draft tokens with the largest gain; 0 where none pays
+    gain: float = 0.0
+
+
+class DraftPlan(NamedTuple):
+    """What each source of drafts is worth in a step, in tokens."""
+
+    lookups: tuple[LookupWorth, ...]  # by class of the match
+    head_gain: float = 0.0  # of a request that the head drafts for, at the step's K
+    pass_price: float = 0.0  # of a pass of the head for one request
+    further_price: float = 0.0  # of each further request in it
+    read_price: float = 0.0  # of each token that the head has not read yet
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A request that may have drafts at the end of a step."""
+
+    limit: int  # the most draft tokens that it may have
+    match: int = 0  # tokens of the match at the end of its text; 0 without one
+    unread: int = 0  # tokens before this step's that the head has not read
+    forgone: float = 0.0  # tokens that the head would have gained since it last read
+
+
+class SourceChoice(NamedTuple):
+    """The sources of a step's drafts."""
+
+    head: tuple[bool, ...]  # of each candidate, whether the head drafts for it
+    lookups: tuple[int, ...]  # of each candidate, the draft tokens of its lookup; 0 for none
+
+    @property
+    def runs_head(self) -> bool:
+        """Whether the head has a request to draft for."""
+        return any(self.head)
+
+
+def choose_sources(
+    plan: DraftPlan, k: int, candidates: Sequence[Candidate], *, reads_prompts: bool = False
+) -> SourceChoice:
+    """Choose the better source for each request, and whether the head's pass pays.
+
+    The pass runs if what it gains over the lookups is more than its price, and always if no lookup
+    stands against it, as `k` was chosen then, or if it `reads_prompts` in any case. A request that
+    the head has left behind waits until the head would have gained what catching up costs: that is
+    the rule of ski rental (Karlin et al., 1988). Adds to `forgone` of the candidates.
+    """
+    worth = [
+        plan.lookups[match_class(each.match)] if each.match and each.limit else LookupWorth()
+        for each in candidates
+    ]
+    wanting: list[int] = []  # requests that the head drafts for, if its pass runs
+    gained = 0.0
+    if k:
+        for place, (each, lookup) in enumerate(zip(candidates, worth, strict=True)):
+            more = plan.head_gain - lookup.gain
+            if not each.limit or more <= 0.0:
+                continue
+            each.forgone += more
+            if each.forgone >= plan.read_price * each.unread:
+                wanting.append(place)
+                gained += more
+    if wanting and not reads_prompts and any(lookup.tokens for lookup in worth):
+        price = plan.pass_price + (len(wanting) - 1) * plan.further_price
+        if gained <= price:
+            wanting = []
+    by_head = [False] * len(candidates)
+    for place in wanting:
+        by_head[place] = True
+        candidates[place].forgone = 0.0
+    lookups = tuple(
+        0 if head else min(lookup.tokens, each.limit)
+        for head, lookup, each in zip(by_head, worth, candidates, strict=True)
+    )
+    return SourceChoice(tuple(by_head), lookups)

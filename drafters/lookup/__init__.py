@@ -1,0 +1,1 @@
+"""Prompt lookup: drafts that continue a repetition in a request's own text."""

@@ -12,7 +12,7 @@ def k_reason(state: dict[str, Any]) -> str:
     a sentence without a full stop, in which a step with drafts of the head is compared with one
     without."""
     adapts = state["objective"] not in (OFF, FIXED)
-    return _of_head(state) + (_of_lookups(state.get("lookups", [])) if adapts else "")
+    return _of_head(state) + (_of_lookups(state["lookups"]) if adapts else "")
 
 
 def _of_lookups(rows: list[dict[str, Any]]) -> str:

@@ -43,7 +43,6 @@ class Fleet:
         self._clients: dict[str, Client] = {}
         self._stack = AsyncExitStack()
         self.model = self._shared.model
-        self._names_sources = any(method.sources for method in methods)
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,18 +68,8 @@ class Fleet:
         """Make the server for `method` use it from now on; returns the server's client."""
         client = await self.client(method)
         if method.changes is not None:
-            sources = await self._sources(client, method)
-            await client.json("PATCH", SPECULATION, {**method.changes, **sources})
+            await client.json("PATCH", SPECULATION, method.changes)
         return client
-
-    async def _sources(self, client: Client, method: Method) -> dict[str, Any]:
-        """The sources of a switch to `method`: the gateway keeps those of the method before."""
-        if not self._names_sources or method.kind != "adaptive":
-            return {}
-        if method.sources:
-            return {"sources": list(method.sources)}
-        state = await client.json("GET", SPECULATION)
-        return {"sources": state["available_sources"]}
 
     async def stop(self, name: str) -> None:
         """End one server, if it was started here."""

@@ -90,7 +90,8 @@ class Method:
             return {"objective": "fixed", "k": self.k}
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
-            "adaptive": {"objective": "throughput"},
+            # A gateway keeps its sources where a PATCH does not name them; none stands for all.
+            "adaptive": {"objective": "throughput", "sources": list(self.sources)},
         }
         return changes.get(self.kind)
 

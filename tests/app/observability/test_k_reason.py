@@ -19,7 +19,7 @@ def costs(steps: int = 4) -> list[dict[str, float]]:
 def state(**changes: Any) -> dict[str, Any]:
     base = {
         "objective": "throughput", "k": 0, "requests": 1, "costs": costs(),
-        "waits_for_catch_up": False,
+        "waits_for_catch_up": False, "lookups": [],
     }  # fmt: skip
     return base | changes
 

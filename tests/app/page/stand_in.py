@@ -91,6 +91,7 @@ class StandInSpeculation:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"objective": "throughput", "k": K_MAX, "tpot_s": None}
+        self.available_sources = ["head", "lookup", "grammar"]
 
     def latest(self) -> dict[str, Any]:
         """What the policy would say."""
@@ -99,6 +100,7 @@ class StandInSpeculation:
             **self.values,
             "k_max": K_MAX,
             "why": "K = 5: 81% of the first drafts are accepted",
+            "available_sources": self.available_sources,
             "requests": 1,
             "waiting": 0,
             "speedup": {"1m": 1.62, "5m": 1.58, "15m": None},

@@ -123,6 +123,17 @@ def test_sources_have_marks_and_counts_of_their_own(page: Page) -> None:
     assert not axe_findings(page.tab)
 
 
+def test_without_a_head_the_page_says_what_drafts(page: Page, gateway: StandInGateway) -> None:
+    policy = gateway.engine.policy
+    told = page.open().tab.locator(".live", has_text="This model has no draft head")
+    assert told.count() == 0
+    before, policy.available_sources = policy.available_sources, ["lookup"]
+    try:
+        told.wait_for()
+    finally:
+        policy.available_sources = before
+
+
 def test_a_tokens_place_is_told_on_hover_and_by_keyboard(page: Page) -> None:
     page.open().ask("Is it a palindrome?").answered()
     told = page.tab.locator(".picked-token").last

@@ -24,6 +24,7 @@ from app.errors import ApiError
 from app.observability import metrics
 from app.observability.k_reason import k_reason
 from app.settings import Settings
+from drafters.config import SOURCES
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
 
@@ -100,12 +101,15 @@ class SpeculationClient:
             await self._set_objective(self._objective)
 
     async def steer(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Change objective, K or `tpot_s` at run time. Raises ApiError 400 naming the field."""
+        """Change objective, K, `tpot_s` or sources at run time. Raises ApiError 400 naming the
+        field."""
         async with self._call_lock:
             if not self._objective_known:
                 await self._call("state", {})
             try:
-                objective = self._objective.changed(changes).validated_for(self._settings.k)
+                available = (self._last or {}).get("available_sources", SOURCES)
+                objective = self._objective.changed(changes)
+                objective.validated_for(self._settings.k, available)
             except ObjectiveError as error:
                 message = f"'{error.field}': {error.problem}."
                 raise ApiError(400, message, param=error.field) from None
@@ -248,8 +252,13 @@ class SpeculationClient:
 
 def _objective_of(state: Mapping[str, Any]) -> Objective:
     """The objective that a state of the policy has: its K is the objective's where it is fixed."""
-    name = state["objective"]
-    return Objective(name, k=state["k"] if name == FIXED else None, tpot_s=state["tpot_s"])
+    name, sources = state["objective"], state.get("sources")
+    return Objective(
+        name,
+        k=state["k"] if name == FIXED else None,
+        tpot_s=state["tpot_s"],
+        sources=None if sources == state.get("available_sources") else sources,
+    )
 
 
 def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:

@@ -30,6 +30,7 @@ class Changes(BaseModel):
     objective: str = ""
     k: int = 0
     tpot_s: float = 0.0
+    sources: list[str] = []
 
 
 @router.get(PATH)
@@ -47,11 +48,13 @@ async def state(request: Request) -> dict[str, Any]:
 
 @router.patch(PATH, dependencies=[Depends(admin_only)])
 async def steer(request: Request) -> dict[str, Any]:
-    """Change `objective`, or its `k` or `tpot_s`; answers with the new state."""
+    """Change `objective`, its `k` or `tpot_s`, or the `sources` of drafts where K is adaptive, of
+    which an empty list stands for all; answers with the new state."""
     engine: Engine = request.app.state.engine
     changes = (await read_body(request)).payload
     field_checks.check_fields(changes, Changes, {})
     field_checks.check_scalars(changes, Changes)
+    field_checks.check_containers(changes, Changes)
     if not changes:
         raise ApiError(400, f"Nothing to change: give one of {', '.join(Changes.model_fields)}.")
     if not engine.settings_in_force.speculates:

@@ -411,7 +411,7 @@ class Controller:
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,
             "switches": self._switches,
             "available_sources": list(self.sources),
-            "sources": [source for source in self.sources if self._uses(source)],
+            "sources": list(self._objective.sources or self.sources),
             "acceptance": acceptance_rows(self.acceptance),
             "lookups": [] if self._lookups is None else self._lookups.rows(),
             "costs": costs,

@@ -25,7 +25,8 @@ class ObjectiveError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Objective:
     """What K is chosen for: `fixed` has `k`, `latency` has `tpot_s` (s/token), others neither.
-    `sources` are those that may draft where K is adaptive; None is all that the engine has."""
+    `sources` are those that may draft where K is adaptive; None, or none of them, is all that the
+    engine has."""
 
     objective: Name = THROUGHPUT
     k: int | None = None
@@ -48,10 +49,10 @@ class Objective:
             raise ObjectiveError("tpot_s", problem)
         if self.sources is not None:
             sources = tuple(source for source in SOURCES if source in self.sources)
-            if not sources or len(sources) != len(self.sources):
+            if len(sources) != len(self.sources):
                 names = ", ".join(SOURCES)
-                raise ObjectiveError("sources", f"must be one or more of {names}, each once")
-            object.__setattr__(self, "sources", sources)
+                raise ObjectiveError("sources", f"must be some of {names}, each once")
+            object.__setattr__(self, "sources", sources or None)
 
     @property
     def adapts(self) -> bool:

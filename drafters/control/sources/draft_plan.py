@@ -23,8 +23,8 @@ def match_class(length: int) -> int:
     return bisect_right(MATCH_CLASSES, length) - 1
 
 
-class LookupWorth(NamedTuple):
-    """What lookups with matches of one class are worth."""
+class Worth(NamedTuple):
+    """What drafts of one kind are worth."""
 
     tokens: int = 0  # draft tokens with the largest gain; 0 where none pays
     gain: float = 0.0
@@ -33,8 +33,10 @@ class LookupWorth(NamedTuple):
 class DraftPlan(NamedTuple):
     """What each source of drafts is worth in a step, in tokens."""
 
-    lookups: tuple[LookupWorth, ...]  # by class of the match
-    head_gain: float = 0.0  # of a request that the head drafts for, at the step's K
+    lookups: tuple[Worth, ...]  # by class of the match
+    head_k: int = 0  # the head's draft tokens with the largest gain beside lookups, K at most
+    head_gain: float = 0.0  # of a request that the head drafts as many for; 0 where none pays
+    alone_gain: float = 0.0  # the same at the step's K, which was chosen for steps without lookups
     pass_price: float = 0.0  # of a pass of the head for one request
     further_price: float = 0.0  # of each further request in it
     read_price: float = 0.0  # of each token that the head has not read yet
@@ -53,6 +55,7 @@ class Candidate:
 class SourceChoice(NamedTuple):
     """The sources of a step's drafts."""
 
+    k: int  # draft tokens of the head
     head: tuple[bool, ...]  # of each candidate, whether the head drafts for it
     lookups: tuple[int, ...]  # of each candidate, the draft tokens of its lookup; 0 for none
 
@@ -67,27 +70,31 @@ def choose_sources(
 ) -> SourceChoice:
     """Choose the better source for each request, and whether the head's pass pays.
 
-    The pass runs if what it gains over the lookups is more than its price, and always if no lookup
-    stands against it, as `k` was chosen then, or if it `reads_prompts` in any case. A request that
-    the head has left behind waits until the head would have gained what catching up costs: that is
-    the rule of ski rental (Karlin et al., 1988). Adds to `forgone` of the candidates.
+    The pass runs if what it gains over the lookups is more than its price. It runs in any case if
+    it `reads_prompts`, and at the `k` that was chosen if no request has a lookup that pays. A
+    request that the head has left behind waits until the head would have gained what catching up
+    costs: that is the rule of ski rental (Karlin et al., 1988). Adds to `forgone` of candidates.
     """
     worth = [
-        plan.lookups[match_class(each.match)] if each.match and each.limit else LookupWorth()
+        plan.lookups[match_class(each.match)] if each.match and each.limit else Worth()
         for each in candidates
     ]
+    beside_lookups = any(lookup.tokens for lookup in worth)
+    head_gain = plan.alone_gain
+    if beside_lookups:
+        k, head_gain = min(k, plan.head_k), plan.head_gain
     wanting: list[int] = []  # requests that the head drafts for, if its pass runs
     gained = 0.0
     if k:
         for place, (each, lookup) in enumerate(zip(candidates, worth, strict=True)):
-            more = plan.head_gain - lookup.gain
+            more = head_gain - lookup.gain
             if not each.limit or more <= 0.0:
                 continue
             each.forgone += more
             if each.forgone >= plan.read_price * each.unread:
                 wanting.append(place)
                 gained += more
-    if wanting and not reads_prompts and any(lookup.tokens for lookup in worth):
+    if wanting and beside_lookups and not reads_prompts:
         price = plan.pass_price + (len(wanting) - 1) * plan.further_price
         if gained <= price:
             wanting = []
@@ -99,4 +106,4 @@ def choose_sources(
         0 if head else min(lookup.tokens, each.limit)
         for head, lookup, each in zip(by_head, worth, candidates, strict=True)
     )
-    return SourceChoice(tuple(by_head), lookups)
+    return SourceChoice(k, tuple(by_head), lookups)

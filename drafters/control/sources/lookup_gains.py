@@ -11,7 +11,7 @@ from typing import Any
 from drafters.control.acceptance import Acceptance
 from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.policy import Load, Step, counts_above
-from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, LookupWorth, match_class
+from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth, match_class
 from drafters.control.tuning import Tuning
 
 
@@ -110,16 +110,19 @@ class LookupGains:
         rate = self.tokens_per_second(load, expected)
         prices = [rate * seconds for seconds in self._verify_seconds(load.requests)]
         lookups = tuple(
-            _best(acceptance.survival(), prices) if acceptance.trials else LookupWorth()
+            _best(acceptance.survival(), prices) if acceptance.trials else Worth()
             for acceptance in self._acceptance
         )
         if not k:
             return DraftPlan(lookups)
         first, further = self._pass_seconds(load.requests, k)
-        whole = rate * (first + (load.requests - 1) * further) / load.requests
+        beside = _best(survival[:k], prices)
         # K was chosen because the head is worth its pass, where all requests have it.
-        head_gain = max(whole, sum(survival[:k]) - prices[k])
-        return DraftPlan(lookups, head_gain, rate * first, rate * further, rate * read_s)
+        whole = rate * (first + (load.requests - 1) * further) / load.requests
+        alone = max(whole, sum(survival[:k]) - prices[k])
+        return DraftPlan(
+            lookups, beside.tokens, beside.gain, alone, rate * first, rate * further, rate * read_s
+        )
 
     def _verify_seconds(self, requests: int) -> list[float]:
         """Seconds that verifying n draft tokens of a request takes, by n, where all requests of the
@@ -155,8 +158,8 @@ class LookupGains:
         ]
 
 
-def _best(survival: Sequence[float], prices: Sequence[float]) -> LookupWorth:
+def _best(survival: Sequence[float], prices: Sequence[float]) -> Worth:
     """The number of draft tokens with the largest gain; prices[n] is that of n tokens."""
     gains = [right - price for right, price in zip(accumulate(survival), prices[1:], strict=False)]
     tokens = max(range(len(gains)), key=gains.__getitem__)
-    return LookupWorth(tokens + 1, gains[tokens]) if gains[tokens] > 0.0 else LookupWorth()
+    return Worth(tokens + 1, gains[tokens]) if gains[tokens] > 0.0 else Worth()

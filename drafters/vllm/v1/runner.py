@@ -237,12 +237,13 @@ class V1DraftingRunner(Base):
         reading = scheduled > np.array(verified) + 1  # prompts
         choice = choose_sources(plan, k, candidates, reads_prompts=bool(reading.any()))
         if choice.runs_head or reading.any():
-            drafts = drafter.draft(k, *step, wanting=np.array(choice.head), reading=reading)
+            passed_k = choice.k if choice.runs_head else k
+            drafts = drafter.draft(passed_k, *step, wanting=np.array(choice.head), reading=reading)
         else:
             drafts = drafter.draft(0, *step)
         looked_up = tuple(name for name, count in zip(names, choice.lookups, strict=True) if count)
         self._sources = WorkerStepOutput(
-            head_k=k if choice.runs_head else 0,
+            head_k=choice.k if choice.runs_head else 0,
             looked_up=looked_up,
             matches=self.lookup.matches,
         )

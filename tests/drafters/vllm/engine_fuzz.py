@@ -4,10 +4,10 @@
 
 JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
 is a P-EAGLE head}. The first engine decodes without drafts. The second drafts a random K at every
-step, and looks up for some requests, while requests arrive, are aborted, and are preempted for lack of
-KV cache. RESULT gets {"finished", "aborted", "preempted", "accepted", "lookups": accepted tokens of
-lookups, "passes", "skipped": passes, "ks": {k: steps}, "different": [...]}; an
-entry of `different` is a request whose text differs from the first engine's, with the gap in
+step and looks up for some requests, while requests arrive, are aborted, and are preempted for lack
+of KV cache. RESULT gets {"finished", "aborted", "preempted", "accepted", "lookups": accepted tokens
+of lookups, "passes", "skipped": passes, "ks": {k: steps}, "different": [...]}; an entry of
+`different` is a request whose text differs from the first engine's, with the gap in
 log-probability, by the first engine, between the two tokens where they differ first.
 """
 
@@ -28,7 +28,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from drafters.config import MAX_K
 from drafters.control.policy import Load, Step
-from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, LookupWorth
+from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth
 from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
 
@@ -71,13 +71,14 @@ class RandomK:
         if self.random.random() < 0.2:
             return None
         lookups = tuple(
-            LookupWorth(self.random.randint(1, LOOKUP_K), self.random.random())
+            Worth(self.random.randint(1, LOOKUP_K), self.random.random())
             if self.random.random() < 0.7
-            else LookupWorth()
+            else Worth()
             for _ in MATCH_CLASSES
         )
         price = self.random.choice([0.0, 1.0, 3.0, 100.0])
-        return DraftPlan(lookups, self.random.random(), price, 0.1, self.random.choice([0.0, 0.01]))
+        k, gains = self.random.randint(0, self.k_max), (self.random.random(), self.random.random())
+        return DraftPlan(lookups, k, *gains, price, 0.1, self.random.choice([0.0, 0.01]))
 
     def observe(self, step: Step) -> None:
         assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))

@@ -1,0 +1,58 @@
+"""The choice between head and lookups under load, simulated."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.config import HEAD, LOOKUP
+from tests.drafters.control.sources.simulated import CHAT, COPY, Kind, Simulation
+
+STEPS = 1500
+
+
+def rate(kinds: list[Kind], *sources: str, seed: int = 0) -> float:
+    simulation = Simulation(kinds, seed, sources or None)
+    simulation.run(STEPS)
+    return simulation.tokens_per_second
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_a_batch_of_copies_skips_the_heads_pass(requests: int) -> None:
+    both = Simulation([COPY] * requests)
+    both.run(STEPS)
+    gain = both.tokens_per_second / rate([COPY] * requests, HEAD)
+    print(f"{requests} copies: {gain:.2f} times the head alone, {both.passes} passes")
+    assert both.passes < 0.2 * STEPS
+    assert gain > 1.6
+
+
+@pytest.mark.parametrize("requests", [1, 4, 8, 16])
+def test_chat_loses_nothing_to_lookups(requests: int) -> None:
+    ratios = [
+        rate([CHAT] * requests, seed=seed) / rate([CHAT] * requests, HEAD, seed=seed)
+        for seed in range(3)
+    ]
+    print(f"{requests} chats: {[f'{ratio:.3f}' for ratio in ratios]} of the head alone")
+    assert sum(ratios) / 3 > 0.99
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_mixed_batch_is_better_than_with_either_source(copies: int) -> None:
+    kinds = [COPY] * copies + [CHAT] * (8 - copies)
+    both, head, lookup = rate(kinds), rate(kinds, HEAD), rate(kinds, LOOKUP)
+    print(f"{copies} of 8 copy: {both / head:.2f} of the head, {both / lookup:.2f} of lookup")
+    assert both > 1.02 * head and both > 0.99 * lookup
+
+
+def test_lookups_that_fail_do_not_lower_the_heads_acceptance() -> None:
+    """A text that repeats its n-grams and then goes on otherwise."""
+    simulation = Simulation([Kind(((0.9, 4, 0.05),))] * 2)
+    simulation.run(STEPS)
+    alone = Simulation([Kind(())] * 2, sources=(HEAD,))
+    alone.run(STEPS)
+    found = simulation.controller.acceptance.conditional()
+    expected = alone.controller.acceptance.conditional()
+    assert found[:2] == pytest.approx(expected[:2], abs=0.06)
+    assert simulation.tokens_per_second > 0.99 * alone.tokens_per_second
+    counts = simulation.controller.snapshot()["totals"]["sources"]
+    assert counts[LOOKUP]["drafted"] < 0.02 * counts[HEAD]["drafted"]

@@ -74,6 +74,27 @@ time.
 On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen. A step between two of
 them counts for the larger one, as that one's graph runs it.
 
+## Head or lookup
+
+Where the text repeats itself, a [lookup](glossary.md#lookup) drafts what followed at the earlier
+place, without a pass of the head. Only the worker knows the newest tokens before that pass runs.
+So the scheduler sends a `DraftPlan` with each step (`drafters/control/sources/`), in tokens:
+
+    gain of n draft tokens = tokens accepted of them - tokens per second * seconds to verify them
+
+- For each class of matches, by their length: the n with the largest gain, and that gain.
+- The head's gain of a request, and what its pass costs in the tokens that could be made meanwhile.
+
+The worker takes the better source for each request. It skips the pass if what the head would gain
+over the lookups is less than the price of the pass. Without a lookup that pays, the step is one of
+the head alone, at the K that was chosen as above. The head catches up with what it has not read
+once it would have gained what that costs.
+
+Every match is compared with the tokens that then come, whether a lookup drafted them or not. That
+tells what lookups are worth while none is tried, and a failed lookup does not count against the
+head. Seconds are learnt in two parts, of the target by the mean number of draft tokens and of the
+head's pass, so that the price of one is known without the other (`lookup_gains.py`).
+
 ## What keeps a choice from being a guess
 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.

@@ -13,7 +13,7 @@ from drafters.control.report import PHASES
 
 from .gateway import MODEL
 from .prompts import PROMPTS
-from .wire import metric
+from .wire import JSON, metric
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -27,7 +27,7 @@ def steer(http: httpx.Client) -> Iterator[Any]:
         return http.patch("/v1/speculation", json=changes)
 
     yield patch
-    patch(objective="throughput").raise_for_status()
+    patch(objective="throughput", sources=[]).raise_for_status()
 
 
 def text(http: httpx.Client, prompt: str) -> str:
@@ -103,6 +103,32 @@ def test_a_request_may_bound_its_own_drafts(http: httpx.Client, steer: Any) -> N
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "speculation.max_k"
+
+
+def test_a_text_that_repeats_itself_is_drafted_by_lookup_alone(
+    http: httpx.Client, steer: Any
+) -> None:
+    """Greedily and with a seed, the text is that without drafts."""
+    function = PROMPTS[0].strip()
+    prompt = "\n\n".join([function] * 4) + "\n\n" + function[: len(function) // 2]
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "ignore_eos": True}
+    options: tuple[JSON, ...] = ({"temperature": 0}, {"temperature": 1, "seed": 3})
+    found = []
+    for changes in ({"objective": "off"}, {"objective": "throughput", "sources": ["lookup"]}):
+        before = steer(**changes).raise_for_status().json()["totals"]["sources"]
+        found.append(
+            [
+                http.post("/v1/completions", json={**body, **entry}).json()["choices"][0]["text"]
+                for entry in options
+            ]
+        )
+        after = http.get("/v1/speculation").json()["totals"]["sources"]
+        accepted = after["lookup"]["accepted"] - before["lookup"]["accepted"]
+        assert (accepted > 0) == (changes["objective"] == "throughput")
+        assert after["head"] == before["head"]
+    assert found[0] == found[1]
+    assert {"head", "lookup"} <= set(steer(sources=[]).raise_for_status().json()["sources"])
+    assert steer(sources=["tree"]).status_code == 400
 
 
 def test_logit_bias_and_min_p_are_served_undrafted(http: httpx.Client, steer: Any) -> None:

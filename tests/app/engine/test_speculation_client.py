@@ -22,8 +22,9 @@ FINGERPRINT = {"machine": "a", "model": "b"}
 class Core:
     """A scheduler without an engine: its steps take what `seconds` says."""
 
-    def __init__(self, k_max: int = 5) -> None:
-        self.policy = Controller(k_max, objective=Objective(FIXED, k=k_max))
+    def __init__(self, k_max: int = 5, lookup_tokens: int = 0) -> None:
+        fixed = Objective(FIXED, k=k_max)
+        self.policy = Controller(k_max, lookup_tokens=lookup_tokens, objective=fixed)
         self.recent: list[dict[str, Any]] = []
         self.loaded: list[list[float]] = []
         self.commands: list[tuple[str, dict[str, Any]]] = []
@@ -211,6 +212,37 @@ def test_the_next_engine_is_told_what_the_last_one_knew() -> None:
         await client.steer({"objective": "throughput"})
         await client.resume(third)
         assert third.commands[-1] == ("steer", {"objective": "throughput"})
+
+    asyncio.run(scenario())
+
+
+def test_sources_hold_until_they_are_changed_and_for_the_next_engine() -> None:
+    first, second = Core(lookup_tokens=8), Core(lookup_tokens=8)
+
+    async def scenario() -> None:
+        client = speculation_client(first)
+        await client.begin(8)
+        assert (await client.state())["sources"] == ["head", "lookup"]
+        assert (await client.steer({"sources": ["lookup"]}))["sources"] == ["lookup"]
+        await client.steer({"objective": "fixed", "k": 2})
+        await client.steer({"objective": "throughput"})
+        await client.resume(second)
+        holds = {"objective": "throughput", "sources": ["lookup"]}
+        assert second.commands[-1] == ("steer", holds)
+        assert (await client.steer({"sources": []}))["sources"] == ["head", "lookup"]
+        assert second.commands[-1] == ("steer", {"objective": "throughput"})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sources", [["lookup"], ["tree"], ["head", "head"], [3]])
+def test_sources_that_the_engine_does_not_have_are_refused(sources: list[Any]) -> None:
+    async def scenario() -> None:
+        client = speculation_client(Core())
+        await client.begin(8)
+        with pytest.raises(ApiError) as caught:
+            await client.steer({"sources": sources})
+        assert (caught.value.status, caught.value.param) == (400, "sources")
 
     asyncio.run(scenario())
 

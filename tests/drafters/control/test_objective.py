@@ -58,7 +58,23 @@ def test_k_and_target_stay_while_the_name_does(
     assert before.changed(changes) == after
 
 
-@pytest.mark.parametrize("objective", [Objective(), FIXED, LATENCY, Objective("off")])
+def test_sources_are_in_one_order_and_none_of_them_is_all() -> None:
+    both = Objective(sources=["lookup", "head"])  # type: ignore[arg-type]  # as JSON has them
+    assert both.sources == ("head", "lookup")
+    assert Objective(sources=()) == Objective()
+    assert both.changed({"objective": "off"}).changed({"objective": "throughput"}) == both
+    assert both.changed({"sources": []}) == Objective()
+    assert both.validated_for(3, ("head", "lookup")) is both
+    with pytest.raises(ObjectiveError) as caught:
+        both.validated_for(3, ("head",))
+    assert (caught.value.field, caught.value.problem) == (
+        "sources", "the engine has head, not lookup",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective(), FIXED, LATENCY, Objective("off"), Objective(sources=("lookup",))]
+)
 def test_entries_make_the_same_objective_again(objective: Objective) -> None:
     assert Objective(**objective.entries()) == objective
     assert set(OBJECTIVES) == {"throughput", "latency", "fixed", "off"}

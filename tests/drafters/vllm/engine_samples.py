@@ -4,9 +4,10 @@
 
 JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n, "parallel":
 whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All
-requests run mixed with each other, first with K = k_max, then with another K at every step. RESULT
-gets {"fixed" | "changing": {"accepted": n, "counts": {name: {"t,t,t": n}}}}: how often each text
-was sampled.
+requests run mixed with each other: with K = k_max, with another K at every step, and with lookups
+too, in the place of the head where there is a match or beside it. RESULT gets {"fixed" | "changing"
+| "lookups": {"accepted": n, "looked_up": n, "counts": {name: {"t,t,t": n}}}}: how often each text
+was sampled, and accepted drafts of head and lookups.
 """
 
 from __future__ import annotations
@@ -25,22 +26,31 @@ from vllm import LLM, SamplingParams
 
 from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
+from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth
 from drafters.vllm.own_drafter import accept_undrafted
 
 
 class Counting(Fixed):
-    """Fixed K, or any."""
+    """Fixed K, or any, with lookups or without."""
 
-    def __init__(self, k_max: int, random: Random | None) -> None:
+    def __init__(self, k_max: int, random: Random | None, lookups: bool) -> None:
         super().__init__(k_max, k_max)
-        self.random = random
-        self.accepted = 0
+        self.random, self.lookups = random, lookups
+        self.accepted = self.looked_up = 0
 
     def choose(self, load: Load) -> int:
         return self.k if self.random is None else self.random.randint(0, self.k_max)
 
+    def plan(self) -> DraftPlan | None:
+        if not self.lookups or self.random is None:
+            return None
+        worth = [Worth(self.random.randint(1, self.k_max), self.random.random()) for _ in "ab"]
+        lookups = tuple(self.random.choice([Worth(), *worth]) for _ in MATCH_CLASSES)
+        return DraftPlan(lookups, self.k_max, self.random.random(), self.random.random())
+
     def observe(self, step: Step) -> None:
         self.accepted += sum(step.accepted)
+        self.looked_up += sum(sum(counts.accepted) for counts in step.others)
 
 
 def parameters(options: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +67,7 @@ def main() -> None:
             "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
             "parallel_drafting": job["parallel"],
         },
+        additional_config={"aerie": {"lookup_tokens": job["k_max"]}},
         scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
         worker_cls="drafters.vllm.worker.DraftingWorker",
         dtype="float32",
@@ -82,8 +93,8 @@ def main() -> None:
     Random(1).shuffle(asked)
     result: dict[str, Any] = {}
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
-    for name, random in (("fixed", None), ("changing", Random(2))):
-        scheduler.policy = Counting(job["k_max"], random)
+    for name, random in (("fixed", None), ("changing", Random(2)), ("lookups", Random(3))):
+        policy = scheduler.policy = Counting(job["k_max"], random, name == "lookups")
         outputs = engine.generate(
             [{"prompt_token_ids": job["prompt"]}] * len(asked),
             [params for _, params in asked],
@@ -92,7 +103,8 @@ def main() -> None:
         counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
         for (kind, _), output in zip(asked, outputs, strict=True):
             counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
-        result[name] = {"accepted": scheduler.policy.accepted, "counts": counts}
+        accepted = {"accepted": policy.accepted, "looked_up": policy.looked_up}
+        result[name] = {**accepted, "counts": counts}
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

@@ -20,7 +20,40 @@ pytestmark = engine_job.marks()
 
 VOCABULARY = 8
 TOKENS = 3
-PROMPT = [1, 5, 2]
+# It repeats itself, so that lookups find a match behind most texts.
+PROMPT = [
+    0,
+    1,
+    5,
+    2,
+    7,
+    3,
+    6,
+    4,
+    1,
+    2,
+    0,
+    5,
+    3,
+    7,
+    1,
+    6,
+    2,
+    4,
+    0,
+    3,
+    5,
+    1,
+    4,
+    7,
+    6,
+    0,
+    2,
+    5,
+    1,
+    5,
+    2,
+]
 K_MAX = 4
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"count": 20_000, "options": {"temperature": 1.0}},
@@ -119,7 +152,7 @@ def deviation(counts: dict[str, int], probabilities: dict[str, float]) -> float:
     return ((chi2 / freedom) ** (1 / 3) - (1 - scale)) / math.sqrt(scale)
 
 
-@pytest.mark.parametrize("k", ["fixed", "changing"])
+@pytest.mark.parametrize("k", ["fixed", "changing", "lookups"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_come_as_often_as_the_target_says(
     kind: str, k: str, target: LlamaForCausalLM, sampled: dict[str, Any]
@@ -128,8 +161,12 @@ def test_texts_come_as_often_as_the_target_says(
     counts = result["counts"][kind]
     assert sum(counts.values()) == KINDS[kind]["count"]
     assert result["accepted"] > 1_000  # drafts took part
+    assert (result["looked_up"] > 1_000) == (k == "lookups")
     z = deviation(counts, expected(target, KINDS[kind]["options"]))
-    print(f"{kind}, {k} K: {z:+.2f} standard deviations, {result['accepted']} drafts accepted")
+    print(
+        f"{kind}, {k} K: {z:+.2f} standard deviations, {result['accepted']} drafts accepted, "
+        f"{result['looked_up']} of lookups"
+    )
     assert z < 4
 
 

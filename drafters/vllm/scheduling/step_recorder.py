@@ -16,7 +16,7 @@ from drafters.control.policy import (
     Step,
     count_draft_limits,
     counts_above,
-)  # fmt: skip
+)
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 
 RECENT = 64  # steps that are remembered for calibration

@@ -18,6 +18,10 @@ COMMANDS = {
         "bench.quality.check_answers",
         "HumanEval answers with drafts and without: whether they are equal and right",
     ),
+    "answers": (
+        "bench.quality.compare_answers",
+        "answers of several methods: valid by their schema, equal, and how fast",
+    ),
     "interop": ("bench.served.interop", "one server measured by `vllm bench serve` and by us"),
     "ceiling": ("bench.served.ceiling", "the most load that the client itself can make"),
     "prompts": ("bench.workloads.print_prompts", "a workload as JSON lines"),

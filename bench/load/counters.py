@@ -21,6 +21,8 @@ _WANTED = {
     "aerie_steps_total": "k",
     "aerie_drafts_verified_total": "position",
     "aerie_drafts_accepted_total": "position",
+    "aerie_source_drafts_verified_total": "source",
+    "aerie_source_drafts_accepted_total": "source",
     "aerie_step_seconds_total": "phase",
     "aerie_decode_seconds_total": "",
     "aerie_decode_seconds_without_drafts_total": "",
@@ -91,7 +93,7 @@ def speculation(grown: Counters) -> dict[str, Any]:
     drafts compare with those that do not. (The gateway's own metrics are per draft verified at the
     position.) `k_mean` is over all steps if the server counts them, those without drafts included.
     `control` is the seconds lost by probes and taken by the policy, over those of all steps that
-    made tokens.
+    made tokens. `sources` has draft tokens verified and accepted, by source.
     """
     found: dict[str, Any] = {}
     drafts, drafted = grown.get(f"{_VLLM}drafts_total"), grown.get(f"{_VLLM}draft_tokens_total")
@@ -100,11 +102,15 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found |= {"acceptance_length": round(length, 4), "k_mean": round(drafted / drafts, 3)}
         accepted = grown.by(f"{_VLLM}accepted_tokens_per_pos_total")
         found["acceptance"] = [round(value / drafts, 4) for value in accepted.values()]
+    sources = _by_source(grown)
+    if sources:
+        found["sources"] = sources
     steps = grown.by("aerie_steps_total")
     if total := sum(steps.values()):
         found["k_mean"] = round(sum(k * count for k, count in steps.items()) / total, 3)
         found["steps"] = {str(k): int(count) for k, count in steps.items() if count}
-        if drafts:  # the page may have later positions, of a larger K before
+        # The page may have later positions, of a larger K before.
+        if drafts and sources.keys() <= {"head"}:
             found["acceptance"] = found["acceptance"][: max(map(int, found["steps"]))]
     decode = grown.get("aerie_decode_seconds_total")
     if decode > 0:
@@ -116,3 +122,14 @@ def speculation(grown: Counters) -> dict[str, Any]:
         found["probe_seconds"] = round(probes, 4)
         found["control"] = round((probes + deciding) / decode, 5)
     return found
+
+
+def _by_source(grown: Counters) -> dict[str, dict[str, int]]:
+    """Draft tokens verified and accepted, of each source that had any."""
+    accepted = grown.labelled("aerie_source_drafts_accepted_total")
+    verified = grown.labelled("aerie_source_drafts_verified_total")
+    return {
+        source: {"drafted": int(count), "accepted": int(accepted.get(source, 0.0))}
+        for source, count in verified.items()
+        if count
+    }

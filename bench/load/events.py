@@ -53,6 +53,15 @@ class Outcome:
         return _between(self.events)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    """What an answer says: its text, its tool calls as (name, arguments), and why it ended."""
+
+    text: str
+    calls: tuple[tuple[str, str], ...]
+    finish_reason: str
+
+
 def events(reads: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     """(time, data) of each server-sent event, at the time of the read that completed it."""
     rest = b""
@@ -101,6 +110,25 @@ def outcome(record: Record) -> Outcome:
         tokens=int(used.get("completion_tokens") or 0),
         failure=failure,
     )
+
+
+def answer_message(record: Record) -> AnswerMessage:
+    """What the first choice of a record's answer says. The record must be that of an `outcome`
+    without failure."""
+    text, finish_reason = "", ""
+    names, arguments = dict[int, str](), dict[int, str]()
+    for _, data in events(record.reads):
+        choices = () if data == b"[DONE]" else json.loads(data).get("choices") or ()
+        for choice in choices[:1]:
+            delta = choice.get("delta") or {}
+            text += choice.get("text") or delta.get("content") or ""
+            finish_reason = choice.get("finish_reason") or finish_reason
+            for call in delta.get("tool_calls") or ():
+                index, function = call.get("index", 0), call.get("function") or {}
+                names[index] = names.get(index, "") + (function.get("name") or "")
+                arguments[index] = arguments.get(index, "") + (function.get("arguments") or "")
+    calls = tuple((names[index], arguments[index]) for index in sorted(names))
+    return AnswerMessage(text, calls, finish_reason)
 
 
 def _between(times: Sequence[float]) -> list[float]:

@@ -92,7 +92,7 @@ async def _cells(
                 found = await _run(args, client, work, load, count, number)
                 kind = "rate" if args.rate else "concurrency"
                 facts = {"system": name, "workload": label(args.workload), kind: load}
-                yield {**facts, "repeat": number, **found, "ignore_eos": work.ignore_eos}
+                yield {**facts, "repeat": number, **found, "ignore_eos": work.lengths_are_exact}
 
 
 async def _run(

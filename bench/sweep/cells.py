@@ -26,9 +26,15 @@ class Work:
     prompts: Sequence[Prompt]
     model: str
     max_tokens: int
-    ignore_eos: bool  # answers have exactly the length asked for, so that work is equal
+    # Answers have exactly the length asked for, so that work is equal; unless they are constrained.
+    ignore_eos: bool
     spread: float = 0.0  # answers differ from `max_tokens` by up to this share of it
     fields: Mapping[str, Any] = field(default_factory=dict)  # of every request, beside the prompt
+
+    @property
+    def lengths_are_exact(self) -> bool:
+        """Whether every answer has exactly the length asked for."""
+        return self.ignore_eos and not any(prompt.extra_body for prompt in self.prompts)
 
     def length(self, number: int) -> int:
         """Tokens of the answer to prompt `number`: evenly spread, in no order.

@@ -14,7 +14,6 @@ from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
 from bench.sweep.switchback import TURN_SETTLE_S, Users, run_turn
 from bench.systems.method import Method, parse, servers
-from bench.workloads.constraints import load_constraint
 from bench.workloads.load import load_prompts
 
 PROMPTS = 1024  # number of different prompts of a sweep
@@ -42,6 +41,7 @@ class Plan:
     constraint: str = ""  # of the answers (bench/workloads/constraints.py)
     context: int = 0  # tokens of source code before each prompt, about
     temperature: float = 0.0  # of every request; 0 is greedy
+    stop_at_eos: bool = False  # answers end where the model ends them
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
 
     @property
@@ -62,17 +62,21 @@ class Plan:
 async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> None:
     """Run the cells that are missing. Raises RuntimeError if a server or a request fails."""
     prompts = load_prompts(
-        plan.workload, PROMPTS, chat=plan.chat, seed=plan.seed, context=plan.context
+        plan.workload,
+        PROMPTS,
+        chat=plan.chat,
+        seed=plan.seed,
+        context=plan.context,
+        constraint=plan.constraint,
     )
     methods = parse(plan.methods)
-    # A constrained answer ends by itself; beyond that end nothing can be generated.
     work = Work(
         prompts,
         fleet.model,
         plan.max_tokens,
-        ignore_eos=not plan.constraint,
+        ignore_eos=not plan.stop_at_eos,
         spread=plan.spread,
-        fields={**load_constraint(plan.constraint), "temperature": plan.temperature},
+        fields={"temperature": plan.temperature},
     )
     groups = [methods] if plan.together else list(servers(methods).values())
     for group in groups:
@@ -131,7 +135,9 @@ async def _cell(
     client = await fleet.switch(method)
     requests = journal.budgets[concurrency]
     found = await run_cell(client, work, concurrency, requests, number)
-    journal.add(_key((number, method), concurrency), {**found, "ignore_eos": work.ignore_eos})
+    journal.add(
+        _key((number, method), concurrency), {**found, "ignore_eos": work.lengths_are_exact}
+    )
     if found["failed"]:
         why = found["failures"][0]
         raise RuntimeError(f"{method.name} at {concurrency}: {found['failed']} failed: {why}")
@@ -160,7 +166,8 @@ async def _turns(
             await fleet.switch(method)
             users.begin(number * PROMPTS // plan.rounds)
             found = await run_turn(client, users, plan.seconds, plan.settle)
-            journal.add(_key(cell, concurrency), {**found, "ignore_eos": work.ignore_eos})
+            found["ignore_eos"] = work.lengths_are_exact
+            journal.add(_key(cell, concurrency), found)
             speed = f"{found['tokens_per_second']:.0f} tok/s"
             report(f"c={concurrency} round {number} {method.label}: {speed}")
 

@@ -94,6 +94,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         constraint=args.constraint,
         temperature=args.temperature,
         context=args.context,
+        stop_at_eos=args.stop_at_eos,
     )
 
 
@@ -115,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     add("--constraint", default="", metavar="NAME",
         help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip
+    add("--stop-at-eos", action="store_true", help="let the model end answers")
     add("--context", type=int, default=0, metavar="TOKENS",
         help="source code before each prompt, about so many tokens [0]")  # fmt: skip
     add("--temperature", type=float, default=0.0, metavar="T",

@@ -50,6 +50,7 @@ class Row:
         gauge                             the gateway's estimate of its speed-up, a ratio
         control                           probes and decisions, share of decode time
 
+    `accepted_by_source` is the share of tokens that were accepted drafts of a source.
     `acceptance` is the share of drafted steps that accepted the draft at a position, first to last;
     its sum is `length` less 1. `over` is a baseline's name -> tokens/s over the baseline's, with
     its 95% interval.
@@ -62,6 +63,7 @@ class Row:
     rounds: int
     figures: dict[str, float]
     acceptance: list[float]
+    accepted_by_source: dict[str, float]
     over: dict[str, tuple[float, Interval | None]] = field(default_factory=dict)
 
 
@@ -153,7 +155,8 @@ class Table:
         rounds = sorted(speeds)
         spread = interval(rounds, lambda chosen: speed(speeds, chosen, mean=self._mean))
         total = speed(speeds, rounds, mean=self._mean)
-        return Row(method, concurrency, total, spread, len(rounds), figures, acceptance)
+        sources = accepted_by_source(cells)
+        return Row(method, concurrency, total, spread, len(rounds), figures, acceptance, sources)
 
     def _bests(self, figure: str) -> list[Best]:
         heads = dict.fromkeys(method.head for method in self.methods)
@@ -200,6 +203,9 @@ class Table:
                         lambda r, n=name, f=form: format(r.figures[n], f) if n in r.figures else ""  # type: ignore[misc]
                     )
                 )
+        if any(row.accepted_by_source for row in self.rows.values()):
+            lines += ["", "Accepted drafts by source (share of all tokens):"]
+            lines += columns(self._grid(lambda row: by_source(row.accepted_by_source)))
         for heading, rows in self.best_tables():
             lines += ["", f"{heading}:", *columns(rows)]
         return "\n".join(lines)
@@ -240,6 +246,25 @@ def _best_rows(best: Iterable[Best], head: str) -> list[list[str]]:
         unbiased = f"{geometric_mean(known):.3f}" if len(known) == len(items) else ""
         rows.append(["geometric mean", "", f"{mean:.3f}", "", unbiased])
     return rows
+
+
+def accepted_by_source(cells: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Source -> share of the tokens that were its accepted drafts, in those of these cells that
+    have drafts."""
+    accepted: dict[str, float] = {}
+    tokens = 0
+    for cell in cells:
+        if "sources" not in cell:
+            continue
+        tokens += cell["tokens"]
+        for source, counts in cell["sources"].items():
+            accepted[source] = accepted.get(source, 0.0) + counts["accepted"]
+    return {source: count / tokens for source, count in accepted.items()}
+
+
+def by_source(shares: Mapping[str, float]) -> str:
+    """The shares of `accepted_by_source` as text."""
+    return ", ".join(f"{source} {share:.0%}" for source, share in shares.items())
 
 
 def _over(row: Row, name: str) -> str:

@@ -6,7 +6,8 @@
     plain      this gateway, started without a head (--k 0)
     off        this gateway, objective off: a head is loaded, nothing is drafted
     k:K        this gateway, objective fixed
-    adaptive   this gateway, objective throughput
+    adaptive   this gateway, objective throughput, drafts of every source that it has
+    adaptive:S the same with drafts of some sources: head, lookup or grammar, joined by +
     ours-eagle3:K, ours-eagle3:off, ours-eagle3:adaptive
                this gateway with the EAGLE-3 head
     other:NAME a server of OpenAI's API that runs already: --attach NAME=URL
@@ -21,6 +22,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from drafters.config import SOURCES
 
 Kind = Literal["none", "eagle3", "vllm", "plain", "off", "k", "adaptive", "other"]
 DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
@@ -38,6 +41,7 @@ class Method:
     title: str = ""  # the server's name, for kind "other" only
     # The head that a gateway drafts with if it is not its `drafter` setting.
     head: Literal["", "eagle3"] = ""
+    sources: tuple[str, ...] = ()  # of drafts, for kind "adaptive" only; all if there are none
 
     @property
     def name(self) -> str:
@@ -46,6 +50,8 @@ class Method:
             return f"other:{self.title}"
         if self.head:
             return f"{OURS_EAGLE3}:{self.k or self.kind}"
+        if self.sources:
+            return f"{self.kind}:{'+'.join(self.sources)}"
         return f"{self.kind}:{self.k}" if self.kind in _WITH_K else self.kind
 
     @property
@@ -58,7 +64,7 @@ class Method:
             "plain": "gateway, no head",
             "off": "K=0",
             "k": f"K={self.k}",
-            "adaptive": "adaptive",
+            "adaptive": f"adaptive {'+'.join(self.sources)}".strip(),
             "other": self.title,
         }[self.kind]
         return f"our EAGLE-3 {label}" if self.head else label
@@ -84,7 +90,8 @@ class Method:
             return {"objective": "fixed", "k": self.k}
         changes: dict[Kind, dict[str, Any]] = {
             "off": {"objective": "off"},
-            "adaptive": {"objective": "throughput"},
+            # A gateway keeps its sources where a PATCH does not name them; none stands for all.
+            "adaptive": {"objective": "throughput", "sources": list(self.sources)},
         }
         return changes.get(self.kind)
 
@@ -115,8 +122,16 @@ def _one(text: str) -> Method:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", k):
             raise ValueError(f"{text!r}: name the attached server, like other:llama.cpp")
         return Method("other", title=k)
+    if kind == "adaptive" and colon:
+        sources = tuple(k.split("+"))
+        if len(set(sources)) < len(sources) or not set(sources) <= set(SOURCES):
+            raise ValueError(f"{text!r}: give some of {', '.join(SOURCES)}, like adaptive:head")
+        return Method("adaptive", sources=sources)
     if colon or kind not in ("none", "plain", "off", "adaptive"):
-        known = "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, ours-eagle3:K, other:NAME"
+        known = (
+            "none, eagle3:K, vllm:K, plain, off, k:K, adaptive, adaptive:SOURCES, ours-eagle3:K, "
+            "other:NAME"
+        )
         raise ValueError(f"no method {text!r}: {known}")
     return Method(kind)  # type: ignore[arg-type]
 

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from bench.workloads.prompt import Prompt
+
+
+def json_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The request field that holds an answer to a JSON schema, called `name`."""
+    wanted = {"name": name, "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
 
 # Any prompt can be answered in this schema. Its list is short, so that the texts end an answer.
 _TEXT = {"type": "string"}
@@ -21,15 +32,17 @@ _SCHEMA = {
 }
 _TOOL = {"name": "reply", "description": "Reply to the user.", "parameters": _SCHEMA}
 NAMED: dict[str, dict[str, Any]] = {
-    "json-schema": {
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "reply", "schema": _SCHEMA},
-        }
-    },
+    "json-schema": json_schema("reply", _SCHEMA),
     # The server needs a --tool-call-parser.
     "tools": {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
 }
+
+
+def constrained(prompts: Iterable[Prompt], name: str) -> list[Prompt]:
+    """The prompts with the request fields of the constraint `name` too. Raises ValueError as
+    `load_constraint`."""
+    fields = load_constraint(name)
+    return [replace(prompt, extra_body={**prompt.extra_body, **fields}) for prompt in prompts]
 
 
 def load_constraint(name: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 HumanEval: `HumanEval.jsonl` or `.jsonl.gz`, a `prompt` of code in each line.
 MT-Bench: `question.jsonl`, `turns` in each line; the first turn is asked.
 SPEED-Bench: `<subset>.jsonl`, `messages` in each line; the first user turn is asked.
-Any other file of JSON lines with `prompt` or `messages` works too. None of these sets is in this
+Any other file of JSON lines with `prompt` or `messages` works too, and may have further fields of
+the request in `extra_body`, such as a `response_format`. None of these sets is in this
 repository, and SPEED-Bench's licence forbids redistributing its prompts.
 """
 
@@ -54,13 +55,20 @@ def _lines(file: Path) -> Iterator[str]:
 def _prompt(row: Any, chat: bool) -> Prompt:
     if not isinstance(row, dict):
         raise ValueError("not an object")
+    extra_body = row.get("extra_body", {})
+    if not isinstance(extra_body, dict):
+        raise ValueError("extra_body is not an object")
     if isinstance(messages := row.get("messages"), list):
-        return Prompt(messages=tuple(_until_answer(messages)))
+        return Prompt(messages=tuple(_until_answer(messages)), extra_body=extra_body)
     turns = row.get("turns")
+    text = row.get("prompt")
     if isinstance(turns, list) and turns and isinstance(turns[0], str):
-        return Prompt(messages=({"role": "user", "content": turns[0]},))
-    if isinstance(text := row.get("prompt"), str) and text:
-        return Prompt(messages=({"role": "user", "content": text},)) if chat else Prompt(text=text)
+        text, chat = turns[0], True
+    if isinstance(text, str) and text:
+        if chat:
+            asked = ({"role": "user", "content": text},)
+            return Prompt(messages=asked, extra_body=extra_body)
+        return Prompt(text=text, extra_body=extra_body)
     raise ValueError(f"none of prompt, turns, messages, but {', '.join(sorted(row)) or 'nothing'}")
 
 

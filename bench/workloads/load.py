@@ -6,11 +6,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.workloads.code_edits import code_edits
+from bench.workloads.constraints import constrained
 from bench.workloads.embedded import KINDS, SEED, embedded
+from bench.workloads.extraction import extraction
 from bench.workloads.files import read_file
 from bench.workloads.long_context import agent, with_context
 from bench.workloads.prompt import Prompt
 from bench.workloads.published import held_out_chat, humaneval
+from bench.workloads.quoted_texts import quoted_texts
+from bench.workloads.tool_calls import tool_calls
 
 EMBEDDED = ("mixed", *KINDS)
 # Workloads whose prompts are shuffled here, all of them.
@@ -18,19 +23,31 @@ WHOLE: dict[str, Callable[[], list[Prompt]]] = {
     "humaneval": humaneval,
     "chat": held_out_chat,
     "agent": agent,
+    "code-edit": code_edits,
+    "quoted-text": quoted_texts,
+    "extraction": extraction,
+    "tool-call": tool_calls,
 }
 NAMES = (*WHOLE, *EMBEDDED)
 
 
 def load_prompts(
-    name: str, count: int, *, chat: bool = False, seed: int = SEED, context: int = 0
+    name: str,
+    count: int,
+    *,
+    chat: bool = False,
+    seed: int = SEED,
+    context: int = 0,
+    constraint: str = "",
 ) -> list[Prompt]:
     """`count` prompts of a named workload or of a file, shuffled by `seed`; repeated from the first
-    if there are fewer. Each comes behind about `context` tokens of source code of its own.
+    if there are fewer. Each comes behind about `context` tokens of source code of its own, and its
+    answer is held to the `constraint` of that name or file.
 
-    Raises ValueError if `name` is neither, and MalformedFile, which names the line.
+    Raises ValueError if `name` is neither or `constraint` is none, and MalformedFile, which names
+    the line.
     """
-    prompts = _named(name, count, chat, seed)
+    prompts = constrained(_named(name, count, chat, seed), constraint)
     return with_context(prompts, context) if context else prompts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
 from bench.workloads.embedded import fenced, held_out_functions
@@ -53,10 +54,10 @@ def agent() -> list[Prompt]:
 
 def _behind(source: str, prompt: Prompt) -> Prompt:
     if prompt.text:
-        return Prompt(text=f"{source}\n\n{prompt.text}")
+        return replace(prompt, text=f"{source}\n\n{prompt.text}")
     first, *rest = prompt.messages
     content = f"This is a part of a Python module:\n{fenced(source)}\n{first['content']}"
-    return Prompt(messages=({**first, "content": content}, *rest))
+    return replace(prompt, messages=({**first, "content": content}, *rest))
 
 
 def _source(begin: int, tokens: int) -> str:

@@ -13,7 +13,9 @@ from bench.workloads.load import load_prompts
 
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
-    """Print a line for each prompt: `{"prompt": ...}` or `{"messages": [...]}`."""
+    """Print a line for each prompt: `{"prompt": ...}` or `{"messages": [...]}`.
+
+    It has `extra_body` too if the answer is constrained."""
     parser = argparse.ArgumentParser(
         prog="aerie bench prompts", description=__doc__, allow_abbrev=False
     )
@@ -23,6 +25,5 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args(argv)
     for prompt in load_prompts(args.workload, args.count, chat=args.chat, seed=args.seed):
-        row = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-        print(json.dumps(row))
+        print(json.dumps(prompt.row()))
     return 0

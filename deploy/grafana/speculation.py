@@ -21,6 +21,7 @@ from deploy.grafana.panel import (
 DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_drafts_total"
 STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
+BY_SOURCE = "aerie_source_drafts_verified_total", "aerie_source_drafts_accepted_total"
 TOKENS = "vllm:generation_tokens_total"
 NOW = "5m"  # window of the figures at the top
 GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))
@@ -33,7 +34,7 @@ def dashboard() -> Any:
         "aerie-speculation",
         "Speculation",
         "What parallel drafting gains against no speculation, and how K follows the load.",
-        (_now, _gain, _load, _acceptance, _policy),
+        (_now, _gain, _load, _sources, _acceptance, _policy),
     )
 
 
@@ -71,7 +72,8 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Steps without drafts",
-            "Share of steps with K = 0. Under heavy load it should be high.",
+            "Share of steps with K = 0, without a pass of the head; a lookup may draft in them. "
+            "Under heavy load it should be high.",
             Query(
                 f'sum(rate({STEPS}{{{OURS}, k="0"}}[{NOW}])) / ({rate(STEPS, window=NOW)} > 0)',
                 "share",
@@ -162,12 +164,45 @@ def _load() -> tuple[str, list[Any]]:
     ]
 
 
+def _sources() -> tuple[str, list[Any]]:
+    verified, accepted = BY_SOURCE
+    share = f"{rate(accepted, 'source')} / ignoring (source) group_left () "
+    return "Where drafts come from", [
+        lines(
+            "Drafted tokens by source",
+            "Draft tokens that were verified, per second. head: the draft head. lookup: what "
+            "followed the same words earlier in the request's own text. grammar: what a schema "
+            "leaves no choice about.",
+            [Query(rate(verified, "source"), "{{source}}")],
+            stacked=True,
+        ),
+        lines(
+            "Answers by source",
+            "Share of all output tokens that were accepted drafts of a source. The rest the target "
+            "chose itself.",
+            [Query(f"{share}({rate(TOKENS, labels=VLLM)} > 0)", "{{source}}")],
+            unit="percentunit",
+            most=1,
+            stacked=True,
+        ),
+        lines(
+            "Accepted by source",
+            "Of the draft tokens of a source, the share that was accepted. A lookup may be long "
+            "where drafts cost little, so that a low share is no fault by itself.",
+            [Query(ratio(accepted, verified, "source"), "{{source}}")],
+            unit="percentunit",
+            most=1,
+        ),
+    ]
+
+
 def _acceptance() -> tuple[str, list[Any]]:
     conditional = f"avg by (position) (aerie_acceptance_estimate{{{OURS}}})"
     return "Acceptance", [
         bars(
             "Accepted by position, now",
-            "Of the drafts verified at a position in the last five minutes, the share accepted. "
+            "Of the head's drafts verified at a position in the last five minutes, the share "
+            "accepted. "
             "It falls with the position, since one refusal refuses all that follow.",
             Query(ratio(ACCEPTED, DRAFTED, "position", window=NOW), "{{position}}"),
             unit="percentunit",

@@ -19,12 +19,16 @@ export class Answer {
     this.totalMs = null;
   }
 
-  get drafted() {
-    return this.tokens.filter((token) => token.origin === "draft").length;
+  /** How many tokens each origin has: `draft`, `lookup`, `grammar` and `target`. */
+  get byOrigin() {
+    const counts = { draft: 0, lookup: 0, grammar: 0, target: 0 };
+    for (const token of this.tokens) counts[token.origin]++;
+    return counts;
   }
 
-  get own() {
-    return this.tokens.length - this.drafted;
+  /** Tokens that were drafted, by whatever source. */
+  get drafted() {
+    return this.tokens.length - this.byOrigin.target;
   }
 
   get accepted() {

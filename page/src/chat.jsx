@@ -129,8 +129,8 @@ function Welcome({ onAsk }) {
         step. What you read is always what the model would have written alone, only sooner:
       </p>
       <p class="tokens sample">
-        <span class="t own">Tokens</span><span class="t draft p1"> like</span><span class="t draft p2"> these</span><span class="t draft p3"> were</span>
-        <span class="t own"> drafted</span><span class="t draft p1"> and</span><span class="t own"> accepted</span><span class="t draft p1">,</span><span class="t draft p2"> the</span><span class="t own"> underlined</span><span class="t draft p1"> ones</span><span class="t own"> are</span><span class="t draft p1"> the</span><span class="t draft p2"> target’s</span><span class="t own"> own</span><span class="t own">.</span>
+        <span class="t own">Tokens</span><span class="t drafted draft p1"> like</span><span class="t drafted draft p2"> these</span><span class="t drafted draft p3"> were</span>
+        <span class="t own"> drafted</span><span class="t drafted draft p1"> and</span><span class="t own"> accepted</span><span class="t drafted draft p1">,</span><span class="t drafted draft p2"> the</span><span class="t own"> underlined</span><span class="t drafted draft p1"> ones</span><span class="t own"> are</span><span class="t drafted draft p1"> the</span><span class="t drafted draft p2"> target’s</span><span class="t own"> own</span><span class="t own">.</span>
       </p>
       <ul class="suggestions">
         {SUGGESTIONS.map((text) => <li key={text}><button type="button" onClick={() => onAsk(text)}>{text}</button></li>)}

@@ -26,6 +26,12 @@ export function Live() {
         <div><dt>Tokens a second</dt><dd><LatestSpeed /></dd></div>
       </dl>
       {now && !now.drafts && <p class="soft">This gateway was started without a drafter.</p>}
+      {policy && !policy.available_sources.includes("head") && (
+        <p class="soft">
+          This model has no draft head: what is drafted is looked up in a request’s own text, or given by its schema.
+          A head drafts any text: <code>aerie train</code> makes one.
+        </p>
+      )}
       {policy && <Steering policy={policy} admin={now.admin} />}
       <Chart title="K and load" lines={[
         { name: "K", field: "k", style: "a", show: whole, stepped: true, whole: true },

@@ -60,7 +60,7 @@ export function Legend({ answer }) {
     const timer = setInterval(() => tick((n) => n + 1), 250);
     return () => clearInterval(timer);
   }, [status]);
-  const { drafted, own, accepted } = answer;
+  const { byOrigin, drafted, accepted } = answer;
   const beyond = accepted - drafted;
   const length = answer.acceptanceLength;
   if (!answer.tokens.length && !answer.usage) return null;
@@ -68,8 +68,18 @@ export function Legend({ answer }) {
     <dl class="legend">
       {answer.tokens.length > 0 && (
         <>
-          <div><dt><span class="key draft" aria-hidden="true">a</span>Drafted and accepted</dt><dd data-figure="drafted">{count(drafted)}</dd></div>
-          <div><dt><span class="key own" aria-hidden="true">a</span>The target’s own</dt><dd data-figure="own">{count(own)}</dd></div>
+          <div><dt><span class="key draft" aria-hidden="true">a</span>Drafted and accepted</dt><dd data-figure="drafted">{count(byOrigin.draft)}</dd></div>
+          {byOrigin.lookup > 0 && (
+            <div title="Repeats what stands in the prompt or the answer before">
+              <dt><span class="key lookup" aria-hidden="true">a</span>Looked up and accepted</dt><dd data-figure="lookup">{count(byOrigin.lookup)}</dd>
+            </div>
+          )}
+          {byOrigin.grammar > 0 && (
+            <div title="The schema of the answer leaves no other choice">
+              <dt><span class="key grammar" aria-hidden="true">a</span>Given by the schema</dt><dd data-figure="grammar">{count(byOrigin.grammar)}</dd>
+            </div>
+          )}
+          <div><dt><span class="key own" aria-hidden="true">a</span>The target’s own</dt><dd data-figure="own">{count(byOrigin.target)}</dd></div>
           {status === "done" && beyond > 0 && (
             <div title="A last step may have drafts accepted beyond the end of the answer">
               <dt>Accepted beyond the end</dt><dd data-figure="beyond">{count(beyond)}</dd>

@@ -1,6 +1,12 @@
 // The tokens of an answer as text that shows where each comes from. Written by hand and not by
 // Preact: an answer has thousands, they only ever grow, and they come by the dozen a second.
 
+/** What is said of an accepted draft, by its origin. */
+export const DRAFTED = {
+  draft: "drafted",
+  lookup: "looked up in the text before",
+  grammar: "left no choice about by the schema",
+};
 const LONG = 512; // tokens in a block: what is out of sight is not laid out
 
 export class TokenText {
@@ -60,7 +66,7 @@ export class TokenText {
       this.#root.insertBefore(this.#block, this.#tail);
     }
     const mark = document.createElement("span");
-    mark.className = token.origin === "draft" ? `t draft p${Math.min(token.position, 4)}` : "t own";
+    mark.className = classOf(token);
     mark.dataset.i = index;
     mark.dataset.step = token.step;
     mark.textContent = token.text;
@@ -89,6 +95,11 @@ export class TokenText {
   }
 }
 
+function classOf({ origin, position }) {
+  if (origin === "target") return "t own";
+  return origin === "draft" ? `t drafted draft p${Math.min(position, 4)}` : `t drafted ${origin}`;
+}
+
 export function describe(answer, index) {
   const token = answer.tokens[index];
   if (!token) return null;
@@ -97,7 +108,7 @@ export function describe(answer, index) {
   const verified = step.drafted
     ? `which had ${step.drafted} drafted and ${step.accepted} accepted`
     : "which had no drafts";
-  return token.origin === "draft"
-    ? `${name}: drafted at position ${token.position} and accepted in step ${token.step + 1}, ${verified}`
-    : `${name}: the target’s own, in step ${token.step + 1}, ${verified}`;
+  return token.origin === "target"
+    ? `${name}: the target’s own, in step ${token.step + 1}, ${verified}`
+    : `${name}: ${DRAFTED[token.origin]}, at position ${token.position}, and accepted in step ${token.step + 1}, ${verified}`;
 }

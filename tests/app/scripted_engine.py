@@ -33,6 +33,8 @@ from app.llm.token_origins import record, watch
 from app.request_usage import RequestUsage
 from app.serving.adapter import Adapter
 from app.settings import Settings
+from drafters.config import HEAD
+from drafters.vllm.scheduling.source_counts import RequestSourceCounts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TARGET = REPOSITORY / "models/embedded/target"
@@ -52,7 +54,8 @@ class ScriptedEngine:
 
     `script` is the text that the model "generates", `steps` how many tokens come at once (the
     pattern repeats). With `k` draft tokens in every step but the first, all of a step's tokens but
-    the last were drafted, and so was what comes after the end in the same step. `counts` are those
+    the last were drafted, and so was what comes after the end in the same step. The drafts of the
+    steps have the `sources` in turn (the pattern repeats). `counts` are those
     of the engine core, of every sequence of the newest request. The prompts that were asked for are
     kept in `prompts`, as text.
     """
@@ -69,6 +72,7 @@ class ScriptedEngine:
         self.steps: Sequence[int] = (1,)
         self.prompts: list[str] = []
         self.k = 0
+        self.sources: Sequence[str] = (HEAD,)
         self.counts: list[RequestSpecDecodeMetrics] = []
 
     def check_admission(self, n: int = 1) -> None:
@@ -134,6 +138,7 @@ class ScriptedEngine:
         """A step of all sequences at a time, as the engine core and AsyncLLM have them."""
         running = {sequence.request_id: self.tokens() for sequence in usage.sequences}
         counts = {name: RequestSpecDecodeMetrics.new(self.k) for name in running}
+        by_source = {name: RequestSourceCounts() for name in running}
         self.counts, step = list(counts.values()), 0
         while running:
             outputs = []
@@ -144,6 +149,8 @@ class ScriptedEngine:
                     size = min(size, self.k + 1) if step else 1
                     if step:
                         counts[name].observe(self.k, size - 1)
+                        source = self.sources[(step + number) % len(self.sources)]
+                        by_source[name].add(source, self.k, size - 1)
                 new = left[:size]
                 running[name] = left[size:]
                 reason = None
@@ -153,6 +160,8 @@ class ScriptedEngine:
                     del running[name]
                 logprobs = None if params.logprobs is None else _logprobs(new, params.logprobs)
                 snapshot = deepcopy(counts[name]) if self.k else None
+                if snapshot is not None and reports_tokens(params):
+                    snapshot = by_source[name].attached_to(snapshot)
                 outputs.append(
                     EngineCoreOutput(
                         request_id=name,

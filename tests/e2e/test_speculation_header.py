@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from .gateway import MODEL
+from .prompts import PROMPTS
 
 
 def drafts(response: httpx.Response) -> dict[str, float]:
@@ -89,6 +90,29 @@ def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choic
     marked = sum(token["origin"] == "draft" for token in tokens)
     # What a last step had accepted beyond the limit has no token in the answer.
     assert 0 <= accepted - marked <= choices * max(step["drafted"] for step in steps)
+
+
+def test_tokens_that_were_looked_up_are_told_apart(http: httpx.Client) -> None:
+    """In the answer, and in what the engine counts by source."""
+    function = PROMPTS[0].strip()
+    prompt = "\n\n".join([function] * 4) + "\n\n" + function[: len(function) // 2]
+    body = {
+        "model": MODEL, "prompt": prompt, "max_tokens": 48, "ignore_eos": True, "temperature": 0,
+        "speculation": {"tokens": True},
+    }  # fmt: skip
+    changes = {"objective": "throughput", "sources": ["lookup"]}
+    try:
+        state = http.patch("/v1/speculation", json=changes).raise_for_status().json()
+        (choice,) = http.post("/v1/completions", json=body).json()["choices"]
+        after = http.get("/v1/speculation").json()["totals"]["sources"]["lookup"]
+    finally:
+        http.patch("/v1/speculation", json={"sources": []}).raise_for_status()
+    before, told = state["totals"]["sources"]["lookup"], choice["speculation"]
+    assert {token["origin"] for token in told["tokens"]} == {"target", "lookup"}
+    drafted = [step for step in told["steps"] if step["drafted"]]
+    assert {step["source"] for step in drafted} == {"lookup"}
+    assert sum(step["drafted"] for step in drafted) == after["drafted"] - before["drafted"]
+    assert sum(step["accepted"] for step in drafted) == after["accepted"] - before["accepted"] > 0
 
 
 @pytest.mark.usefixtures("fixed_k")

@@ -100,7 +100,7 @@ def test_tokens_add_up(
         accepted = sum(step["accepted"] for step in told["steps"])
         assert accepted == sum(j * steps for j, steps in enumerate(engine.histogram))
         assert sum(step["drafted"] for step in told["steps"]) == engine.num_draft_tokens
-        drafted = [token for token in told["tokens"] if token["origin"] == "draft"]
+        drafted = [token for token in told["tokens"] if token["origin"] != "target"]
         last = len(told["steps"]) - 1
         for number, step in enumerate(told["steps"]):
             positions = [t.get("position") for t in told["tokens"] if t["step"] == number]
@@ -160,6 +160,31 @@ def test_prompts_of_one_request_are_told_apart(client: Client) -> None:
         assert "".join(t["text"] for t in choice["speculation"]["tokens"]) == "one two three"
 
 
+@pytest.mark.parametrize("stop", [None, ["er"]])
+def test_drafts_are_told_apart_by_source(client: Client, stop: list[str] | None) -> None:
+    """In each step the accepted drafts have the origin of the source that drafted in it."""
+    engine = client.engine
+    engine.script, engine.steps, engine.k = "one two three four five six", (2,), 4
+    engine.sources = ("head", "lookup", "grammar")
+    try:
+        whole = asyncio.run(client.answer("chat", body("chat", stop=stop)))
+        streamed = joined(asyncio.run(client.events("chat", body("chat", stop=stop))))
+    finally:
+        engine.sources = ("head",)
+    told = whole["choices"][0]["speculation"]
+    assert {name: streamed[0][name] for name in ("tokens", "steps")} == told
+    first, *later = told["steps"]
+    assert first == {"drafted": 0, "accepted": 0}
+    expected = ["lookup", "grammar", "head"] * len(later)
+    assert [step["source"] for step in later] == expected[: len(later)]
+    origins = {"lookup": "lookup", "grammar": "grammar", "head": "draft"}
+    drafted = [token for token in told["tokens"] if token["origin"] != "target"]
+    assert len(drafted) > 3
+    for token in drafted:
+        assert token["origin"] == origins[told["steps"][token["step"]]["source"]]
+        assert token["position"] == 1
+
+
 def test_a_tool_calls_tokens_are_told_though_its_markup_is_no_content(client: Client) -> None:
     """Chunks that the parser holds back lose nothing of what they would have told."""
     client.engine.script, client.engine.steps, client.engine.k = f"Hi. {CALL}", (4, 1), 3
@@ -213,7 +238,7 @@ def test_text_is_held_back_with_its_token() -> None:
             {"text": "bcd", "step": 1, "origin": "draft", "position": 1},
             {"text": "e", "step": 1, "origin": "target"},
         ],
-        "steps": [{"drafted": 3, "accepted": 1}],
+        "steps": [{"drafted": 3, "accepted": 1, "source": "head"}],
     }
 
 

@@ -19,7 +19,7 @@ def costs(steps: int = 4) -> list[dict[str, float]]:
 def state(**changes: Any) -> dict[str, Any]:
     base = {
         "objective": "throughput", "k": 0, "requests": 1, "costs": costs(),
-        "waits_for_catch_up": False,
+        "waits_for_catch_up": False, "lookups": [],
     }  # fmt: skip
     return base | changes
 
@@ -62,3 +62,15 @@ def test_the_reason_says_what_was_compared_and_how_well_it_is_known(
 
 def test_before_any_request_the_reason_is_that_of_one() -> None:
     assert "at 1 request a step" in k_reason(state(requests=0))
+
+
+def test_what_lookups_bring_is_said_of_the_matches_seen_most() -> None:
+    def row(match: int, tokens: float, trials: float) -> dict[str, float]:
+        return {"match": match, "conditional": 0.5, "tokens": tokens, "trials": trials}
+
+    rows = [row(2, 1.0, 40.0), row(7, 6.25, 90.0), row(16, 9.0, 0.0)]
+    said = k_reason(state(lookups=rows))
+    assert said == k_reason(state()) + "; a lookup with a match of 7 tokens brings 6.2 tokens"
+    assert k_reason(state(lookups=rows[2:])) == k_reason(state())
+    fixed = {"objective": "fixed", "k": 3}
+    assert k_reason(state(lookups=rows, **fixed)) == k_reason(state(**fixed))

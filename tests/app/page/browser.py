@@ -70,7 +70,9 @@ class Page:
         answer = self.tab.locator(".answer.done").last
         answer.wait_for()
         if answer.locator(".tokens").count() and answer.locator("[data-figure=own]").count():
-            tokens = self.figure("drafted") + self.figure("own")
+            names = ("drafted", "lookup", "grammar", "own")
+            shown = [n for n in names if answer.locator(f"[data-figure={n}]").count()]
+            tokens = sum(map(self.figure, shown))
             expect(answer.locator(".t")).to_have_count(int(tokens))
         return answer
 

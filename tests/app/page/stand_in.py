@@ -24,13 +24,14 @@ from app.engine.supervisor import Phase
 from app.main import create_app
 from app.serving.adapter import Adapter
 from app.settings import load
-from drafters.config import MAX_K
+from drafters.config import HEAD, MAX_K, SOURCES
 from tests.app.phased_engine import PhasedEngine
 from tests.app.scripted_engine import ScriptedEngine
 
 K_MAX = 5
 STEP_S = 0.02
 SAY = "Say:"  # a prompt that begins so is answered by its rest
+REPEAT = "Repeat"  # a prompt that begins so is drafted for by all sources in turn
 ANSWER = (
     "def is_palindrome(text: str) -> bool:\n"
     '    """Whether a text reads the same backwards."""\n'
@@ -63,6 +64,7 @@ class StandInLlm(ScriptedEngine):
         said = self.prompts[-1].rpartition("user\n")[2].partition("<|im_end|>")[0]
         _, asked, rest = said.partition(SAY)
         self.script = rest.strip() if asked else ANSWER
+        self.sources = SOURCES if said.startswith(REPEAT) else (HEAD,)
         limit = (params.extra_args or {}).get(MAX_K, K_MAX)
         self.k = min(limit, self.policy.values["k"])
         self.steps = (4, 1, 6, 2, 3) if self.k else (1,)
@@ -89,6 +91,7 @@ class StandInSpeculation:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"objective": "throughput", "k": K_MAX, "tpot_s": None}
+        self.available_sources = ["head", "lookup", "grammar"]
 
     def latest(self) -> dict[str, Any]:
         """What the policy would say."""
@@ -97,6 +100,7 @@ class StandInSpeculation:
             **self.values,
             "k_max": K_MAX,
             "why": "K = 5: 81% of the first drafts are accepted",
+            "available_sources": self.available_sources,
             "requests": 1,
             "waiting": 0,
             "speedup": {"1m": 1.62, "5m": 1.58, "15m": None},

@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="Playwright is not installed")
 from app.admission.key_file import create
 
 from .browser import CHROMIUM, Page, axe_findings, browser
-from .stand_in import ANSWER, K_MAX, SAY, StandInGateway
+from .stand_in import ANSWER, K_MAX, REPEAT, SAY, StandInGateway
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
@@ -106,11 +106,39 @@ def test_an_answers_tokens_are_those_that_the_engine_counted(page: Page) -> None
     assert page.figure("length") > 1
 
 
+def test_sources_have_marks_and_counts_of_their_own(page: Page) -> None:
+    answer = page.open().ask(f"{REPEAT} this function.").answered()
+    for figure, mark in {"drafted": "draft", "lookup": "lookup", "grammar": "grammar"}.items():
+        assert answer.locator(f".t.{mark}").count() == page.figure(figure) > 0
+    colours = {
+        answer.locator(f".t.{mark}").first.evaluate(
+            "node => getComputedStyle(node).backgroundColor"
+        )
+        for mark in ("draft", "lookup", "grammar", "own")
+    }
+    assert len(colours) == 4
+    answer.locator(".t.lookup").first.hover()
+    told = page.tab.locator(".picked-token").last.inner_text()
+    assert re.search(r"looked up in the text before, at position \d, and accepted in step \d", told)
+    assert not axe_findings(page.tab)
+
+
+def test_without_a_head_the_page_says_what_drafts(page: Page, gateway: StandInGateway) -> None:
+    policy = gateway.engine.policy
+    told = page.open().tab.locator(".live", has_text="This model has no draft head")
+    assert told.count() == 0
+    before, policy.available_sources = policy.available_sources, ["lookup"]
+    try:
+        told.wait_for()
+    finally:
+        policy.available_sources = before
+
+
 def test_a_tokens_place_is_told_on_hover_and_by_keyboard(page: Page) -> None:
     page.open().ask("Is it a palindrome?").answered()
     told = page.tab.locator(".picked-token").last
     page.tab.locator(".answer .t.draft").nth(3).hover()
-    assert re.search(r"drafted at position \d and accepted in step \d+", told.inner_text())
+    assert re.search(r"drafted, at position \d, and accepted in step \d+", told.inner_text())
     page.tab.mouse.move(0, 0)
     page.tab.locator(".answer .tokens").focus()
     page.tab.keyboard.press("Home")
@@ -118,7 +146,7 @@ def test_a_tokens_place_is_told_on_hover_and_by_keyboard(page: Page) -> None:
     page.tab.keyboard.press("ArrowRight")
     assert f"which had {K_MAX} drafted and 0 accepted" in told.inner_text()
     page.tab.keyboard.press("ArrowRight")
-    assert "drafted at position 1 and accepted in step 3" in told.inner_text()
+    assert "drafted, at position 1, and accepted in step 3" in told.inner_text()
     assert page.tab.locator(".same-step").count() == 6
 
 

@@ -168,3 +168,20 @@ aerie_k 3.0
     assert found["gauge"] == 1.5
     assert found["control"] == 0.015  # probes and decisions, of two seconds
     assert found["steps"] == {"0": 30, "3": 10}
+
+
+def test_drafts_are_counted_by_source_and_a_lookup_may_be_longer_than_k() -> None:
+    """Catches: acceptance cut at the head's K, so that its sum is not the length less 1."""
+    page = VLLM + (
+        'aerie_steps_total{{k="0"}} {drafts}\n'
+        'aerie_source_drafts_verified_total{{source="head"}} 50\n'
+        'aerie_source_drafts_accepted_total{{source="head"}} 9\n'
+        'aerie_source_drafts_verified_total{{source="lookup"}} {drafted}\n'
+        'aerie_source_drafts_accepted_total{{source="lookup"}} {accepted}\n'
+    )
+    before = page.format(drafts=10, drafted=20, accepted=9, first=6, second=3)
+    after = page.format(drafts=20, drafted=40, accepted=24, first=15, second=9)
+    found = speculation(Counters.read(after).since(Counters.read(before)))
+    assert found["sources"] == {"lookup": {"drafted": 20, "accepted": 15}}
+    assert found["acceptance"] == [0.9, 0.6]
+    assert (found["acceptance_length"], found["steps"]) == (2.5, {"0": 10})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:
     assert journal.budgets == {1: 2, 2: 4}
     switches = [body for method, _, body in gateway.seen if method == "PATCH"]
     assert {"objective": "fixed", "k": 7} in switches
-    assert {"objective": "throughput"} in switches
+    assert {"objective": "throughput", "sources": []} in switches
     # A stock server is never steered, and each cell of a round asks the same prompts.
     assert not [path for method, path, _ in stock.seen if method == "PATCH"]
     asked: dict[str, list[str]] = {"stock": [], "gateway": []}
@@ -95,6 +96,18 @@ def test_every_method_gets_the_same_work_in_every_round(tmp_path: Path) -> None:
         ]
     assert set(asked["stock"]) >= set(asked["gateway"])
     assert all(body["ignore_eos"] for method, _, body in gateway.seen if method == "POST")
+
+
+def test_each_choice_of_sources_is_switched_to(tmp_path: Path) -> None:
+    """Catches: `adaptive` after `adaptive:head` goes on without the other sources, since a gateway
+    keeps them through a PATCH that does not name any."""
+    gateway = Script(2, 2)
+    methods = "adaptive,adaptive:head,adaptive:head+lookup,off"
+    run(plan(methods=methods, rounds=1), tmp_path / "a.jsonl", Script(2, 2), gateway)
+    switches = [body for method, _, body in gateway.seen if method == "PATCH"]
+    adaptive = [body["sources"] for body in switches if body["objective"] == "throughput"]
+    assert set(map(tuple, adaptive)) == {(), ("head",), ("head", "lookup")}
+    assert {"objective": "off"} in switches
 
 
 class PagesThatGrow(dict[str, str]):
@@ -361,6 +374,27 @@ def test_an_unfinished_sweep_has_a_table() -> None:
     assert "1.50" in found.text()
     assert found.best == []
     assert Table(parse("none"), {}).text()
+
+
+def test_sources_of_adaptive_drafts_by_name() -> None:
+    (method,) = parse("adaptive:lookup+grammar")
+    assert (method.name, method.sources) == ("adaptive:lookup+grammar", ("lookup", "grammar"))
+    assert (method.label, method.server) == ("adaptive lookup+grammar", "gateway")
+    for wrong in ("adaptive:", "adaptive:tree", "adaptive:head+head", "off:head"):
+        with pytest.raises(ValueError, match=re.escape(wrong)):
+            parse(wrong)
+
+
+def test_accepted_drafts_are_tabled_by_source() -> None:
+    found = cells({"off": [100.0], "adaptive": [150.0]})
+    found["adaptive", 1, 0] |= {
+        "tokens": 200,
+        "sources": {
+            "head": {"drafted": 90, "accepted": 50}, "lookup": {"drafted": 99, "accepted": 60},
+        },
+    }  # fmt: skip
+    text = Table(parse("off,adaptive"), found).text()
+    assert "head 25%, lookup 30%" in text
 
 
 def test_methods_by_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafters.control.acceptance import Acceptance
-from drafters.control.policy import Load, Step
+from drafters.control.policy import Load, SourceCounts, Step
 from drafters.control.predictions import KPrediction
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.tuning import Tuning
@@ -53,3 +53,17 @@ def test_totals_are_by_k_and_position_and_cut_off_from_what_was_told() -> None:
         {"target": 0.3, "draft": 0.1, "control": 0.0, "other": 0.1}
     )
     assert totals.snapshot()["decode_seconds"] == 0.5, "a step without requests decodes nothing"
+
+
+def test_totals_are_by_source_too() -> None:
+    """Catches: drafts of a lookup among the head's, which have positions."""
+    totals = Totals(2)
+    lookup = SourceCounts("lookup", (2, 2, 1), (1, 1, 0))
+    totals.add(Step(Load(3), 1, 0.5, 5, (3, 3), (2, 0), others=(lookup,)), 0.9)
+    told = totals.snapshot()
+    assert (told["drafted"], told["accepted"]) == ([3, 3], [2, 0])
+    assert told["sources"] == {
+        "head": {"drafted": 6, "accepted": 2},
+        "lookup": {"drafted": 5, "accepted": 2},
+        "grammar": {"drafted": 0, "accepted": 0},
+    }

@@ -9,9 +9,24 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+# Two processes run tests side by side (`make test`). Threads of the models in both would wait for
+# each other, and those of the tests are too small to gain by a second thread.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # An example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file share its fixtures, so they run in one process. Those that are marked as
+    independent are distributed one by one; a folder may have made groups of its own."""
+    for item in items:
+        apart = item.get_closest_marker("independent") or item.get_closest_marker("xdist_group")
+        if not apart:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session", autouse=True)

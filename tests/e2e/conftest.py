@@ -18,6 +18,8 @@ URL = os.environ.get("AERIE_TEST_URL")
 PLAIN_URL = os.environ.get("AERIE_TEST_PLAIN_URL")
 CLIENT_TIMEOUT_S = 30.0
 HERE = Path(__file__).parent
+EAGER = "--enforce-eager"
+SHARED = {"gateway", "plain_gateway"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("e2e")
+            if SHARED.intersection(getattr(item, "fixturenames", ())):
+                item.add_marker(pytest.mark.xdist_group("shared gateways"))
     items.sort(key=lambda item: item.get_closest_marker("final") is not None)
 
 
@@ -70,14 +74,16 @@ def _serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The embedded model, drafter on, all else as it comes."""
-    yield from _serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", [])
+    """The embedded model, drafter on, all else as it comes but compilation, which takes a minute
+    where it is the first; the default model's gateway compiles."""
+    yield from _serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", [EAGER])
 
 
 @pytest.fixture(scope="session")
 def plain_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The same model without any drafter."""
-    yield from _serve(PLAIN_URL, tmp_path_factory.mktemp("plain") / "gateway.log", ["--k", "0"])
+    log = tmp_path_factory.mktemp("plain") / "gateway.log"
+    yield from _serve(PLAIN_URL, log, ["--k", "0", EAGER])
 
 
 @pytest.fixture(scope="session")

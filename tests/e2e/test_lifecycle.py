@@ -141,6 +141,8 @@ def test_stopping_while_starting(launch: Any, terminal: bool) -> None:
     assert gateway.leftovers() == [], "processes outlived the gateway"
 
 
+@pytest.mark.slow
+@pytest.mark.independent
 @pytest.mark.parametrize("terminal", [False, True], ids=["SIGTERM", "ctrl-c"])
 def test_stopping_while_it_warms_up(launch: Any, terminal: bool) -> None:
     """In the first requests, or in the calibration, which would last for a minute."""

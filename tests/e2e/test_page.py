@@ -88,6 +88,8 @@ def halt_in_an_answer(page: Page, cores: list[psutil.Process]) -> None:
 
 
 @browsed
+@pytest.mark.slow
+@pytest.mark.independent
 def test_an_engine_killed_in_an_answer_and_back(
     chromium: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

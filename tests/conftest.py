@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-# Two processes run tests side by side (`make test`). Threads of the models in both would wait for
-# each other, and those of the tests are too small to gain by a second thread.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The models of the tests are too small to gain by a second thread, and threads of two processes that
+# run tests side by side would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # An example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("without deadline", deadline=None)

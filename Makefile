@@ -43,7 +43,7 @@ serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --durations 10
 
-test: $(TOOLS) ## Run the tests that need no GPU and no minutes (ARGS="-k name" for some)
+test: $(TOOLS) ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
 	@started=$$(date +%s); status=0; $(PYTEST) -m "not slow" $(ARGS) || status=$$?; \
 	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
 

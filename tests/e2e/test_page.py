@@ -1,10 +1,8 @@
-"""The page over a real engine: marks against /metrics, an engine that dies, and what it costs."""
+"""The page over a real engine: marks against /metrics, and what it costs."""
 
 from __future__ import annotations
 
 import os
-import re
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +16,10 @@ pytest.importorskip("playwright", reason="Playwright is not installed")
 from tests.app.page.browser import CHROMIUM, Page, browser
 
 from .gateway import MODEL, Gateway
-from .test_engine_loss import BACK_WITHIN_S
 from .test_speculation_header import counters
 
 browsed = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 QUESTION = "def read(path):"
-SLICE_S = 0.02  # some steps of the engine
 POLLS = 200
 SHARE_OF_A_CORE = 0.005  # at one poll a second
 
@@ -65,62 +61,6 @@ def test_the_race_gives_one_text(page: Page) -> None:
     page.tab.get_by_role("button", name="Start the race").click()
     page.tab.locator("[data-figure=ratio]").wait_for()
     assert "Both texts are identical" in page.tab.locator(".verdict").inner_text()
-
-
-def halt_in_an_answer(page: Page, cores: list[psutil.Process]) -> None:
-    """Ask, and stop the engine's processes within a few steps of the first token shown.
-
-    However short the answer and however late the browser, it is not at its end.
-    """
-    for core in cores:
-        core.suspend()
-    page.ask(QUESTION)
-    tokens = page.tab.locator(".answer .t")
-    until = time.monotonic() + 60
-    while not tokens.count():
-        assert time.monotonic() < until
-        for core in cores:
-            core.resume()
-        time.sleep(SLICE_S)
-        for core in cores:
-            core.suspend()
-        time.sleep(10 * SLICE_S)  # for the browser, which may be late
-
-
-@browsed
-@pytest.mark.slow
-@pytest.mark.independent
-def test_an_engine_killed_in_an_answer_and_back(
-    chromium: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    log = tmp_path_factory.mktemp("killed") / "gateway.log"
-    gateway = Gateway.launch(log, ["--enforce-eager", "--max-restarts", "3"])
-    try:
-        gateway.wait_ready()
-        context = chromium.new_context()
-        context.set_default_timeout(60_000)
-        page = Page(context, gateway.url).open()
-        page.expected = (503,)
-        page.tab.get_by_text("Settings").click()
-        page.tab.get_by_label("Most tokens", exact=True).fill("1500")
-        page.tab.keyboard.press("Escape")
-        assert gateway.process is not None
-        children = psutil.Process(gateway.process.pid).children(recursive=True)
-        cores = [each for each in children if "EngineCore" in each.name()]
-        assert cores
-        halt_in_an_answer(page, cores)
-        for core in cores:
-            core.send_signal(signal.SIGKILL)
-        page.tab.locator(".answer.failed .problem").wait_for()
-        page.tab.locator(".status .words", has_text=re.compile("again|loaded|warming")).wait_for()
-        ready = page.tab.locator(".status .words", has_text="Ready")
-        ready.wait_for(timeout=1000 * BACK_WITHIN_S)
-        page.tab.get_by_role("button", name="Try again").click()
-        assert page.answered().locator(".t").count() > 0
-        assert not page.problems
-        context.close()
-    finally:
-        gateway.kill()
 
 
 def test_polling_costs_next_to_nothing(http: httpx.Client, gateway: Gateway) -> None:

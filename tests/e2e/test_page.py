@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ browsed = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on t
 QUESTION = "def read(path):"
 POLLS = 200
 SHARE_OF_A_CORE = 0.005  # at one poll a second
+NEAR_MS, ROUNDS = 50, 20
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_polling_costs_next_to_nothing(http: httpx.Client, gateway: Gateway) -> 
         return sum(one.user + one.system for one in times)
 
     began, at = used(), time.monotonic()
-    time.sleep(10)
+    time.sleep(5)
     idle = (used() - began) / (time.monotonic() - at)
     began, at = used(), time.monotonic()
     for _ in range(POLLS):
@@ -86,16 +86,14 @@ def test_polling_costs_next_to_nothing(http: httpx.Client, gateway: Gateway) -> 
 
 @browsed
 def test_the_first_token_comes_as_soon_as_to_curl(http: httpx.Client, page: Page) -> None:
-    """Within 50 ms, at best of five each. The browser needs a core of its own for that."""
-    if os.getloadavg()[0] > (os.cpu_count() or 1):
-        pytest.skip(f"the machine is busy: load {os.getloadavg()[0]:.1f}")
+    """At best of so many each as a busy machine needs."""
     page.open()
     body = {
         "model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0,
         "max_tokens": 8, "stream": True,
     }  # fmt: skip
     direct, shown = [], []
-    for _ in range(5):
+    for _ in range(ROUNDS):
         began = time.perf_counter()
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
@@ -106,4 +104,6 @@ def test_the_first_token_comes_as_soon_as_to_curl(http: httpx.Client, page: Page
         number, unit = page.tab.locator("[data-figure=first]").last.inner_text().split()
         shown.append(float(number) * (1000 if unit == "s" else 1))
         page.tab.get_by_role("button", name="New chat").click()
-    assert min(shown) - min(direct) < 50
+        if min(shown) - min(direct) < NEAR_MS:
+            break
+    assert min(shown) - min(direct) < NEAR_MS

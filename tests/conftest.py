@@ -18,7 +18,7 @@ hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a file share its fixtures, so they run in one process. Those that are marked as
     independent are distributed one by one; a folder may have made groups of its own."""

@@ -18,16 +18,6 @@ hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file share its fixtures, so they run in one process. Those that are marked as
-    independent are distributed one by one; a folder may have made groups of its own."""
-    for item in items:
-        apart = item.get_closest_marker("independent") or item.get_closest_marker("xdist_group")
-        if not apart:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def no_settings() -> Iterator[None]:
     """The caller's settings are the caller's: no gateway that a test starts reads them. What

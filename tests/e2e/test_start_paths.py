@@ -16,7 +16,7 @@ from .gateway import MODEL, Gateway
 
 pytest.importorskip("triton", reason="V2 needs Triton")
 START_S = 480.0
-pytestmark = [pytest.mark.slow, pytest.mark.independent, pytest.mark.timeout(2 * START_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * START_S)]
 V2_ON_CPU = Path(__file__).with_name("v2_on_cpu")
 
 

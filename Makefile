@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools serve test fuzz faults check gpu-check lean-tree gpu-archive \
+.PHONY: help install tools serve test test-slow fuzz faults check gpu-check lean-tree gpu-archive \
   format lock page screenshots models evaluate bench clean
 
 help: ## List the targets
@@ -39,9 +39,17 @@ tools: $(TOOLS) ## Add what tests, checks and plots need (make test and the like
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)
 
-test: $(TOOLS) ## Run every test that needs no GPU (ARGS="-k name" for some)
-	@started=$$(date +%s); status=0; $(BIN)/python -m pytest $(ARGS) || status=$$?; \
+# Two processes, each with the tests of whole files; JOBS=0 runs all in one.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 10
+
+test: $(TOOLS) ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
+	@started=$$(date +%s); status=0; $(PYTEST) -m "not slow" $(ARGS) || status=$$?; \
 	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
+
+test-slow: $(TOOLS) ## Run the other tests, most of which start engines of their own
+	@started=$$(date +%s); status=0; $(PYTEST) -m slow $(ARGS) || status=$$?; \
+	echo "make test-slow: $$(($$(date +%s) - started)) s"; exit $$status
 
 fuzz: $(TOOLS) ## 10,000 hostile requests (CASES=, SEED=)
 	@AERIE_FUZZ_CASES=$(or $(CASES),10000) AERIE_FUZZ_SEED=$(or $(SEED),1) \

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+# The models of the tests are too small to gain by a second thread, and threads of two processes
+# that run tests side by side would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # An example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")

@@ -41,6 +41,7 @@ MODEL = SETTINGS.served_model_name
 CHUNK_S = 0.01
 MOST_GAP_S = 0.2
 MOST_LIVEZ_S = 0.1
+TRIES = 3  # another process may have the cores in one of them
 MOST_GROWTH = 1.1
 Body = dict[str, Any]
 
@@ -289,7 +290,8 @@ def test_every_route_is_attacked(limits: BodyLimits) -> None:
 
 @pytest.mark.timeout(900)
 def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> None:
-    """Gaps that the machine makes by itself are measured first, without a body."""
+    """Gaps that the machine makes by itself are measured first, without a body. A body that holds
+    up the stream does so each time."""
     slow: list[str] = []
 
     async def measure() -> None:
@@ -300,20 +302,23 @@ def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> N
         for path, what, body in worst(limits):
             data = json.dumps(body).encode()
             assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
-            gateway = Gateway(quiet.app)
-            keep_the_worst(gateway.app)
-            async with gateway.beside_a_stream():
-                began = time.process_time()
-                status, answer = await gateway.post(path, data)
-                seconds = time.process_time() - began
-            assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
-            assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
-            # Too few probes for a 99th percentile: none of them may be slow.
-            gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
-            line = f"{path} {what}: {status}, {seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
-            print(line, flush=True)
-            if gap > MOST_GAP_S or livez > MOST_LIVEZ_S:
-                slow.append(line)
+            for _ in range(TRIES):
+                gateway = Gateway(quiet.app)
+                keep_the_worst(gateway.app)
+                async with gateway.beside_a_stream():
+                    began = time.process_time()
+                    status, answer = await gateway.post(path, data)
+                    seconds = time.process_time() - began
+                assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
+                assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
+                # Too few probes for a 99th percentile: none of them may be slow.
+                gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
+                figures = f"{seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
+                print(f"{path} {what}: {status}, {figures}", flush=True)
+                if gap <= MOST_GAP_S and livez <= MOST_LIVEZ_S:
+                    break
+            else:
+                slow.append(f"{path} {what}: {figures}")
 
     asyncio.run(measure())
     assert not slow

@@ -15,22 +15,14 @@ from .gateway import MODEL, Gateway
 
 # Set to the address of a gateway that already runs, to try a change without a start.
 URL = os.environ.get("AERIE_TEST_URL")
-PLAIN_URL = os.environ.get("AERIE_TEST_PLAIN_URL")
 CLIENT_TIMEOUT_S = 30.0
 HERE = Path(__file__).parent
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "final: ends a shared gateway, so it runs after every other test"
-    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("e2e")
-    items.sort(key=lambda item: item.get_closest_marker("final") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,7 +46,7 @@ def direct() -> Iterator[None]:
         yield
 
 
-def _serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
+def serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
     if url:
         yield Gateway.attach(url)
         return
@@ -70,27 +62,14 @@ def _serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The embedded model, drafter on, all else as it comes."""
-    yield from _serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", [])
-
-
-@pytest.fixture(scope="session")
-def plain_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The same model without any drafter."""
-    yield from _serve(PLAIN_URL, tmp_path_factory.mktemp("plain") / "gateway.log", ["--k", "0"])
+    """The embedded model, drafter on, all else as it comes but compilation, which takes a minute
+    where it is the first; the default model's gateway compiles."""
+    yield from serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", ["--enforce-eager"])
 
 
 @pytest.fixture(scope="session")
 def http(gateway: Gateway) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="session")
-def plain_http(plain_gateway: Gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(
-        base_url=plain_gateway.url, timeout=CLIENT_TIMEOUT_S, trust_env=False
-    ) as client:
         yield client
 
 

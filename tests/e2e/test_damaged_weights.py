@@ -24,7 +24,7 @@ EMBEDDED = REPOSITORY / "models" / "embedded"
 UNKNOWN = 8000  # a token that the warm-up does not meet; its embedding is NaN
 START_S = 240.0
 
-pytestmark = pytest.mark.timeout(2 * START_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * START_S)]
 
 
 @pytest.fixture(autouse=True)

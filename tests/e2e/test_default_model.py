@@ -17,8 +17,7 @@ MODEL = "smollm2-135m"
 READY_WITHIN_S = 400.0
 REVERSAL = "Write a Python function that reverses a list."
 
-
-pytestmark = pytest.mark.timeout(READY_WITHIN_S + 200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(READY_WITHIN_S + 200)]
 
 
 @pytest.fixture(scope="module")

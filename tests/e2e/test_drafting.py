@@ -44,11 +44,3 @@ def test_traffic_is_drafted_and_accepted(http: httpx.Client) -> None:
 def test_drafts_were_made_before_readiness(http: httpx.Client) -> None:
     """The warm-up request drafted: without that proof a gateway must not become ready."""
     assert metric(http, DRAFTED) > 0
-
-
-def test_a_plain_gateway_drafts_nothing(plain_http: httpx.Client) -> None:
-    generate(plain_http, PROMPTS[0])
-    text = plain_http.get("/metrics").text
-    if DRAFTED in text:
-        assert metric(plain_http, DRAFTED) == 0
-    assert metric(plain_http, GENERATED) > 0

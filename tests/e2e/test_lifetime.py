@@ -22,7 +22,7 @@ from app.server.runtime_directory import PREFIX
 from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
 from .wire import chunks, read_events
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STAGE_WITHIN_S = 120.0
 BODY = {
     "model": MODEL,

@@ -34,8 +34,3 @@ def test_prompts_with_one_beginning_share_its_blocks(http: httpx.Client) -> None
     assert cached(http, [*beginning, 5, 6, 7]) == 0
     for end in ([8, 9], [10] * 40, [11]):
         assert cached(http, [*beginning, *end]) == 2 * BLOCK
-
-
-def test_a_gateway_without_drafts_caches_as_much(plain_http: httpx.Client) -> None:
-    prompt = [3000 + place * 13 % 700 for place in range(3 * BLOCK + 1)]
-    assert [cached(plain_http, prompt) for _ in range(2)] == [0, 3 * BLOCK]

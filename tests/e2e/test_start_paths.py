@@ -78,18 +78,6 @@ def test_a_v2_that_does_not_start_is_left_for_what_works(
         gateway.kill()
 
 
-def test_strict_speculation_exits_with_the_reason(tmp_path: Path) -> None:
-    gateway = launch(tmp_path / "gateway.log", "memory", "--strict-speculation")
-    try:
-        assert gateway.wait_exit(START_S) == 1
-        assert gateway.leftovers() == []
-    finally:
-        gateway.kill()
-    assert gateway.text().splitlines()[-1] == (
-        "aerie: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    )
-
-
 def test_a_target_that_cannot_be_loaded_is_tried_once(tmp_path: Path) -> None:
     """Whatever the runner: there is nothing that another path would cure."""
     arguments = ["--engine-args", '{"load_format": "mistral"}']

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
+from bench.simulate.compare import traces
 from bench.simulate.hardware import Hardware
 from bench.simulate.measured import measured
 
@@ -69,10 +70,15 @@ def test_too_few_steps_are_refused_by_name(
     assert "few.jsonl" in capsys.readouterr().err
 
 
-def test_adaptive_k_is_shown_on_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adaptive_k_is_shown_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: traces()[name] for name in ["1-48-1, 48 requests a stage"]}
+    monkeypatch.setattr("bench.simulate.replay_tables.traces", lambda: few)
     file = written(tmp_path / "steps.jsonl", OURS)
-    assert main(["simulate", "--costs", str(file), "--steps", "60"]) == 0
+    assert main(["simulate", "--costs", str(file), "--steps", "20"]) == 0
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("| measured ")]
     assert len(rows) == 3
     assert "9 steps" in printed
+    assert sum(line.startswith("| 1-48-1, 48 ") for line in printed.splitlines()) == 1

@@ -2,14 +2,14 @@
 
     python engine_back_off.py JOB RESULT
 
-JOB is {"target": folder, "head": folder, "prompts": [[id, ...], ...], "seconds": n, "k": n,
-"load": n, "catch_up_tokens": n, "parallel": whether it is a P-EAGLE head}. A few requests decode
-with K = k. Then `load` requests run at K = 0 for these seconds. Then the load ends, except for
-requests that began in it, and four new ones come, with K = k again. Greedy text does not depend
-on K, so afterwards the same texts are generated with K = k throughout, whose acceptance over the
-same tokens is the level to return to. RESULT gets {"tokens_without": n, "before" | "old" |
-"met it" | "new": {"requests": n, "steps": n, "length": acceptance length, "undisturbed":
-acceptance length}}.
+JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
+head}}, "prompts": [[id, ...], ...], "seconds": n, "k": n, "load": n, "catch_up_tokens": n}. With
+each head, a few requests decode with K = k. Then `load` requests run at K = 0 for these seconds.
+Then the load ends, except for requests that began in it, and four new ones come, with K = k again.
+Greedy text does not depend on K, so afterwards the same texts are generated with K = k throughout,
+whose acceptance over the same tokens is the level to return to. RESULT gets for each head
+{"tokens_without": n, "before" | "old" | "met it" | "new": {"requests": n, "steps": n, "length":
+acceptance length, "undisturbed": acceptance length}}.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it runs
 
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from bench.simulate.fixed import Fixed
 
@@ -37,12 +38,12 @@ AFTER = 160  # and that each is given after it
 class Run:
     """One engine; the accepted drafts of every request by the place in its output."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any], head: dict[str, Any]) -> None:
         self.engine = LLM(
             model=job["target"],
             speculative_config={
-                "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k"],
-                "parallel_drafting": job["parallel"],
+                "method": "eagle3", "model": head["folder"], "num_speculative_tokens": job["k"],
+                "parallel_drafting": head["parallel"],
             },
             additional_config={"aerie": {"catch_up_tokens": job["catch_up_tokens"]}},
             scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
@@ -100,11 +101,10 @@ class Run:
         return len(counts), 1 + sum(counts) / max(1, len(counts))
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def backed_off(job: dict[str, Any], run: Run) -> dict[str, Any]:
+    """What is accepted before and after a back-off, and without one."""
     prompts = {f"p{number}": prompt for number, prompt in enumerate(job["prompts"])}
     names = iter(prompts)
-    run = Run(job)
 
     def begin(count: int, tokens: int | None = None) -> list[str]:
         chosen = [next(names) for _ in range(count)]
@@ -164,6 +164,17 @@ def main() -> None:
             "requests": len(places), "steps": steps, "length": length,
             "undisturbed": run.length(places)[1],
         }  # fmt: skip
+    return result
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    result: dict[str, Any] = {}
+    for name, head in job["heads"].items():
+        run = Run(job, head)
+        result[name] = backed_off(job, run)
+        del run
+        cleanup_dist_env_and_memory()
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

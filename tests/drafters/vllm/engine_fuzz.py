@@ -1,14 +1,15 @@
-"""Two engines on the same requests, one of them disturbed at random: run as a script.
+"""Engines on the same requests, all but one of them disturbed at random: run as a script.
 
     python engine_fuzz.py JOB RESULT
 
-JOB is {"target": folder, "head": folder, "steps": n, "seed": n, "k_max": n, "parallel": whether it
-is a P-EAGLE head}. The first engine decodes without drafts. The second drafts a random K at every
-step and looks up for some requests, while requests arrive, are aborted, and are preempted for lack
-of KV cache. RESULT gets {"finished", "aborted", "preempted", "accepted", "lookups": accepted tokens
-of lookups, "passes", "skipped": passes, "ks": {k: steps}, "different": [...]}; an entry of
-`different` is a request whose text differs from the first engine's, with the gap in
-log-probability, by the first engine, between the two tokens where they differ first.
+JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
+head}}, "steps": n, "seed": n, "k_max": n}. The first engine decodes without drafts. The others
+draft a random K at every step and look up for some requests, while requests arrive, are aborted,
+and are preempted for lack of KV cache. RESULT gets for each head {"finished", "aborted",
+"preempted", "accepted", "lookups": accepted tokens of lookups, "passes", "skipped": passes, "ks":
+{k: steps}, "different": [...]}; an entry of `different` is a request whose text differs from the
+first engine's, with the gap in log-probability, by the first engine, between the two tokens where
+they differ first.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def plain(job: dict[str, Any], asked: list[dict[str, Any]]) -> list[dict[str, An
     return texts
 
 
-def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) -> dict[str, Any]:
+def disturbed(
+    job: dict[str, Any], head: dict[str, Any], asked: list[dict[str, Any]], random: Random
+) -> dict[str, Any]:
     """Run for the given number of steps, then until everything is finished."""
     engine = LLM(
         model=job["target"],
@@ -150,8 +153,8 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
             }
         },
         speculative_config={
-            "method": "eagle3", "model": job["head"], "num_speculative_tokens": LOOKUP_K,
-            "parallel_drafting": job["parallel"],
+            "method": "eagle3", "model": head["folder"], "num_speculative_tokens": LOOKUP_K,
+            "parallel_drafting": head["parallel"],
         },
         **SHAPE,
     ).llm_engine  # fmt: skip
@@ -159,7 +162,7 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     core = engine.engine_core.engine_core
     finished: dict[int, list[int]] = {}
     running: set[int] = set()
-    result = {"aborted": 0, "preempted": 0, "steps": 0}
+    result: dict[str, Any] = {"aborted": 0, "preempted": 0, "steps": 0}
     waiting = list(range(len(asked)))[::-1]
     preempt = core.scheduler._preempt_request
 
@@ -194,11 +197,14 @@ def disturbed(job: dict[str, Any], asked: list[dict[str, Any]], random: Random) 
     assert set(drafter.contexts._slots) <= ended
     assert set(drafter.runner.lookup._requests) <= ended
     assert core.scheduler.recorder.untold <= 1
-    return {
-        **result, "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
+    result |= {
+        "texts": finished, "ks": dict(policy.chosen), "accepted": policy.accepted,
         "lookups": policy.lookups, "skipped": policy.skipped,
         "passes": drafter.passes,
     }  # fmt: skip
+    del engine, core, drafter
+    cleanup_dist_env_and_memory()
+    return result
 
 
 def compared(expected: dict[str, Any], ids: list[int]) -> dict[str, Any] | None:
@@ -218,19 +224,21 @@ def compared(expected: dict[str, Any], ids: list[int]) -> dict[str, Any] | None:
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    random = Random(job["seed"])
-    asked = requests(random, max(24, job["steps"] // 4))
+    asked = requests(Random(job["seed"]), max(24, job["steps"] // 4))
     expected = plain(job, asked)
-    result = disturbed(job, asked, random)
-    texts = result.pop("texts")
-    differences = {number: compared(expected[number], ids) for number, ids in texts.items()}
-    result["finished"] = len(texts)
-    result["different"] = [
-        {"request": number, "options": asked[number]["options"], **difference}
-        for number, difference in differences.items()
-        if difference is not None
-    ]
-    Path(sys.argv[2]).write_text(json.dumps(result))
+    results: dict[str, Any] = {}
+    for name, head in job["heads"].items():
+        result = disturbed(job, head, asked, Random(job["seed"]))
+        texts = result.pop("texts")
+        differences = {number: compared(expected[number], ids) for number, ids in texts.items()}
+        result["finished"] = len(texts)
+        result["different"] = [
+            {"request": number, "options": asked[number]["options"], **difference}
+            for number, difference in differences.items()
+            if difference is not None
+        ]
+        results[name] = result
+    Path(sys.argv[2]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Count the texts that an engine samples, many times over: run as a script.
+"""Count the texts that engines sample, many times over: run as a script.
 
     python engine_samples.py JOB RESULT
 
-JOB is {"target": folder, "head": folder, "prompt": [id, ...], "tokens": n, "k_max": n, "parallel":
-whether it is a P-EAGLE head, "kinds": {name: {"count": n, "options": sampling parameters}}}. All
-requests run mixed with each other: with K = k_max, with another K at every step, and with lookups
-too, in the place of the head where there is a match or beside it. RESULT gets {"fixed" | "changing"
-| "lookups": {"accepted": n, "looked_up": n, "counts": {name: {"t,t,t": n}}}}: how often each text
-was sampled, and accepted drafts of head and lookups.
+JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
+head}}, "prompt": [id, ...], "tokens": n, "k_max": n, "kinds": {name: {"count": n, "options":
+sampling parameters}}}. All requests run mixed with each other: with K = k_max, with another K at
+every step, and with lookups too, in the place of the head where there is a match or beside it.
+RESULT gets for each head {"fixed" | "changing" | "lookups": {"accepted": n, "looked_up": n,
+"counts": {name: {"t,t,t": n}}}}: how often each text was sampled, and accepted drafts of head and
+lookups.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it runs
 
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
@@ -59,13 +61,13 @@ def parameters(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "logit_bias": bias and {int(token): by for token, by in bias.items()}}
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine, sample, take it down again."""
     engine = LLM(
         model=job["target"],
         speculative_config={
-            "method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k_max"],
-            "parallel_drafting": job["parallel"],
+            "method": "eagle3", "model": head["folder"], "num_speculative_tokens": job["k_max"],
+            "parallel_drafting": head["parallel"],
         },
         additional_config={"aerie": {"lookup_tokens": job["k_max"]}},
         scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
@@ -105,6 +107,14 @@ def main() -> None:
             counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
         accepted = {"accepted": policy.accepted, "looked_up": policy.looked_up}
         result[name] = {**accepted, "counts": counts}
+    del engine, scheduler, policy
+    cleanup_dist_env_and_memory()
+    return result
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    result = {name: sampled(job, head) for name, head in job["heads"].items()}
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

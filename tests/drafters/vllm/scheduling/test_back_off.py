@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,24 +18,30 @@ pytestmark = [*engine_job.marks(), pytest.mark.timeout(1800)]
 
 SECONDS = float(os.environ.get("AERIE_BACK_OFF_S", "8"))  # at K = 0 under load
 WINDOW = 256  # of hidden states: requests that are further behind forget what came before
+HEADS = ("p-eagle", "eagle3")
 
 
-@pytest.mark.parametrize("head", ["p-eagle", "eagle3"])
-def test_acceptance_returns_after_a_back_off(head: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Head -> what was accepted in its engine."""
     prompts = held_out_prompts(load_tokenizer(EMBEDDED / "target"), 150)
-    result = engine_job.run(
-        Path(__file__).parents[1] / "engine_back_off.py",
-        tmp_path,
-        {
-            "target": str(EMBEDDED / "target"), "head": str(EMBEDDED / head),
-            "parallel": head == "p-eagle",
-            "prompts": [p[:140] for pair in zip(*prompts.values(), strict=True) for p in pair],
-            # A request lasts 1,700 steps: so many others that these take the time.
-            "seconds": SECONDS, "k": 5, "load": 24 if SECONDS < 30 else 48,
-            "catch_up_tokens": WINDOW,
+    job = {
+        "target": str(EMBEDDED / "target"),
+        "heads": {
+            name: {"folder": str(EMBEDDED / name), "parallel": name == "p-eagle"}
+            for name in HEADS
         },
-        timeout=1700,
-    )  # fmt: skip
+        "prompts": [p[:140] for pair in zip(*prompts.values(), strict=True) for p in pair],
+        # A request lasts 1,700 steps: so many others that these take the time.
+        "seconds": SECONDS, "k": 5, "load": 24 if SECONDS < 30 else 48, "catch_up_tokens": WINDOW,
+    }  # fmt: skip
+    script = Path(__file__).parents[1] / "engine_back_off.py"
+    return engine_job.run(script, tmp_path_factory.mktemp("back-off"), job, timeout=1700)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_acceptance_returns_after_a_back_off(head: str, results: dict[str, Any]) -> None:
+    result = results[head]
     print(json.dumps(result))
     for group in ("old", "met it", "new"):
         found = result[group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,19 +17,24 @@ MODELS = HERE.parents[2] / "models" / "embedded"
 # 2,000 steps take ten minutes; what a short run can miss, a long one is for.
 STEPS = int(os.environ.get("AERIE_FUZZ_STEPS", "200"))
 TIE = 1e-3  # in log-probability: float32 sums of other batch shapes differ by less
+HEADS = ("p-eagle", "eagle3")
 
 
-@pytest.mark.parametrize("head", ["p-eagle", "eagle3"])
-def test_text_is_the_same_as_without_speculation(head: str, tmp_path: Path) -> None:
-    result = engine_job.run(
-        HERE / "engine_fuzz.py",
-        tmp_path,
-        {
-            "target": str(MODELS / "target"), "head": str(MODELS / head),
-            "parallel": head == "p-eagle", "steps": STEPS, "seed": STEPS, "k_max": 11,
-        },
-        timeout=1700,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Head -> what happened in its engine."""
+    heads = {name: {"folder": str(MODELS / name), "parallel": name == "p-eagle"} for name in HEADS}
+    job = {
+        "target": str(MODELS / "target"), "heads": heads, "steps": STEPS, "seed": STEPS,
+        "k_max": 11,
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("fuzz")
+    return engine_job.run(HERE / "engine_fuzz.py", folder, job, timeout=1700)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_text_is_the_same_as_without_speculation(head: str, results: dict[str, Any]) -> None:
+    result = results[head]
     print({name: value for name, value in result.items() if name != "different"})
     apart = [one for one in result["different"] if one["gap"] is None or one["gap"] > TIE]
     assert not apart

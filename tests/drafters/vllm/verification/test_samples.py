@@ -55,12 +55,13 @@ PROMPT = [
     2,
 ]
 K_MAX = 4
+HEADS = ("p-eagle", "eagle3")
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"count": 20_000, "options": {"temperature": 1.0}},
-    "top-k": {"count": 5_000, "options": {"temperature": 0.8, "top_k": 4}},
-    "top-p": {"count": 5_000, "options": {"temperature": 0.7, "top_p": 0.95}},
-    "logit_bias": {"count": 5_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
-    "min_p": {"count": 5_000, "options": {"temperature": 1.0, "min_p": 0.08}},
+    "plain": {"count": 10_000, "options": {"temperature": 1.0}},
+    "top-k": {"count": 3_000, "options": {"temperature": 0.8, "top_k": 4}},
+    "top-p": {"count": 3_000, "options": {"temperature": 0.7, "top_p": 0.95}},
+    "logit_bias": {"count": 3_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
+    "min_p": {"count": 3_000, "options": {"temperature": 1.0, "min_p": 0.08}},
 }
 
 
@@ -80,29 +81,34 @@ def target() -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture(scope="module", params=["p-eagle", "eagle3"])
-def sampled(
-    request: pytest.FixtureRequest,
-    target: LlamaForCausalLM,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
-    parallel = request.param == "p-eagle"
+@pytest.fixture(scope="module")
+def samples(
+    target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Head -> what its engine sampled."""
     folder = tmp_path_factory.mktemp("samples")
     target.save_pretrained(folder / "target")
-    head = DraftHead(
-        HeadConfig(
-            vocab_size=VOCABULARY, hidden_size=64, target_hidden_size=64, intermediate_size=96,
-            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-            eagle_aux_hidden_state_layer_ids=(0, 1, 2), max_position_embeddings=64,
-            ptd_token_id=0 if parallel else None,
-        )
-    )  # fmt: skip
-    save_head(head, folder / "head")
+    for name in HEADS:
+        head = DraftHead(
+            HeadConfig(
+                vocab_size=VOCABULARY, hidden_size=64, target_hidden_size=64, intermediate_size=96,
+                num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+                eagle_aux_hidden_state_layer_ids=(0, 1, 2), max_position_embeddings=64,
+                ptd_token_id=0 if name == "p-eagle" else None,
+            )
+        )  # fmt: skip
+        save_head(head, folder / name)
+    heads = {name: {"folder": str(folder / name), "parallel": name == "p-eagle"} for name in HEADS}
     job = {
-        "target": str(folder / "target"), "head": str(folder / "head"), "prompt": PROMPT,
-        "tokens": TOKENS, "k_max": K_MAX, "kinds": KINDS, "parallel": parallel,
+        "target": str(folder / "target"), "heads": heads, "prompt": PROMPT, "tokens": TOKENS,
+        "k_max": K_MAX, "kinds": KINDS,
     }  # fmt: skip
     return engine_job.run(Path(__file__).parents[1] / "engine_samples.py", folder, job, timeout=280)
+
+
+@pytest.fixture(params=HEADS)
+def sampled(request: pytest.FixtureRequest, samples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return samples[request.param]
 
 
 @torch.no_grad()

@@ -11,6 +11,9 @@ MAX_DEFERRED_STEPS = 16  # steps at K = 0 whose hidden states the drafter stores
 # Bounds of a TPOT objective, in seconds: no machine makes a million tokens of one text in a second,
 # and nobody waits an hour for one.
 TPOT_BOUNDS_S = (1e-6, 3600.0)
+# Where draft tokens come from: the draft head, a repetition in the request's own text, and what the
+# request's grammar leaves no choice about. The order is that of counts by source.
+SOURCES = HEAD, LOOKUP, GRAMMAR = "head", "lookup", "grammar"
 # Keys in SamplingParams.extra_args of a request: its largest K, and whether it asked where its
 # tokens come from.
 MAX_K = "aerie_max_k"
@@ -37,10 +40,13 @@ class DrafterConfig:
 
     `catch_up_tokens` is how many tokens a request can go without drafting before the drafter
     forgets what came earlier (docs/decisions/0006). `context_tokens` is how many tokens the draft
-    head looks back at most, 0 for all (docs/decisions/0012). The largest K is vLLM's own
-    `speculative_config.num_speculative_tokens`.
+    head looks back at most, 0 for all (docs/decisions/0012). `head_tokens` is the largest K of the
+    head, and `lookup_tokens` the most draft tokens of a lookup, 0 for none. The larger of the two
+    is vLLM's own `speculative_config.num_speculative_tokens`, the most of any source.
     """
 
+    head_tokens: int | None = None  # None: all of `num_speculative_tokens`
+    lookup_tokens: int = 0
     catch_up_tokens: int = 256
     context_tokens: int = 0
     bfloat16_on_cpu: bool = True  # a float32 head multiplies in bfloat16 where that is faster
@@ -50,6 +56,18 @@ class DrafterConfig:
             raise ValueError(f"catch_up_tokens is {self.catch_up_tokens}, it must be positive")
         if self.context_tokens < 0:
             raise ValueError(f"context_tokens is {self.context_tokens}, it must not be negative")
+        if self.lookup_tokens < 0 or (self.head_tokens or 0) < 0:
+            raise ValueError("head_tokens and lookup_tokens must not be negative")
+
+    def head_k(self, num_speculative_tokens: int) -> int:
+        """The largest K of the head, in an engine with at most `num_speculative_tokens` drafts."""
+        if self.head_tokens is None:
+            return num_speculative_tokens
+        return min(self.head_tokens, num_speculative_tokens)
+
+    def lookup_k(self, num_speculative_tokens: int) -> int:
+        """The most draft tokens of a lookup, in an engine with `num_speculative_tokens` at most."""
+        return min(self.lookup_tokens, num_speculative_tokens)
 
     def window(self, max_num_tokens: int) -> int:
         """How many tokens' hidden states are stored for a request: at most half of a pass of

@@ -16,6 +16,13 @@ class SpeculationSettings(Section):
     k: int = Field(
         5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
     )
+    lookup_k: int = Field(
+        10,
+        ge=0,
+        le=32,
+        description="Most draft tokens per step of a lookup, which continues a repetition in the "
+        "request's own text; 0 looks nothing up. Not beside a head on the V2 model runner.",
+    )
     objective: Name = Field(
         "throughput",
         description="What K is chosen for at every step: most tokens per second, most tokens per "

@@ -56,7 +56,11 @@ class Shared:
         places = write(model_free, folder.resolve())
         models = {"model": str(places["target"]), "drafter": str(places["p-eagle"])}
         arguments = {**given.get("engine_args", {}), "load_format": "dummy"}
-        settings = {**given, **models, "served_model_name": model_free, "engine_args": arguments}
+        # Of a model that accepts at random nothing can be said of what a lookup would be worth.
+        settings = {
+            **given, **models, "lookup_k": 0, "served_model_name": model_free,
+            "engine_args": arguments,
+        }  # fmt: skip
         return cls(k, settings, str(places["eagle3"]), named(model_free))
 
     @property
@@ -110,7 +114,7 @@ def _stock_environment() -> dict[str, str]:
 
 
 def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
-    settings = load({**ENGINE, **shared.given, "k": method.k}, os.environ)
+    settings = load({**ENGINE, **shared.given, "k": method.k, "lookup_k": 0}, os.environ)
     on_cpu = _on_cpu()
     if on_cpu and method.k and shared.architecture is not None:
         raise ValueError(f"{method.name}: vLLM's own server has no synthetic acceptance on a CPU")

@@ -55,6 +55,22 @@ def count_draft_limits(limits: Sequence[int], k_max: int) -> tuple[int, ...]:
     return counts_above(counts)
 
 
+class SourceCounts(NamedTuple):
+    """Draft tokens of a source other than the head that a step verified, by position."""
+
+    source: str  # one of drafters.config.SOURCES
+    drafted: tuple[int, ...]  # as `Step.drafted`
+    accepted: tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """A repetition in a request's text, and how far it went on in the step that followed."""
+
+    length: int  # tokens that the end of the text had in common with the earlier place
+    compared: int  # tokens behind the two places that the step made, up to the most of a lookup
+    equal: int  # of those the first that were equal: drafts of a lookup would have been accepted
+
+
 class Step(NamedTuple):
     """What a finished step took and made."""
 
@@ -62,11 +78,15 @@ class Step(NamedTuple):
     k: int  # draft tokens per request that the step makes at its end; 0: no drafter pass
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
-    drafted: tuple[int, ...]  # [i]: requests whose draft at i was verified, or cut by a grammar
+    # [i]: requests whose draft of the head at i was verified, or cut by a grammar
+    drafted: tuple[int, ...]
     accepted: tuple[int, ...]  # [i]: how many of those were accepted there and everywhere before
     target_seconds: float = 0.0  # of `seconds`: in the target, its inputs and the sampling
     draft_seconds: float = 0.0  # of `seconds`: in the drafter
     control_seconds: float = 0.0  # of `seconds`: choosing K, recording, learning if alone
+    others: tuple[SourceCounts, ...] = ()  # verified drafts that were not the head's
+    looked_up: int = 0  # requests that a lookup drafts for at the end of the step
+    matches: tuple[Match, ...] = ()  # found at the end of the step before, drafted from or not
 
 
 class Policy(Protocol):

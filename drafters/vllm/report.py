@@ -14,7 +14,7 @@ class DrafterReport:
         """The drafter in use, or None when this worker has none.
 
         Keys: `proposer` and `head` (class names), `parallel` (all K tokens in one pass),
-        `k` (draft tokens per step), `parameters` (count, tensors shared with the target
+        `k` (draft tokens of the head per step), `parameters` (count, tensors shared with the target
         included), `mask_hidden` (the learned state of the masked positions is loaded and not
         all zero; a head without it is no P-EAGLE head).
         """
@@ -29,7 +29,7 @@ class DrafterReport:
             "proposer": type(proposer).__name__,
             "head": type(head).__name__,
             "parallel": bool(speculation.parallel_drafting),
-            "k": int(speculation.num_speculative_tokens),
+            "k": int(getattr(proposer, "k_max", speculation.num_speculative_tokens)),
             "parameters": sum(parameter.numel() for parameter in head.parameters()),
             "mask_hidden": mask_hidden is not None and bool(mask_hidden.any()),
         }

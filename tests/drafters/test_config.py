@@ -18,11 +18,23 @@ def test_without_an_entry_the_defaults_hold(nothing: dict[str, object] | None) -
 
 
 @pytest.mark.parametrize(
-    "entry", [{"k": 3}, {"catch_up_tokens": 0}, {"catch_up_tokens": 9, "catchup": 5}]
+    "entry",
+    [
+        {"k": 3},
+        {"catch_up_tokens": 0},
+        {"catch_up_tokens": 9, "catchup": 5},
+        {"lookup_tokens": -1},
+        {"head_tokens": -1},
+    ],
 )
 def test_nonsense_is_refused(entry: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"unknown|must"):
         DrafterConfig.read({"aerie": entry})
+
+
+def test_without_a_k_of_its_own_the_head_has_all_drafts() -> None:
+    config = DrafterConfig(lookup_tokens=10)
+    assert (config.head_k(7), config.lookup_k(7)) == (7, 7)
 
 
 @pytest.mark.parametrize(

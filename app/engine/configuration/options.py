@@ -77,7 +77,7 @@ def engine_options(
     if settings.speculates:
         options |= {
             "speculative_config": speculative_config(settings, method=method, v2=v2),
-            "additional_config": drafter_config(settings).entry(),
+            "additional_config": drafter_config(settings, v2=v2).entry(),
             # On V1 a pass is laid out on the host, from what was accepted.
             "async_scheduling": v2,
             "scheduler_cls": "drafters.vllm.scheduling.scheduler."
@@ -112,10 +112,18 @@ def with_one_backend(given: Any) -> Any:
     return given
 
 
-def drafter_config(settings: Settings) -> DrafterConfig:
+def lookup_k(settings: Settings, *, v2: bool) -> int:
+    """The most draft tokens of a lookup: 0 on the V2 model runner, on which the newest tokens are
+    known to the device alone."""
+    return 0 if v2 else settings.speculation.lookup_k
+
+
+def drafter_config(settings: Settings, *, v2: bool = False) -> DrafterConfig:
     """The configuration that drafter and scheduler read in the engine's processes."""
     speculation = settings.speculation
     return DrafterConfig(
+        head_tokens=speculation.k,
+        lookup_tokens=lookup_k(settings, v2=v2),
         catch_up_tokens=speculation.catch_up_tokens,
         context_tokens=speculation.draft_context,
     )
@@ -135,7 +143,7 @@ def speculative_config(
     config: dict[str, Any] = {
         "method": "eagle3",
         "model": settings.speculation.drafter,
-        "num_speculative_tokens": k,
+        "num_speculative_tokens": max(k, lookup_k(settings, v2=v2)),
         "parallel_drafting": method == "p-eagle",
         "disable_eagle_block_drop": True,
     }

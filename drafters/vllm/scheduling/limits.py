@@ -29,6 +29,9 @@ def draft_limit(params: Any, k_max: int, *, v2: bool = False) -> int:
 def follows_counts(params: Any) -> bool:
     """Whether the gateway needs the counts of a request's drafts with each output, not only with
     the last: it may end the request itself, at a stop string, or reports where tokens came from."""
-    if params is None:
-        return False
-    return bool(params.stop or (params.extra_args or {}).get(REPORT_TOKENS))
+    return params is not None and bool(params.stop or reports_tokens(params))
+
+
+def reports_tokens(params: Any) -> bool:
+    """Whether a request asked where its tokens come from."""
+    return params is not None and bool((params.extra_args or {}).get(REPORT_TOKENS))

@@ -15,12 +15,13 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from drafters.config import MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
+from drafters.config import LOOKUP, MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
-from drafters.vllm.scheduling.limits import draft_limit, follows_counts
+from drafters.vllm.scheduling.limits import draft_limit, follows_counts, reports_tokens
+from drafters.vllm.scheduling.source_counts import RequestSourceCounts
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
@@ -45,8 +46,10 @@ class DraftingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        k_max = self.num_spec_tokens
-        if k_max:
+        config = DrafterConfig.read(self.vllm_config.additional_config)
+        self.k_max = k_max = config.head_k(self.num_spec_tokens)
+        self.lookup_k = config.lookup_k(self.num_spec_tokens)
+        if self.num_spec_tokens:
             self.dynamic_sd_lookup = _AnyK(k_max)
         ours = has_own_drafter(self.vllm_config.speculative_config)
         # On V1, drafts come with a step's output, and are not asked for (patches.py). On V2, they
@@ -58,7 +61,6 @@ class DraftingScheduler(Scheduler):
         self._pads = ours and self.use_v2_model_runner and graphs.has_full_cudagraphs()
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
-        config = DrafterConfig.read(self.vllm_config.additional_config)
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         self.policy = Controller(
             k_max,
@@ -72,7 +74,11 @@ class DraftingScheduler(Scheduler):
             # vLLM reads K from here for that, at every step.
             self.vllm_config = copy(self.vllm_config)
             self.vllm_config.speculative_config = copy(self.vllm_config.speculative_config)
-        self.recorder = StepRecorder(k_max)
+        self.recorder = StepRecorder(k_max, self.num_spec_tokens)
+        # Of drafts for the next step that are not the head's: request -> source.
+        self._sources: dict[str, str] = {}
+        # Of the requests that asked where their tokens come from.
+        self._source_counts: dict[str, RequestSourceCounts] = {}
         # Whether the model runs in this thread, so that it stands still while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
@@ -81,9 +87,11 @@ class DraftingScheduler(Scheduler):
     def add_request(self, request: Request) -> None:
         """Add a request, and remember its limit of drafts."""
         v2 = self.use_v2_model_runner
-        limit = draft_limit(request.sampling_params, self.num_spec_tokens, v2=v2)
-        if self._ours and limit < self.num_spec_tokens:
+        limit = draft_limit(request.sampling_params, self.k_max, v2=v2)
+        if self._ours and limit < self.k_max:
             self._limits[request.request_id] = limit
+        if reports_tokens(request.sampling_params):
+            self._source_counts[request.request_id] = RequestSourceCounts()
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -95,7 +103,8 @@ class DraftingScheduler(Scheduler):
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             scheduled.num_invalid_spec_tokens = self._beyond_limits(scheduled)
-            self.recorder.begin(scheduled, begun, self._load)
+            self.recorder.begin(scheduled, begun, self._load, self._sources)
+            self._sources = {}
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -107,9 +116,10 @@ class DraftingScheduler(Scheduler):
         self._trim()
 
     def _choose(self, scheduled: SchedulerOutput) -> None:
-        for name in self._limits.keys() - self.requests.keys():
-            del self._limits[name]
-        waiting, k_max = self.get_request_counts()[1], self.num_spec_tokens
+        for by_request in (self._limits, self._source_counts):
+            for name in by_request.keys() - self.requests.keys():
+                del by_request[name]
+        waiting, k_max = self.get_request_counts()[1], self.k_max
         cut = self.recorder.cut_from(scheduled)
         load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
         self._load, k = load, self.policy.choose(load)
@@ -130,7 +140,7 @@ class DraftingScheduler(Scheduler):
         most = 1 + room // len(scheduled.num_scheduled_tokens)
         if k <= most:
             return k
-        captured = captured_ks(self.num_spec_tokens) if self.use_v2_model_runner else range(k)
+        captured = captured_ks(self.k_max) if self.use_v2_model_runner else range(k)
         return max(each for each in captured if each <= most)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -178,30 +188,40 @@ class DraftingScheduler(Scheduler):
             if (metrics := self.requests[name].spec_decode_metrics) is not None:
                 metrics.histogram[0] -= 1  # which vLLM is about to raise
             return stats
-        self.recorder.verified(name, drafts, counts["num_accepted_tokens"])
+        accepted = counts["num_accepted_tokens"]
+        source = self.recorder.verified(name, drafts, accepted)
+        if name in self._source_counts:
+            self._source_counts[name].add(source, drafts, accepted)
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in what a step made: tokens, drafts and its record."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
-        drafts = WorkerStepOutput.of(model_runner_output).drafts
-        if drafts is not None:
-            self.update_draft_token_ids(drafts)
+        extras = WorkerStepOutput.of(model_runner_output)
+        self._sources = dict.fromkeys(extras.looked_up, LOOKUP)
+        if extras.drafts is not None:
+            self.update_draft_token_ids(extras.drafts)
         self.recorder.end(scheduler_output, model_runner_output)
         return outputs
 
     def _attach_counts(self, outputs: Any) -> None:
         """Send the counts of a request's drafts with each of its outputs, where the gateway follows
-        them. vLLM sends them with the last output, which a request that is aborted at a stop string
-        does not have. They are copied, because another thread serialises them."""
+        them, and by source where it reports them. vLLM sends them with the last output, which a
+        request that is aborted at a stop string does not have. They are copied, because another
+        thread serialises them."""
         for client in outputs.values():
             for output in client.outputs:
+                counts = output.spec_decode_metrics
                 request = self.requests.get(output.request_id)
-                if request is None or output.spec_decode_metrics is not None:
-                    continue
-                counts = request.spec_decode_metrics
-                if counts is not None and follows_counts(request.sampling_params):
+                if counts is None and request is not None:
+                    if not follows_counts(request.sampling_params):
+                        continue
+                    counts = request.spec_decode_metrics
+                by_source = self._source_counts.get(output.request_id)
+                if counts is not None and by_source is not None:
+                    output.spec_decode_metrics = by_source.attached_to(counts)
+                elif counts is not None and output.spec_decode_metrics is None:
                     output.spec_decode_metrics = replace(
                         counts,
                         histogram=list(counts.histogram),

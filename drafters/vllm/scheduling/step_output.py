@@ -7,6 +7,8 @@ from typing import Any
 
 from vllm.v1.outputs import DraftTokenIds
 
+from drafters.control.policy import Match
+
 _ATTRIBUTE = "aerie"  # of a ModelRunnerOutput, which is pickled with all it has
 
 
@@ -17,12 +19,17 @@ class WorkerStepOutput:
 
     vLLM's engine core would ask the workers for `drafts` in a call of its own (v1/engine/core.py,
     post_step), which costs a round trip between processes at every step, also at K = 0.
+
+    A request's drafts have one source: the head, or a lookup for those in `looked_up`.
     """
 
     drafts: DraftTokenIds | None = None
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     of_step_before: bool = False
+    head_k: int | None = None  # K of the head's pass, 0 if it had none; None: as was scheduled
+    looked_up: tuple[str, ...] = ()  # requests of which `drafts` come from a lookup
+    matches: tuple[Match, ...] = ()  # that this step's tokens were compared with
 
     def attach(self, output: Any) -> None:
         """Attach this to a step's ModelRunnerOutput."""

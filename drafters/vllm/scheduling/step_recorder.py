@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from drafters.control.policy import Load, Policy, Step, count_draft_limits, counts_above
+from drafters.config import HEAD
+from drafters.control.policy import (
+    Load, Policy, SourceCounts, Step, count_draft_limits, counts_above,
+)  # fmt: skip
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 
 RECENT = 64  # steps that are remembered for calibration
@@ -27,6 +30,7 @@ class _Begun(NamedTuple):
     at: float
     load: Load
     cut: dict[str, _Cut]  # by request
+    sources: Mapping[str, str]  # of drafts that are not the head's, by request
 
 
 class _Ended(NamedTuple):
@@ -35,6 +39,7 @@ class _Ended(NamedTuple):
     step: Step
     verified: list[tuple[str, int, int]]  # request, its drafts that were verified, those accepted
     cut: dict[str, _Cut]  # by request
+    sources: Mapping[str, str]
 
 
 class StepRecorder:
@@ -54,13 +59,15 @@ class StepRecorder:
     acceptance of what is left that of all.
     """
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, most: int | None = None) -> None:
+        """`k_max` is the head's largest K, `most` the most draft tokens of any source."""
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self._k_max = k_max
+        self._k_max, self._most = k_max, most or k_max
         self._begun: dict[int, _Begun] = {}
         self._untold: deque[_Ended] = deque()
         self._drafting: _Ended | None = None  # whose drafter's seconds are not known
         self._verified: list[tuple[str, int, int]] = []
+        self._sources: Mapping[str, str] = {}  # of the drafts of the step that ends next
         self._cut: dict[str, _Cut] = {}  # by request, of the step that is scheduled next
         self._ended = self._control = 0.0
 
@@ -99,14 +106,20 @@ class StepRecorder:
             }
         return sum(cut.drafts - cut.kept for cut in self._cut.values())
 
-    def begin(self, scheduled: Any, at: float, load: Load) -> None:
-        """Record a scheduled step; its scheduling began at `at`, by `perf_counter`."""
-        self._begun[id(scheduled)] = _Begun(at, load, self._cut)
+    def begin(
+        self, scheduled: Any, at: float, load: Load, sources: Mapping[str, str] | None = None
+    ) -> None:
+        """Record a scheduled step; its scheduling began at `at`, by `perf_counter`. `sources` are
+        those of its requests' drafts, where they are not the head's. Where drafts have several
+        sources, a step is scheduled after the one before has ended."""
+        self._sources = sources or {}
+        self._begun[id(scheduled)] = _Begun(at, load, self._cut, self._sources)
         self._cut = {}
 
-    def verified(self, request: str, drafts: int, accepted: int) -> None:
-        """Count a request's drafts in the step that ends next."""
+    def verified(self, request: str, drafts: int, accepted: int) -> str:
+        """Count a request's drafts in the step that ends next; returns their source."""
         self._verified.append((request, drafts, accepted))
+        return self._sources.get(request, HEAD)
 
     def end(self, scheduled: Any, output: Any) -> None:
         """Record a finished step, with the output from which vLLM has cut surplus tokens."""
@@ -118,12 +131,14 @@ class StepRecorder:
         started = max(begun.at, self._ended)
         step = Step(
             load=begun.load,
-            k=scheduled.num_spec_tokens_to_schedule,
+            k=scheduled.num_spec_tokens_to_schedule if extras.head_k is None else extras.head_k,
             seconds=ended - started,
             tokens=sum(map(len, output.sampled_token_ids)),
             drafted=(),
             accepted=(),
             control_seconds=self._control,
+            looked_up=len(extras.looked_up),
+            matches=extras.matches,
         )
         target_s, draft_s = extras.target_seconds, extras.draft_seconds
         if extras.of_step_before:
@@ -132,9 +147,9 @@ class StepRecorder:
                 in_this_step = max(0.0, draft_s - (started - self._ended))
                 # Host and device have clocks of their own: never 0.
                 step = step._replace(seconds=max(1e-6, step.seconds - in_this_step))
-            self._drafting = _Ended(step, self._verified, begun.cut)
+            self._drafting = _Ended(step, self._verified, begun.cut, begun.sources)
         else:
-            record = _Ended(step, self._verified, begun.cut)
+            record = _Ended(step, self._verified, begun.cut, begun.sources)
             self._untold.append(_with_seconds(record, target_s, draft_s))
         self._ended = ended
         self._verified = []
@@ -143,17 +158,32 @@ class StepRecorder:
     def tell(self, policy: Policy) -> None:
         """Let the policy observe every step that it has not been told of."""
         while self._untold:
-            step, verified, cut = self._untold.popleft()
-            drafted, accepted = [0] * (self._k_max + 1), [0] * (self._k_max + 1)
-            for name, drafts, right in verified:
-                drafted[cut[name].drafts if name in cut else drafts] += 1
-                accepted[right] += 1
-            for made, kept in cut.values():
-                if not kept:  # nothing was left to verify
-                    drafted[made] += 1
-            step = step._replace(drafted=counts_above(drafted), accepted=counts_above(accepted))
+            step = self._counted(self._untold.popleft())
             self.recent.append(step)
             policy.observe(step)
+
+    def _counted(self, ended: _Ended) -> Step:
+        """A step with the counts of its drafts, by source."""
+        _, verified, cut, sources = ended
+        counts = {HEAD: ([0] * (self._k_max + 1), [0] * (self._k_max + 1))}
+        for source in dict.fromkeys(sources.values()):
+            counts[source] = [0] * (self._most + 1), [0] * (self._most + 1)
+        for name, drafts, right in verified:
+            drafted, accepted = counts[sources.get(name, HEAD)]
+            drafted[cut[name].drafts if name in cut else drafts] += 1
+            accepted[right] += 1
+        for name, (made, kept) in cut.items():
+            if not kept:  # nothing was left to verify
+                counts[sources.get(name, HEAD)][0][made] += 1
+        by_position = {
+            source: (counts_above(drafted), counts_above(accepted))
+            for source, (drafted, accepted) in counts.items()
+        }
+        drafted_by_head, accepted_of_head = by_position.pop(HEAD)
+        others = tuple(SourceCounts(source, *found) for source, found in by_position.items())
+        return ended.step._replace(
+            drafted=drafted_by_head, accepted=accepted_of_head, others=others
+        )
 
 
 def _with_seconds(ended: _Ended, target: float, draft: float, extra: float = 0.0) -> _Ended:

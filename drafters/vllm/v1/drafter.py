@@ -53,7 +53,7 @@ class Drafter(EagleProposer, ABC):
         refuse(vllm_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        self.k_max: int = self.num_speculative_tokens
+        self.k_max: int = config.head_k(self.num_speculative_tokens)
         self.window = config.window(self.max_num_tokens)
         self.context_tokens = config.context_tokens
         self._half_rows = bf16_head.pays_up_to() if config.bfloat16_on_cpu else 0

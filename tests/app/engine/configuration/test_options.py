@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.options import ONE_PROCESS, engine_options
 from app.settings import load
+from drafters.config import DrafterConfig
 
 
 def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
-    options = engine_options(load({"k": "3"}, {}))
+    options = engine_options(load({"k": "3", "lookup_k": "0"}, {}))
     assert options["speculative_config"]["method"] == "eagle3"
     assert options["speculative_config"]["parallel_drafting"] is True
     assert options["speculative_config"]["num_speculative_tokens"] == 3
@@ -34,6 +37,22 @@ def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
     assert (ours["catch_up_tokens"], ours["context_tokens"]) == (99, 500)
     assert options["scheduler_cls"].endswith(".DraftingScheduler")
     assert options["async_scheduling"] is False
+
+
+@pytest.mark.parametrize(("k", "lookup_k", "most"), [(3, 10, 10), (7, 4, 7), (3, 0, 3)])
+def test_the_engine_has_room_for_the_drafts_of_every_source(
+    k: int, lookup_k: int, most: int
+) -> None:
+    options = engine_options(load({"k": str(k), "lookup_k": str(lookup_k)}, {}))
+    assert options["speculative_config"]["num_speculative_tokens"] == most
+    config = DrafterConfig.read(options["additional_config"])
+    assert (config.head_k(most), config.lookup_k(most)) == (k, lookup_k)
+
+
+def test_nothing_is_looked_up_on_the_v2_runner() -> None:
+    options = engine_options(load({"k": "3"}, {}), v2=True)
+    assert options["speculative_config"]["num_speculative_tokens"] == 3
+    assert DrafterConfig.read(options["additional_config"]).lookup_k(3) == 0
 
 
 def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:

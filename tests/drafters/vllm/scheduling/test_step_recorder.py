@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 
-from drafters.control.policy import Load, Policy, Step
+from drafters.config import GRAMMAR, HEAD, LOOKUP
+from drafters.control.policy import Load, Match, Policy, SourceCounts, Step
 from drafters.vllm.scheduling import step_recorder
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
@@ -95,3 +96,26 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
     padded = load_of(step, requests, 4, {"ends": 1, "reads": 0}, 3, padded=True)
     assert padded == load._replace(padded=True)
     assert [padded.cost_k(k) for k in range(4)] == [0, 1, 2, 3]
+
+
+def test_each_source_of_drafts_is_counted_for_itself() -> None:
+    """Of four requests with the head's drafts, a lookup's, a grammar's, and a lookup's of which
+    the grammar left none. The fault: the lookup that failed lowers the head's acceptance."""
+    recorder, told = StepRecorder(2, 4), list[Step]()
+    step, output = scheduled(k=2), ran([1], [2], [3], [4])
+    recorder._cut = {"d": step_recorder._Cut(3, 0)}
+    recorder.begin(step, 0.0, Load(4), {"b": LOOKUP, "c": GRAMMAR, "d": LOOKUP})
+    assert [recorder.verified(*counts) for counts in (("a", 2, 1), ("b", 4, 0), ("c", 4, 4))] == [
+        HEAD, LOOKUP, GRAMMAR,
+    ]  # fmt: skip
+    matches = (Match(7, 2, 2), Match(3, 1, 0))
+    WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches).attach(output)
+    recorder.end(step, output)
+    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    assert (told[0].drafted, told[0].accepted) == ((1, 1), (1, 0))
+    assert told[0].others == (
+        SourceCounts(LOOKUP, (2, 2, 2, 1), (0, 0, 0, 0)),
+        SourceCounts(GRAMMAR, (1, 1, 1, 1), (1, 1, 1, 1)),
+    )
+    # The worker skipped the head's pass although K = 2 was scheduled.
+    assert (told[0].k, told[0].looked_up, told[0].matches) == (0, 1, matches)

@@ -9,7 +9,7 @@ they are cut into the longest tokens of the vocabulary instead; of SmolLM2, 96%.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -42,9 +42,10 @@ class ForcedSpans:
         self._encode: Callable[[str], tuple[int, ...]] | None = None  # made with the first text
         self._ahead: dict[str, _Ahead] = {}  # by request
 
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended."""
-        self._ahead.pop(request_id, None)
+    def forget_ended(self, requests: Mapping[str, Any]) -> None:
+        """Forget all requests but those that the scheduler has, by id."""
+        for name in self._ahead.keys() - requests.keys():
+            del self._ahead[name]
 
     def after_newest(self, request: Any, most: int) -> list[int]:
         """The forced tokens behind the newest one of a vLLM Request, `most` at most.

@@ -189,7 +189,9 @@ def test_a_request_that_ended_is_forgotten() -> None:
     answer, spans = COMPACT.answer({"choice": ["positive", "negative"]}), ForcedSpans(Manager())
     answer.add(TOKENIZER.encode("pos", add_special_tokens=False)[0])
     assert spans.after_newest(answer, MOST)
-    spans.forget(answer.request_id)
+    spans.forget_ended({answer.request_id: answer})
+    assert spans._ahead
+    spans.forget_ended({})
     assert not spans._ahead
 
 

@@ -15,11 +15,12 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from drafters.config import LOOKUP, MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
+from drafters.config import GRAMMAR, LOOKUP, MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
+from drafters.vllm.scheduling.forced_spans import ForcedSpans
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts, reports_tokens
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
 from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan
@@ -81,6 +82,8 @@ class DraftingScheduler(Scheduler):
         self._sources: dict[str, str] = {}
         # Of the requests that asked where their tokens come from.
         self._source_counts: dict[str, RequestSourceCounts] = {}
+        # On V2 the newest tokens are on the device when the next step is scheduled.
+        self._forced = ForcedSpans(self.structured_output_manager) if self.brings_drafts else None
         # Whether the model runs in this thread, so that it stands still while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
@@ -121,6 +124,8 @@ class DraftingScheduler(Scheduler):
         for by_request in (self._limits, self._source_counts):
             for name in by_request.keys() - self.requests.keys():
                 del by_request[name]
+        if self._forced is not None:
+            self._forced.forget_ended(self.requests)
         waiting, k_max = self.get_request_counts()[1], self.k_max
         cut = self.recorder.cut_from(scheduled)
         load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
@@ -205,8 +210,24 @@ class DraftingScheduler(Scheduler):
         self._sources = dict.fromkeys(extras.looked_up, LOOKUP)
         if extras.drafts is not None:
             self.update_draft_token_ids(extras.drafts)
+        if self._forced is not None and scheduler_output.has_structured_output_requests:
+            self._draft_forced(scheduler_output, self._forced)
         self.recorder.end(scheduler_output, model_runner_output)
         return outputs
+
+    def _draft_forced(self, scheduled: SchedulerOutput, forced: ForcedSpans) -> None:
+        """Let forced spans take the place of the drafts of requests with a grammar, unless these
+        begin with the span."""
+        for name in scheduled.num_scheduled_tokens:
+            request = self.requests.get(name)
+            if request is None or not request.use_structured_output or request.is_prefill_chunk:
+                continue
+            most = draft_limit(request.sampling_params, self.num_spec_tokens)
+            span = forced.after_newest(request, most)
+            if span and request.spec_token_ids[: len(span)] != span:
+                request.spec_token_ids = span
+                self._sources[name] = GRAMMAR
+                self.recorder.replaced(name)
 
     def _attach_counts(self, outputs: Any) -> None:
         """Send the counts of a request's drafts with each of its outputs, where the gateway follows

@@ -99,6 +99,10 @@ class StepRecorder:
             if kept < len(tokens):
                 self._cut[name] = _Cut(len(tokens), kept)
 
+    def replaced(self, request: str) -> None:
+        """Note that other drafts have taken the place of a request's, which count for nothing."""
+        self._cut.pop(request, None)
+
     def cut_from(self, scheduled: Any) -> int:
         """Number of draft tokens that a step which is being scheduled lacks for having been cut.
         Forgets requests that are not in the step, or whose drafts were shortened further."""

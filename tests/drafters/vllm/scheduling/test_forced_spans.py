@@ -1,0 +1,235 @@
+"""Forced spans: legal for the grammar, forced by it, and found at a price that texts do not set."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+xgr = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
+from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
+from vllm.v1.structured_output import ConstraintBounds  # noqa: E402
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar  # noqa: E402
+from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
+    XgrammarBackend,
+    XgrammarGrammar,
+)
+from vllm.v1.structured_output.request import get_structured_output_key  # noqa: E402
+
+from drafters.vllm.scheduling.forced_spans import (  # noqa: E402
+    LONGEST_TEXT,
+    ForcedSpans,
+    encoder,
+    forced_text,
+)
+from tests.drafters.vllm.scheduler_harness import MODELS  # noqa: E402
+from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema  # noqa: E402
+
+MOST = 10
+TOKENIZER = AutoTokenizer.from_pretrained(str(MODELS / "target"))
+BYTES = xgr.TokenizerInfo.from_huggingface(TOKENIZER).decoded_vocab
+
+
+class Manager:
+    """What forced spans read of vLLM's StructuredOutputManager."""
+
+    def __init__(self, tokenizer: Any = TOKENIZER) -> None:
+        self.tokenizer = tokenizer
+        self.thinks = False
+
+    def _get_constraint_bounds(self, request: Any, tokens: Any) -> ConstraintBounds:
+        return ConstraintBounds(1, 1) if self.thinks else ConstraintBounds(0, 0)
+
+
+class Answer:
+    """What forced spans read of a vLLM Request, and its growing answer."""
+
+    def __init__(self, grammar: Any) -> None:
+        self.request_id = "answer"
+        self.structured_output_request = SimpleNamespace(grammar=grammar)
+        self.all_token_ids = [1, 2, 3]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    def add(self, token: int) -> None:
+        assert self.structured_output_request.grammar.accept_tokens(self.request_id, [token])
+        self.all_token_ids.append(token)
+
+
+class Backend:
+    """vLLM's backend with the embedded model's tokenizer; a compact one allows no white space."""
+
+    def __init__(self, *, compact: bool) -> None:
+        structured = SimpleNamespace(disable_any_whitespace=compact)
+        config = SimpleNamespace(
+            structured_outputs_config=structured, model_config=None, speculative_config=None
+        )
+        self.vocabulary = len(TOKENIZER)
+        self._backend: Any = XgrammarBackend(config, TOKENIZER, self.vocabulary)  # type: ignore[arg-type]
+
+    def answer(self, constraint: dict[str, Any]) -> Answer:
+        if "choice" in constraint:  # vLLM's check of a request makes it a grammar
+            options = " | ".join(json.dumps(option) for option in constraint["choice"])
+            constraint = {"grammar": f"root ::= {options}"}
+        key, text = get_structured_output_key(StructuredOutputsParams(**constraint))
+        return Answer(self._backend.compile_grammar(key, text, {TOKENIZER.eos_token_id}))
+
+    def legal(self, grammar: XgrammarGrammar) -> list[int]:
+        """The tokens that may follow."""
+        mask = xgr.allocate_token_bitmask(1, self.vocabulary)
+        grammar.fill_bitmask(mask, 0)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[: self.vocabulary]
+        return np.flatnonzero(bits).tolist()  # type: ignore[no-any-return]
+
+
+def forced_bytes(matcher: Any) -> bytes:
+    """All that the matcher leaves no choice about, within a character too."""
+    try:
+        return bytes(matcher.find_jump_forward_string().encode())
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+COMPACT, LOOSE = Backend(compact=True), Backend(compact=False)
+
+
+def walk(backend: Backend, constraint: dict[str, Any], random: Random) -> tuple[int, int]:
+    """Make an answer of legal tokens, forced or random ones, and check the span at each of its
+    tokens. Returns how many tokens the answer has and how many of them were drafted."""
+    answer, spans = backend.answer(constraint), ForcedSpans(Manager())
+    grammar = answer.structured_output_request.grammar
+    drafted = length = 0
+    if "triggers" in str(constraint):  # which random tokens hardly ever are
+        for token in TOKENIZER.encode("<call>", add_special_tokens=False):
+            answer.add(token)
+    while not grammar.is_terminated() and length < 120:
+        most = random.randint(0, MOST)
+        forced = forced_bytes(grammar.matcher)
+        span = spans.after_newest(answer, most)
+        assert len(span) <= most
+        assert grammar.validate_tokens(span) == span
+        assert forced.startswith(b"".join(BYTES[token] for token in span))
+        follows = span[: random.randint(0, len(span))] if random.random() < 0.7 else []
+        drafted += len(follows)
+        for token in follows:
+            answer.add(token)
+        legal = backend.legal(grammar)
+        answer.add(random.choice(legal))
+        length += 1 + len(follows)
+    return length, drafted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_span_of_a_schema_is_forced_and_legal(seed: int, compact: bool) -> None:
+    random = Random(seed)
+    schema = json.dumps(random_schema(random))
+    walk(COMPACT if compact else LOOSE, {"json": schema}, random)
+
+
+@pytest.mark.parametrize("constraint", other_constraints(), ids=lambda each: next(iter(each)))
+def test_a_span_of_every_kind_of_constraint_is_forced_and_legal(constraint: Any) -> None:
+    drafted = sum(walk(COMPACT, constraint, Random(seed))[1] for seed in range(20))
+    if "à" not in str(constraint):
+        assert drafted > 0
+
+
+def text_of(backend: Backend, constraint: dict[str, Any], beginning: str) -> str:
+    """The text of the span after an answer that begins so."""
+    answer = backend.answer(constraint)
+    for token in TOKENIZER.encode(beginning, add_special_tokens=False):
+        answer.add(token)
+    return str(TOKENIZER.decode(ForcedSpans(Manager()).after_newest(answer, MOST)))
+
+
+def test_the_last_token_is_left_out_unless_the_answer_may_end_there() -> None:
+    """What follows may be part of it: a quote and a colon are one token of many vocabularies."""
+    schema = {
+        "type": "object",
+        "properties": {"customer_name": {"type": "string"}},
+        "required": ["customer_name"],
+    }
+    assert text_of(LOOSE, {"json": schema}, '{"') == "customer_name"
+    assert text_of(COMPACT, {"json": schema}, '{"') == 'customer_name":'
+    assert text_of(COMPACT, {"choice": ["positive", "negative"]}, "pos") == "itive"
+
+
+def test_a_long_text_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in it must not cost what the whole text does, and the tokens must be those of one
+    tokenisation."""
+    asked = []
+    monkeypatch.setattr(
+        "drafters.vllm.scheduling.forced_spans.forced_text",
+        lambda matcher: asked.append(1) or forced_text(matcher),
+    )
+    value = "a long text without a choice, " * 200
+    answer, spans = COMPACT.answer({"json": {"const": value}}), ForcedSpans(Manager())
+    drafted = 0
+    while span := spans.after_newest(answer, MOST):
+        for token in span:
+            answer.add(token)
+        drafted += len(span)
+    assert TOKENIZER.decode(answer.all_token_ids[3:]) == json.dumps(value)
+    assert len(asked) <= 2 + len(value) // (LONGEST_TEXT - 80)
+    assert drafted == len(answer.all_token_ids) - 3
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    answer, spans = COMPACT.answer({"choice": ["positive", "negative"]}), ForcedSpans(Manager())
+    answer.add(TOKENIZER.encode("pos", add_special_tokens=False)[0])
+    assert spans.after_newest(answer, MOST)
+    spans.forget_ended({answer.request_id: answer})
+    assert spans._ahead
+    spans.forget_ended({})
+    assert not spans._ahead
+
+
+def test_nothing_is_drafted_while_the_model_thinks() -> None:
+    manager, answer = Manager(), COMPACT.answer({"json": {"const": "one of one"}})
+    manager.thinks = True
+    assert ForcedSpans(manager).after_newest(answer, MOST) == []
+    manager.thinks = False
+    assert ForcedSpans(manager).after_newest(answer, MOST)
+
+
+def test_other_backends_and_no_grammar_give_no_span() -> None:
+    spans, free = ForcedSpans(Manager()), Answer(None)
+    assert spans.after_newest(free, MOST) == []
+    free.structured_output_request = None  # type: ignore[assignment]
+    assert spans.after_newest(free, MOST) == []
+    guidance = GuidanceGrammar.__new__(GuidanceGrammar)
+    assert spans.after_newest(Answer(guidance), MOST) == []
+
+
+def test_no_span_after_the_end_of_a_grammar() -> None:
+    answer = COMPACT.answer({"choice": ["done"]})
+    for token in TOKENIZER.encode("done", add_special_tokens=False):
+        answer.add(token)
+    answer.add(TOKENIZER.eos_token_id)
+    assert answer.structured_output_request.grammar.is_terminated()
+    assert ForcedSpans(Manager()).after_newest(answer, MOST) == []
+
+
+class SentencePiece:
+    """A tokenizer that puts a space before the first word of a text, as SentencePiece does."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(character) for character in " " + text]
+
+
+def test_a_tokenizer_that_adds_a_space_gets_a_text_to_follow() -> None:
+    assert encoder(SentencePiece())("name") == tuple(map(ord, "name"))
+    plain = tuple(TOKENIZER.encode("name", add_special_tokens=False))
+    assert encoder(TOKENIZER)("name") == plain

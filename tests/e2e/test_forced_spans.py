@@ -1,0 +1,50 @@
+"""Forced spans of grammars are drafted, and change no text: every kind of constraint, greedy and
+with seeds, against the gateway without drafts."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema
+
+from .gateway import MODEL
+
+SCHEMAS = [{"json": random_schema(Random(seed))} for seed in range(56)]
+CONSTRAINTS: list[dict[str, Any]] = [*SCHEMAS, *other_constraints()]
+TOKENS = 160
+
+
+def answer(http: httpx.Client, constraint: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The answer's only choice."""
+    response = http.post(
+        "/v1/completions",
+        json={
+            "model": MODEL,
+            "prompt": "The facts about the largest customer, as asked for:\n",
+            "temperature": 0,
+            "max_tokens": TOKENS,
+            "structured_outputs": constraint,
+            "return_token_ids": True,
+            **changes,
+        },
+    )
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "seed"])
+def test_texts_are_those_without_drafts(
+    http: httpx.Client, plain_http: httpx.Client, sampling: dict[str, Any]
+) -> None:
+    differ = []
+    for constraint in CONSTRAINTS if not sampling else CONSTRAINTS[::4]:
+        drafted = answer(http, constraint, **sampling)
+        plain = answer(plain_http, constraint, **sampling)
+        if drafted["token_ids"] != plain["token_ids"]:
+            differ.append((constraint, drafted["text"], plain["text"]))
+    assert not differ, f"{len(differ)} answers differ: {differ[:3]}"

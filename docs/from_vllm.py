@@ -17,13 +17,15 @@ tries every option of vLLM 0.32.
     aerie serve MODEL --speculative-config '{{"method": "eagle3", "model": "HEAD", \
 "num_speculative_tokens": 5, "parallel_drafting": true}}'
     aerie serve MODEL --drafter HEAD --k 5        # the same
+    aerie serve MODEL                             # no head: drafts by lookup
     aerie serve MODEL --k 0                       # no drafts
     aerie serve --config vllm.yaml --drafter HEAD # vLLM's file of options
 
-Without a head `--k 0` has to be said: `aerie serve MODEL` alone ends with exit code 2 and
-`no head is given`. The `method` of `--speculative-config` must be `eagle3` or `peagle`; `ngram`,
-`mtp`, `draft_model` and others are refused. `num_speculative_tokens` is the largest
-[K](glossary.md#k) here; `--objective fixed` always drafts that many, as vLLM does.
+Without a head `aerie serve MODEL` drafts by lookup in each request's own text
+([models.md](models.md#serve-your-own-model)). The `method` of `--speculative-config` must be
+`eagle3` or `peagle`; `mtp`, `draft_model` and others are refused, and so is `ngram`, for which
+there is `--lookup-k`. `num_speculative_tokens` is the largest [K](glossary.md#k) of a head here;
+`--objective fixed` always drafts that many, as vLLM does.
 
 `aerie serve` takes the command line of `vllm serve`. vLLM's own parser reads the options that Aerie
 does not have itself, with underscores, short names (`-tp 2`) and parts of JSON

@@ -14,6 +14,10 @@ TPOT_BOUNDS_S = (1e-6, 3600.0)
 # Where draft tokens come from: the draft head, a repetition in the request's own text, and what the
 # request's grammar leaves no choice about. The order is that of counts by source.
 SOURCES = HEAD, LOOKUP, GRAMMAR = "head", "lookup", "grammar"
+# What drafts by lookup without a head on vLLM's V1 model runner: a class that vLLM imports.
+LOOKUP_DRAFTER = "drafters.vllm.v1.lookup.LookupProposer"
+# Tokens of a match, on V2: vLLM's kernels compare each of these lengths.
+SHORTEST_MATCH, LONGEST_MATCH = 2, 8
 # Keys in SamplingParams.extra_args of a request: its largest K, and whether it asked where its
 # tokens come from.
 MAX_K = "aerie_max_k"

@@ -185,7 +185,7 @@ def _speculation(value: Any) -> dict[str, Any]:
         raise SettingsError(
             option,
             f'{{"method": "{method}"}}: this gateway drafts with P-EAGLE and EAGLE-3 heads (method '
-            "eagle3 or peagle)",
+            "eagle3 or peagle), and by lookup without one (--lookup-k)",
         )
     if not head:
         raise SettingsError(option, "names no model, which is the draft head here")

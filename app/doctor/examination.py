@@ -21,6 +21,7 @@ import psutil
 from app.doctor import chat_template, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
 from app.engine.configuration.cpu import compiler, has_python_headers
+from app.engine.configuration.head import WITHOUT_HEAD
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
 from app.settings import Settings, of_preset, preset_names
@@ -110,7 +111,7 @@ def check_models(
     that is not in the hub's cache; without it nothing leaves this machine.
     """
     names = {"model": settings.model.model}
-    if settings.speculates:
+    if settings.has_head:
         names["head"] = settings.speculation.drafter or ""
     findings = [packaged.check(names["model"])] if is_packaged(names["model"]) else []
     read: dict[str, models.Checkpoint] = {}
@@ -132,6 +133,8 @@ def check_models(
         findings += _check_tools(settings, read["model"])
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
+    elif not settings.has_head:
+        findings.append(report.ok("head", WITHOUT_HEAD))
     elif len(read) == 2:
         findings.append(
             models.check_head(

@@ -29,6 +29,11 @@ WARM_UP_TEXTS = (
     "The capital of France is Paris, and the capital of Italy is",
     "Here are the numbers from one to twenty: 1, 2, 3, 4, 5, 6,",
 )
+# Without a head: a text that repeats itself, continued by one token again and again, whatever the
+# model, so that a lookup finds what follows.
+REPEATED_TEXT = "one two three four five six " * 4
+# What looks up: this project's drafter on V1, and vLLM's own on V2.
+LOOKUPS = ("LookupProposer", "NgramGPUSpeculator")
 # This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
 # sequential.py, v2/speculator.py, sequential.py).
 DRAFTERS = {
@@ -54,6 +59,10 @@ class WarmUp(Protocol):
         """Continue all texts at once, each by `tokens` tokens."""
         ...
 
+    async def repeat(self, text: str, tokens: int) -> None:
+        """Continue a text by `tokens` tokens, all of them its last one."""
+        ...
+
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation; returns the policy's state."""
         ...
@@ -72,6 +81,9 @@ def check_reports(
     for report in reports or [None]:
         if report is None:
             raise _undrafted("the engine runs without a drafter although one was asked for")
+        if not settings.has_head:
+            _check_lookup(settings, report)
+            continue
         parallel = DRAFTERS.get(report["proposer"])
         if parallel is None:
             raise _undrafted(
@@ -92,6 +104,17 @@ def check_reports(
         if report["k"] != wanted.k:
             raise _undrafted(f"the engine drafts {report['k']} tokens, {wanted.k} were asked for")
     return reports[0]
+
+
+def _check_lookup(settings: Settings, report: dict[str, Any]) -> None:
+    """Check the report of a worker that has no head."""
+    if report["proposer"] not in LOOKUPS:
+        raise _undrafted(f"the engine drafts with {report['proposer']}, not by lookup")
+    if report["k"] != settings.speculation.lookup_k:
+        raise _undrafted(
+            f"the engine looks up {report['k']} tokens, {settings.speculation.lookup_k} were asked "
+            "for"
+        )
 
 
 def _undrafted(message: str) -> StartFailureError:
@@ -128,14 +151,16 @@ async def _is_finite(llm: WarmUp) -> bool:
     return True
 
 
-async def check_drafts(settings: Settings, drafts: DraftCounts) -> int:
+async def check_drafts(settings: Settings, llm: WarmUp, drafts: DraftCounts) -> int:
     """Number of tokens drafted in the warm-up requests. Raises StartFailureError for zero."""
     if not settings.speculates:
         return 0
     deadline = asyncio.get_running_loop().time() + STATS_TIMEOUT_S
     while drafts.draft_tokens == 0:
         if asyncio.get_running_loop().time() > deadline:
-            raise _undrafted("the warm-up request ran, but the head drafted no token")
+            raise _undrafted("the warm-up request ran, but no token was drafted")
+        if not settings.has_head:
+            await llm.repeat(REPEATED_TEXT, WARM_UP_TOKENS)
         await asyncio.sleep(0.05)  # the count travels with the next engine output
     return drafts.draft_tokens
 
@@ -145,7 +170,7 @@ def check_acceptance(settings: Settings, drafts: DraftCounts) -> None:
 
     A warning only: every draft is verified, so that answers are right whatever the head drafts.
     """
-    if not settings.speculates or not settings.engine.has_weights:
+    if not settings.has_head or not settings.engine.has_weights:
         return
     drafter, seen = settings.speculation.drafter, drafts.first_drafts
     least = least_expected(drafter, settings.speculation.k)

@@ -104,12 +104,13 @@ class SpeculationClient:
         """Change objective, K, `tpot_s` or sources at run time. Raises ApiError 400 naming the
         field."""
         async with self._call_lock:
-            if not self._objective_known:
-                await self._call("state", {})
+            state = self._last
+            if state is None or not self._objective_known:
+                state = await self._call("state", {})
             try:
-                available = (self._last or {}).get("available_sources", SOURCES)
+                available = state.get("available_sources", SOURCES)
                 objective = self._objective.changed(changes)
-                objective.validated_for(self._settings.k, available)
+                objective.validated_for(state["k_max"], available)
             except ObjectiveError as error:
                 message = f"'{error.field}': {error.problem}."
                 raise ApiError(400, message, param=error.field) from None
@@ -216,9 +217,8 @@ class SpeculationClient:
     async def _measure(self, max_requests: int) -> tuple[Cell, ...]:
         """Measure step costs in this task: nothing waits for the engine once it has ended."""
         budget_s = self._settings.calibration_s
-        asking = calibration(
-            self._clock, k_max=self._settings.k, max_requests=max_requests, budget_s=budget_s
-        )
+        k_max = (await self._core.speculation("state", {}))["k_max"]
+        asking = calibration(self._clock, k_max=k_max, max_requests=max_requests, budget_s=budget_s)
         cell = next(asking)
         while True:
             seconds = await self._cell(*cell)

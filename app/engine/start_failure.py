@@ -27,7 +27,13 @@ REASONS = (
 # Code that drafts or verifies drafts; all else of drafters/vllm only wraps the target's own calls.
 _DRAFTING = (
     *("vllm.v1.worker.gpu.spec_decode.", "vllm.v1.spec_decode."),
-    *("drafters.ops.", "drafters.vllm.own_drafter", "drafters.vllm.v1.", "drafters.vllm.v2."),
+    *(
+        "drafters.ops.",
+        "drafters.lookup.",
+        "drafters.vllm.own_drafter",
+        "drafters.vllm.v1.",
+        "drafters.vllm.v2.",
+    ),
 )
 _WRAPPERS = (
     "drafters.vllm.worker",

@@ -21,6 +21,7 @@ import psutil
 
 from app.background import BackgroundTask, is_being_cancelled
 from app.endpoints import declared
+from app.engine.configuration.head import WITHOUT_HEAD
 from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
@@ -388,10 +389,13 @@ class Engine:
         await asyncio.to_thread(adapter.warm_up)
         self.schemas = adapter.schemas
         await check_finite(settings, llm)
-        drafted = await check_drafts(settings, steps)
+        drafted = await check_drafts(settings, llm, steps)
         check_acceptance(settings, steps)
         if self.drafter is not None:
-            logger.info("drafting proven: %s drafted %d tokens", self.drafter["head"], drafted)
+            what = self.drafter["head"] or "lookup"
+            logger.info("drafting proven: %s drafted %d tokens", what, drafted)
+            if not settings.has_head:
+                logger.info("%s", WITHOUT_HEAD)
             if self.speculation is not None:
                 await self.speculation.resume(llm)
             else:

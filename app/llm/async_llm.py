@@ -154,11 +154,20 @@ class GatewayLLM(AsyncLLM):
         else:
             await self._run([self.tokenizer.encode(text) for text in texts], tokens)
 
-    async def _run(self, prompts: Sequence[list[int]], tokens: int) -> None:
+    async def repeat(self, text: str, tokens: int) -> None:
+        """Continue a text by `tokens` tokens, all of them its last one."""
+        prompt = [1, 2, 3, 4] * 4 if self.tokenizer is None else self.tokenizer.encode(text)
+        await self._run([prompt], tokens, allowed=prompt[-1:])
+
+    async def _run(
+        self, prompts: Sequence[list[int]], tokens: int, allowed: list[int] | None = None
+    ) -> None:
         longest = max(1, self.model_config.max_model_len - tokens)
 
         async def one(prompt: list[int]) -> None:
-            params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            params = SamplingParams(
+                temperature=0.0, max_tokens=tokens, ignore_eos=True, allowed_token_ids=allowed
+            )
             name = f"aerie-warm-up-{next(self._dummy_numbers)}"
             async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
                 pass

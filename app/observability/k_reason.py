@@ -35,7 +35,7 @@ def _of_head(state: dict[str, Any]) -> str:
     if not costs:
         return f"{name}: no step has been measured yet"
     if len(costs) == 1:
-        return "off: the largest K is 0"
+        return "off: there is no head"
     by_k = {row["k"]: row for row in costs}
     plain = by_k[0]
     best = max(costs[1:], key=lambda row: row["tokens_per_second"])

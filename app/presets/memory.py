@@ -23,6 +23,7 @@ from app.engine.configuration.capacity import (
 from app.presets.about import About, TargetFacts
 from app.settings import Settings
 from drafters.config import MAX_DEFERRED_STEPS
+from drafters.model.config import Method
 
 GIB = 1024**3
 UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
@@ -76,18 +77,27 @@ def capacity(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> Ste
         **engine.engine_args,
     }
     gpu = server_defaults(gpu_gib)
-    method = about.head.method if about.head else "p-eagle"
-    return step_shape(given, gpu, settings.speculation.k if settings.speculates else 0, method)
+    return step_shape(given, gpu, *_drafting(settings, about))
+
+
+def _drafting(settings: Settings, about: About) -> tuple[int, Method | None]:
+    """The most draft tokens of a request on a GPU, and how the head drafts; None without one."""
+    if not settings.speculates:
+        return 0, None
+    if not settings.has_head:
+        return settings.speculation.lookup_k, None
+    return settings.speculation.k, about.head.method if about.head else "p-eagle"
 
 
 def graphs(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> GraphEstimate | None:
     """The CUDA graphs of an engine that drafts; None where nothing is known of its models."""
     target, head = about.target, about.head
-    if target is None or head is None or not settings.speculates:
+    if target is None or not settings.speculates or (settings.has_head and head is None):
         return None
-    k, shape = settings.speculation.k, capacity(settings, about, gpu_gib)
+    (k, method), shape = _drafting(settings, about), capacity(settings, about, gpu_gib)
     layers = sum(group.layers for group in target.kv)
-    return estimate_graphs(graphs_of(shape, k, head.method), k, head.method, layers, head.layers)
+    head_layers = head.layers if head is not None and method is not None else 0
+    return estimate_graphs(graphs_of(shape, k, method), k, method, layers, head_layers)
 
 
 def need(
@@ -102,7 +112,7 @@ def need(
     engine = settings.engine
     dtype = BYTES[settings.model.dtype]
     length = engine.max_model_len or target.max_length
-    head = about.head if settings.speculates else None
+    head = about.head if settings.has_head else None
     head_layers = head.layers if head else 0
     cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))
     cell = 1 if cache_dtype.startswith("fp8") else dtype

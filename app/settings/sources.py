@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from app.errors import SettingsError
 from app.settings.service_links import is_service_link
 from app.settings.tree import Settings, section_of, sections
-from drafters.control.objective import ObjectiveError
+from drafters.control.objective import FIXED, ObjectiveError
 
 ENV_PREFIX = "AERIE_"
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
@@ -122,17 +122,28 @@ def _check(settings: Settings) -> Settings:
     """Refuse settings that contradict each other."""
     if settings.admission.keys_file is not None and settings.admission.keys is not None:
         raise SettingsError("keys", "give either this or keys_file, not both")
-    if settings.speculates and settings.speculation.drafter is None:
-        raise SettingsError(
-            "drafter",
-            f"no head is given for {settings.model.model}: pass --drafter FOLDER, "
-            "or --k 0 to serve without speculation",
-        )
+    if settings.speculates and not settings.has_head:
+        _check_without_head(settings)
     try:
         settings.speculation.aim()
     except ObjectiveError as error:
         raise SettingsError(error.field, error.problem) from None
     return settings
+
+
+def _check_without_head(settings: Settings) -> None:
+    """Refuse what cannot be had without a draft head."""
+    speculation, without = settings.speculation, f"no head is given for {settings.model.model}"
+    if not speculation.lookup_k:
+        raise SettingsError(
+            "lookup_k",
+            f"{without}, and lookup is off: pass --drafter FOLDER, a --lookup-k above 0, or --k 0 "
+            "to serve without speculation",
+        )
+    if speculation.objective == FIXED:
+        raise SettingsError(
+            "objective", f"{without}, and a fixed K is a head's: lookup drafts where a text repeats"
+        )
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:

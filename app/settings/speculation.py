@@ -14,7 +14,7 @@ class SpeculationSettings(Section):
 
     drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
     k: int = Field(
-        5, ge=0, le=32, description="Most draft tokens per step (K); 0 serves without a drafter."
+        5, ge=0, le=32, description="Most draft tokens of the head per step (K); 0 drafts nothing."
     )
     lookup_k: int = Field(
         10,
@@ -69,6 +69,11 @@ class SpeculationSettings(Section):
         description="Exit if the engine does not start with the model runner that it should have, "
         "instead of starting on another one or without drafts.",
     )
+
+    @property
+    def head_k(self) -> int:
+        """The largest K of the draft head; 0 without one."""
+        return self.k if self.drafter is not None else 0
 
     def aim(self) -> Objective:
         """The objective that K is chosen for. Raises ObjectiveError."""

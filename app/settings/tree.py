@@ -39,8 +39,13 @@ class Settings(Section):
 
     @property
     def speculates(self) -> bool:
-        """Whether a drafter is asked for."""
+        """Whether tokens are drafted: by a head, or else by lookup in a request's own text."""
         return self.speculation.k > 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a draft head is served."""
+        return self.speculation.head_k > 0
 
 
 def sections() -> dict[str, type[Section]]:

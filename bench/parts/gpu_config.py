@@ -46,6 +46,7 @@ class Case(NamedTuple):
     gpu: str  # a name of GPUS
     data_parallel: int = 1
     given: Mapping[str, Any] | None = None  # engine arguments of an operator
+    head: bool = True  # with the preset's head, if it has one
 
 
 class Configuration(NamedTuple):
@@ -110,8 +111,13 @@ def _build(case: Case, folder: Path) -> Configuration:
 
     about, preset = about_preset(case.preset), of_preset(case.preset)
     gib = GPUS[case.gpu].gib
+    if not case.head:
+        without = preset.speculation.model_copy(update={"drafter": None})
+        preset = preset.model_copy(update={"speculation": without})
     gpus = fewest_gpus(preset, about, gib) or 8
-    method: Method = about.head.method if about.head else "p-eagle"
+    method: Method | None = None
+    if preset.has_head:
+        method = about.head.method if about.head else "p-eagle"
     settings = _with_models(preset, method, folder)
     parallel = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
     given = settings.engine.engine_args | parallel | dict(case.given or {})
@@ -120,7 +126,7 @@ def _build(case: Case, folder: Path) -> Configuration:
     for path in start_plan(settings, on_cpu=False, wish=None).paths:
         os.environ[V2] = str(path.runner(None))
         v2 = path is StartPath.V2
-        options = engine_options(settings, method=method, v2=v2, gpu=this_gpu())
+        options = engine_options(settings, method=method or "p-eagle", v2=v2, gpu=this_gpu())
         config = server_config(AsyncEngineArgs(**options))
         with contextlib.suppress(NotImplementedError):  # the next path, as at a start
             refuse(config)
@@ -156,7 +162,7 @@ def _build(case: Case, folder: Path) -> Configuration:
     )
 
 
-def _with_models(preset: Settings, method: Method, folder: Path) -> Settings:
+def _with_models(preset: Settings, method: Method | None, folder: Path) -> Settings:
     """The preset's settings, with folders that have its models' configurations and no weights."""
     document = BY_MODEL.get(preset.model.model)
     if document is None:  # inside this repository
@@ -165,13 +171,19 @@ def _with_models(preset: Settings, method: Method, folder: Path) -> Settings:
         )
     else:
         target, head = folder / "target", folder / "head"
-        for place, content in ((target, document), (head, head_config(document, method))):
-            place.mkdir(parents=True)
-            (place / "config.json").write_text(json.dumps(content), "utf-8")
+        _write_config(target, document)
+        if method is not None:
+            _write_config(head, head_config(document, method))
         _write_tokenizer(target)
     model = preset.model.model_copy(update={"model": str(target)})
-    speculation = preset.speculation.model_copy(update={"drafter": str(head)})
+    drafter = None if method is None else str(head)
+    speculation = preset.speculation.model_copy(update={"drafter": drafter})
     return preset.model_copy(update={"model": model, "speculation": speculation})
+
+
+def _write_config(folder: Path, document: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(document), "utf-8")
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -187,7 +199,8 @@ def _write_tokenizer(folder: Path) -> None:
 
 def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
     """Names of the attention backends of the target's kinds of layers, which vLLM selects, and of
-    the head, and how many tokens of a request the head's decodes at once; None: any number."""
+    the head, and how many tokens of a request the head's decodes at once; None: any number. Without
+    a head, one of the target's stands for it."""
     from vllm.v1.attention.backend import max_decode_query_len
     from vllm.v1.attention.selector import get_attn_backend
 
@@ -203,6 +216,8 @@ def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
         ).get_name()
         for size in sizes
     }
+    if not speculation.use_eagle():
+        return sorted(backends), min(backends), None
     draft = speculation.draft_model_config
     selected = get_attn_backend(draft.get_head_size(), draft.dtype, cache).get_name()
     ours = head_backend(config) if config.use_v2_model_runner else None
@@ -212,7 +227,7 @@ def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
     return sorted(backends), head, threshold
 
 
-def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:
+def _graphs(config: VllmConfig, method: Method | None) -> tuple[GraphCounts, str]:
     """How many graphs vLLM's managers would capture, and the mode of those of the target."""
     import torch
     from vllm.config.compilation import CUDAGraphMode
@@ -244,6 +259,8 @@ def _graphs(config: VllmConfig, method: Method) -> tuple[GraphCounts, str]:
         owner = type("Speculator", (), {})()
         Graphs(config, device, k, owner)
         head = sum(captured(manager, full) for manager in vars(owner).values())
+    elif method is None:
+        head = 0
     else:
         first = SpeculatorCudaGraphManager(config, device, mode, k + 1)
         rest = SpeculatorCudaGraphManager(config, device, CUDAGraphMode.FULL_DECODE_ONLY, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.config import HEAD, LOOKUP, DrafterConfig
+from drafters.config import GRAMMAR, HEAD, LOOKUP, SOURCES, DrafterConfig
 from drafters.control.acceptance import Acceptance
 from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.objective import Objective
@@ -18,6 +18,7 @@ from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.sources.draft_plan import DraftPlan
 from drafters.control.sources.lookup_gains import LookupGains
+from drafters.control.sources.span_gains import SpanGains
 from drafters.control.traffic import Traffic
 from drafters.control.tuning import Tuning
 
@@ -41,19 +42,25 @@ class Controller:
         ks: Sequence[int] | None = None,
         catch_up_tokens: int = DrafterConfig.catch_up_tokens,
         lookup_tokens: int = 0,
+        span_tokens: int = 0,
+        drafter: str = HEAD,
         objective: Objective | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. A fixed K
         may be any up to `k_max`. `lookup_tokens` is the most draft tokens of a lookup, 0 if there
-        are none. Raises ValueError for other `ks`."""
+        are none, and `span_tokens` those of a grammar's forced span. `drafter` is the source whose
+        K is chosen: vLLM's own lookup, where it is no head. Raises ValueError for other `ks`."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
             raise ValueError(f"ks must rise from 0 to {k_max}, not {self.ks}")
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
         self._lookup_tokens = lookup_tokens
-        self.sources = (HEAD,) * (k_max > 0) + (LOOKUP,) * (lookup_tokens > 0)
+        self._span_tokens = span_tokens
+        self._drafter = drafter
+        most = {LOOKUP: lookup_tokens, GRAMMAR: span_tokens, drafter: k_max}
+        self.sources = tuple(source for source in SOURCES if most.get(source))
         self._tuning = tuning or Tuning()
         self._objective = objective or Objective()
         self._k = 0  # in force
@@ -79,11 +86,16 @@ class Controller:
         self._predictor = Predictor(
             self.ks, self.costs, self.acceptance, self._read_costs, self._traffic, self._tuning
         )
-        self._totals = Totals(self.k_max)
+        self._totals = Totals(self.k_max, self._drafter)
         self._lookups: LookupGains | None = None
-        if self._lookup_tokens:
-            self._lookups = LookupGains(self.k_max, self._lookup_tokens, self._tuning)
+        self._spans: SpanGains | None = None
+        if self._lookup_tokens or self._span_tokens:  # both are priced by what verifying takes
+            self._lookups = LookupGains(
+                self.k_max, self._lookup_tokens, self._tuning, verified=self._span_tokens
+            )
             self._lookups.load_calibration(cells)
+        if self._span_tokens:
+            self._spans = SpanGains(self._span_tokens, self._tuning)
         self._reset_choice()
 
     def set_objective(self, objective: Objective) -> None:
@@ -98,7 +110,7 @@ class Controller:
     def _reset_choice(self) -> None:
         """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
         self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
-        if not self._uses(HEAD):
+        if not self._uses(self._drafter):
             self._k = 0
         self._predictions: Predictions | None = None
         self._plan: DraftPlan | None = None
@@ -114,7 +126,7 @@ class Controller:
     def _uses(self, source: str) -> bool:
         """Whether a source may draft."""
         if not self._objective.adapts:
-            return source == HEAD
+            return source == self._drafter
         return source in (self._objective.sources or self.sources)
 
     @property
@@ -132,7 +144,7 @@ class Controller:
         self._note_load(load)
         if not (self._objective.adapts and load.requests and self.costs.measured):
             return self._k
-        if not self._uses(HEAD):
+        if not self._uses(self._drafter):
             if self._predictions is None or self._are_stale(self._predictions, load):
                 self._predictions = self._predict(load)
             return self._k
@@ -150,25 +162,35 @@ class Controller:
         """What each source is worth at the end of the step of the last `choose`, at the K in force.
         None where the head alone drafts, as in a probe, whose steps have to show what K is worth.
         """
-        if self._lookups is None or not self._uses(LOOKUP) or self._predictions is None:
+        if self._lookups is None or not self._uses_others() or self._predictions is None:
             return None
         if not self._load.requests or self._probe is not None:
             return None
         if self._planned[0] is not self._predictions or self._planned[1] != self._k:
             self._planned = self._predictions, self._k
+            rate = self._predictions.by_k[self._k].steady_tokens_per_second
             self._plan = self._lookups.plan(
                 self._load,
                 self._k,
                 self.acceptance.survival(),
                 self._read_costs.drafter_price,
-                self._predictions.by_k[self._k].steady_tokens_per_second,
+                rate,
             )
+            if not self._uses(LOOKUP):
+                self._plan = self._plan.without_lookups()
+            if self._spans is not None and self._uses(GRAMMAR):
+                prices = self._lookups.prices(self._load, rate)
+                self._plan = self._plan._replace(spans=self._spans.gains(prices))
         return self._plan
+
+    def _uses_others(self) -> bool:
+        """Whether a source other than the head may draft."""
+        return self._uses(LOOKUP) or self._uses(GRAMMAR)
 
     def _tokens_per_second(self, predictions: Predictions) -> float:
         """Tokens per second of the K in force while no prompt is read, with its lookups."""
         rate = predictions.by_k[self._k].steady_tokens_per_second
-        if self._lookups is None or not self._uses(LOOKUP):
+        if self._lookups is None or not self._uses_others():
             return rate
         return max(rate, self._lookups.tokens_per_second(predictions.load, rate))
 
@@ -325,6 +347,8 @@ class Controller:
         if self._objective.adapts:
             self._probes.earn(step)
         self.acceptance.observe(load.requests, step.drafted, step.accepted)
+        if self._spans is not None:
+            self._spans.observe(step)
         self._traffic.average(step)
         if load.requests:
             self._learn_seconds(step)
@@ -413,7 +437,8 @@ class Controller:
             "available_sources": list(self.sources),
             "sources": list(self._objective.sources or self.sources),
             "acceptance": acceptance_rows(self.acceptance),
-            "lookups": [] if self._lookups is None else self._lookups.rows(),
+            "lookups": self._lookups.rows() if self._lookups and self._lookup_tokens else [],
+            "spans": None if self._spans is None else self._spans.row(),
             "costs": costs,
             "probes": dict(self._probes.count_by_kind),
             "probe_seconds": self._probes.lost_seconds,

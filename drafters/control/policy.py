@@ -74,6 +74,14 @@ class Match(NamedTuple):
     equal: int  # of those the first that were equal: drafts of a lookup would have been accepted
 
 
+class Span(NamedTuple):
+    """A text that a grammar left no choice about, and how far the step that followed was made of
+    its tokens."""
+
+    compared: int  # tokens that the step made, up to the length of the span
+    equal: int  # of those the first that were the span's
+
+
 class Step(NamedTuple):
     """What a finished step took and made."""
 
@@ -89,6 +97,7 @@ class Step(NamedTuple):
     control_seconds: float = 0.0  # of `seconds`: choosing K, recording, learning if alone
     others: tuple[SourceCounts, ...] = ()  # verified drafts that were not the head's
     looked_up: int = 0  # requests that a lookup drafts for at the end of the step
+    spans: tuple[Span, ...] = ()  # of grammars, before the step, drafted or not
     matches: tuple[Match, ...] = ()  # found at the end of the step before, drafted from or not
 
 

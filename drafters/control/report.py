@@ -19,7 +19,9 @@ Row = Mapping[str, float]
 class Totals:
     """Sums over all steps. They only grow, like counters: a reader makes rates and ratios."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, drafter: str = HEAD) -> None:
+        """`drafter` is the source of which K is chosen."""
+        self._drafter = drafter
         self._counts = {
             "steps": [0] * (k_max + 1),  # by K asked of the drafter
             "drafted": [0] * k_max,  # draft tokens of the head that were verified, by position
@@ -36,7 +38,10 @@ class Totals:
         for name, counts in (("drafted", step.drafted), ("accepted", step.accepted)):
             for i, count in enumerate(counts):
                 self._counts[name][i] += count
-        for source, drafted, accepted in ((HEAD, step.drafted, step.accepted), *step.others):
+        for source, drafted, accepted in (
+            (self._drafter, step.drafted, step.accepted),
+            *step.others,
+        ):
             self._sources[source]["drafted"] += sum(drafted)
             self._sources[source]["accepted"] += sum(accepted)
         self._sums["tokens"] += step.tokens

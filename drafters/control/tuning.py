@@ -33,6 +33,8 @@ class Tuning:
     # Lookups.
     # As `prior_acceptance`, by class of the match: between those of copied text and of chat.
     prior_match_acceptance: tuple[float, ...] = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9)
+    # Of a token of a text that a grammar leaves no choice about: the target may cut it otherwise.
+    prior_span_acceptance: float = 0.85
     # Proportions of a pass of the head, as `guessed_terms` are those of a step.
     pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
     rate_memory_steps: float = 32.0  # steps in the average of tokens per second

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import get_attn_backend
 
-from drafters.config import DrafterConfig
+from drafters.config import LOOKUP_DRAFTER, DrafterConfig
 from drafters.ops.reference import MOST_TAPS
 
 if TYPE_CHECKING:
@@ -30,12 +30,26 @@ def has_own_drafter(speculation: Any) -> bool:
     return is_parallel(speculation) or (speculation is not None and speculation.method == "eagle3")
 
 
+def looks_up(speculation: Any) -> bool:
+    """Whether a vLLM SpeculativeConfig asks for drafts without a head, by lookup in a request's own
+    text: this project's drafter on the V1 model runner, vLLM's own on V2."""
+    if speculation is None:
+        return False
+    is_own = speculation.method == "custom_class" and speculation.model == LOOKUP_DRAFTER
+    return is_own or speculation.method == "ngram_gpu"
+
+
+def chooses_k(speculation: Any) -> bool:
+    """Whether this project chooses K for the drafts that a vLLM SpeculativeConfig asks for."""
+    return has_own_drafter(speculation) or looks_up(speculation)
+
+
 def accept_undrafted(inputs: InputProcessor) -> None:
     """Let the input processor of an engine client accept requests with `logit_bias` or `min_p`,
     which vLLM refuses under speculation (vllm/sampling_params.py, _validate_spec_decode). Nothing
     else there looks at the speculative configuration. On V1 our drafters do not draft for such
     requests; the sampler of V2 applies both to every drafted row."""
-    if has_own_drafter(inputs.speculative_config):
+    if chooses_k(inputs.speculative_config):
         inputs.speculative_config = None
 
 
@@ -46,9 +60,11 @@ def refuse(config: VllmConfig) -> None:
     speculation, model, parallel = (
         config.speculative_config, config.model_config, config.parallel_config
     )  # fmt: skip
-    if speculation is None or not has_own_drafter(speculation):
-        return
     on_v1 = not config.use_v2_model_runner
+    if looks_up(speculation):
+        _refuse_lookup(config, on_v1)
+    if not has_own_drafter(speculation):
+        return
     either = {
         "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
         # The blocks that come from elsewhere lack the head's keys.
@@ -106,6 +122,27 @@ def refuse(config: VllmConfig) -> None:
             f"draft heads on the V2 model runner have no {named}: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     head_backend(config)
+
+
+def _refuse_lookup(config: VllmConfig, on_v1: bool) -> None:
+    """Check that lookups can draft beside the other options of a configuration. Raises
+    NotImplementedError, which names those that they cannot."""
+    model, parallel = config.model_config, config.parallel_config
+    method = config.speculative_config.rejection_sample_method
+    options = {
+        # A lookup reads tokens, which such prompts do not have.
+        "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
+        # As beside a head: ranks would wait for each other in steps of unlike K.
+        "data parallelism of a mixture of experts": (
+            parallel.data_parallel_size > 1 and model.is_moe
+        ),
+        "async_scheduling on the V1 model runner": on_v1
+        and config.scheduler_config.async_scheduling,
+        "block verification (rejection_sample_method) on the V1 model runner": on_v1
+        and method == "block",
+    }
+    if named := _asked(options):
+        raise NotImplementedError(f"lookups do not draft with {named}")
 
 
 def head_backend(config: VllmConfig) -> AttentionBackendEnum | None:

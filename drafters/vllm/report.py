@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from drafters.vllm.own_drafter import looks_up
+
 
 class DrafterReport:
     """Mixed into this project's worker (worker.py)."""
@@ -13,13 +15,20 @@ class DrafterReport:
     def aerie_drafter_report(self) -> dict[str, Any] | None:
         """The drafter in use, or None when this worker has none.
 
-        Keys: `proposer` and `head` (class names), `parallel` (all K tokens in one pass),
-        `k` (draft tokens of the head per step), `parameters` (count, tensors shared with the target
-        included), `mask_hidden` (the learned state of the masked positions is loaded and not
-        all zero; a head without it is no P-EAGLE head).
+        Keys: `proposer` and `head` (class names; no head where drafts are looked up), `parallel`
+        (all K tokens in one pass), `k` (draft tokens of the head per step, or of the lookup without
+        one), `parameters` (count, tensors shared with the target included), `mask_hidden` (the
+        learned state of the masked positions is loaded and not all zero; a head without it is no
+        P-EAGLE head).
         """
         runner = self.model_runner  # V1 has a drafter, V2 a speculator
         proposer = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        if looks_up(getattr(runner, "speculative_config", None)) and proposer is not None:
+            k = int(runner.speculative_config.num_speculative_tokens)
+            return {
+                "proposer": type(proposer).__name__, "head": None, "parallel": False, "k": k,
+                "parameters": 0, "mask_hidden": False,
+            }  # fmt: skip
         head = getattr(proposer, "model", None)
         if proposer is None or head is None:
             return None

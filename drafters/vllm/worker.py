@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from drafters.vllm.own_drafter import has_own_drafter
+from drafters.vllm.own_drafter import chooses_k
 from drafters.vllm.report import DrafterReport
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -23,7 +23,7 @@ class DraftingWorker(DrafterReport, Base):
     def init_device(self) -> None:
         """Prepare the device and make the model runner. The CPU's worker makes vLLM's own in here
         instead of calling `_make_model_runner`; it has loaded nothing yet and is replaced."""
-        if has_own_drafter(self.vllm_config.speculative_config):
+        if chooses_k(self.vllm_config.speculative_config):
             logging.getLogger("vllm.v1.sample.logits_processor").addFilter(holds_here)
         super().init_device()
         if current_platform.is_cpu():

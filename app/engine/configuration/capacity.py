@@ -66,8 +66,11 @@ def server_defaults(gpu_gib: float, name: str = "") -> ServerDefaults:
     return ServerDefaults(2048, 256)
 
 
-def step_shape(given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Method) -> StepShape:
-    """The largest step of a server that drafts up to `k` tokens.
+def step_shape(
+    given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Method | None
+) -> StepShape:
+    """The largest step of a server that drafts up to `k` tokens, without a head where `method` is
+    None.
 
     `given` has vLLM's engine arguments that an operator set, by name; they win. Prompts get the
     room that vLLM's own server leaves them: beside its tokens a step has, for each sequence, K
@@ -84,7 +87,7 @@ def step_shape(given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Me
 
 
 def estimate_graphs(
-    counts: GraphCounts, k: int, method: Method, layers: int, head_layers: int
+    counts: GraphCounts, k: int, method: Method | None, layers: int, head_layers: int
 ) -> GraphEstimate:
     """What it takes to capture so many graphs, with so many layers of target and head. Those of the
     head are captured twice: vLLM measures their memory that way."""
@@ -95,12 +98,13 @@ def estimate_graphs(
     return GraphEstimate(counts, seconds, mib / 1024)
 
 
-def graphs_of(shape: StepShape, k: int, method: Method) -> GraphCounts:
+def graphs_of(shape: StepShape, k: int, method: Method | None) -> GraphCounts:
     """The graphs that vLLM's V2 model runner captures for steps of a shape."""
     parallel = method == "p-eagle"
-    return count_graphs(
+    counts = count_graphs(
         shape.sizes, captured_ks(k), shape.sequences, shape.tokens, parallel=parallel
     )
+    return counts if method is not None else counts._replace(head=0)
 
 
 def _sizes_are_given(given: Mapping[str, Any]) -> bool:

@@ -6,6 +6,12 @@ from app.errors import StartupError
 from app.settings import Settings
 from drafters.model.config import Method, method_of
 
+# What is said of a gateway that drafts without a head.
+WITHOUT_HEAD = (
+    "no draft head: drafts are looked up in each request's own text; `aerie train` makes a head, "
+    "which drafts where a text does not repeat itself too"
+)
+
 
 def head_method(settings: Settings) -> Method:
     """How the head of the settings drafts: all K tokens in one pass, or one by one.

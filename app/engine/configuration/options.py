@@ -9,7 +9,13 @@ from app.engine.configuration.capacity import SIZES as CAPTURE_SIZES
 from app.engine.configuration.capacity import ServerDefaults, step_shape
 from app.engine.configuration.cpu import CpuMachine
 from app.settings import Settings
-from drafters.config import DrafterConfig, captured_table
+from drafters.config import (
+    LONGEST_MATCH,
+    LOOKUP_DRAFTER,
+    SHORTEST_MATCH,
+    DrafterConfig,
+    captured_table,
+)
 from drafters.model.config import Method
 
 VLLM_VERSION = "0.32.0"
@@ -87,7 +93,8 @@ def engine_options(
             options["per_request_spec_decode_metrics"] = "summary"
     options |= engine.engine_args
     if gpu is not None and settings.speculates:
-        shape = step_shape(options, gpu, settings.speculation.k, method)
+        k = settings.speculation.head_k or settings.speculation.lookup_k
+        shape = step_shape(options, gpu, k, method if settings.has_head else None)
         options |= {"max_num_seqs": shape.sequences, "max_num_batched_tokens": shape.tokens}
         if shape.sizes:
             options[CAPTURE_SIZES] = shape.sizes
@@ -121,8 +128,9 @@ def lookup_k(settings: Settings, *, v2: bool) -> int:
 def drafter_config(settings: Settings, *, v2: bool = False) -> DrafterConfig:
     """The configuration that drafter and scheduler read in the engine's processes."""
     speculation = settings.speculation
+    on_device = v2 and not settings.has_head  # vLLM's lookup, whose K is chosen like a head's
     return DrafterConfig(
-        head_tokens=speculation.k,
+        head_tokens=None if on_device else speculation.head_k,
         lookup_tokens=lookup_k(settings, v2=v2),
         catch_up_tokens=speculation.catch_up_tokens,
         context_tokens=speculation.draft_context,
@@ -139,6 +147,8 @@ def speculative_config(
     the block's last position was computed from the token that followed it then. One such key in a
     block changes no text, and acceptance by less than can be measured (docs/decisions/0028).
     """
+    if not settings.has_head:
+        return lookup_config(settings, v2=v2)
     k = settings.speculation.k
     config: dict[str, Any] = {
         "method": "eagle3",
@@ -150,3 +160,22 @@ def speculative_config(
     if v2:
         config["num_speculative_tokens_per_batch_size"] = captured_table(k)
     return config
+
+
+def lookup_config(settings: Settings, *, v2: bool = False) -> dict[str, Any]:
+    """vLLM's `speculative_config` without a head: this project's lookup on the V1 model runner, and
+    on V2 vLLM's own, which runs on the device."""
+    k = settings.speculation.lookup_k
+    if not v2:
+        return {
+            "method": "custom_class",
+            "model": LOOKUP_DRAFTER,
+            "num_speculative_tokens": k,
+        }
+    return {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": k,
+        "prompt_lookup_min": SHORTEST_MATCH,
+        "prompt_lookup_max": LONGEST_MATCH,
+        "num_speculative_tokens_per_batch_size": captured_table(k),
+    }

@@ -21,7 +21,7 @@ class StartPath(StrEnum):
     V2 = "v2"
     V1 = "v1"
     V1_EAGER = "v1-eager"  # neither compiled nor captured in CUDA graphs
-    NO_DRAFTS = "no-drafts"  # K = 0, without the head
+    NO_DRAFTS = "no-drafts"  # K = 0, without head and lookup
 
     @property
     def description(self) -> str:
@@ -55,7 +55,7 @@ _DESCRIPTIONS = {
     StartPath.V2: "vLLM's V2 model runner",
     StartPath.V1: "vLLM's V1 model runner",
     StartPath.V1_EAGER: "vLLM's V1 model runner without compilation",
-    StartPath.NO_DRAFTS: "no draft head",
+    StartPath.NO_DRAFTS: "no drafts",
 }
 
 

@@ -71,7 +71,9 @@ def _log_graphs(config: VllmConfig) -> None:
     if speculation is None or not sizes or not config.use_v2_model_runner:
         return
     k = config.num_speculative_tokens
-    method: Method = "p-eagle" if speculation.parallel_drafting else "eagle3"
+    method: Method | None = "p-eagle" if speculation.parallel_drafting else "eagle3"
+    if not speculation.use_eagle():
+        method = None
     shape = StepShape(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, sizes)
     layers, head_layers = (
         model.hf_text_config.num_hidden_layers

@@ -40,6 +40,15 @@ class DraftPlan(NamedTuple):
     pass_price: float = 0.0  # of a pass of the head for one request
     further_price: float = 0.0  # of each further request in it
     read_price: float = 0.0  # of each token that the head has not read yet
+    spans: tuple[float, ...] = ()  # gains of the first n tokens of a grammar's forced span, by n
+
+    def without_lookups(self) -> DraftPlan:
+        """This plan with lookups that are worth nothing."""
+        return self._replace(lookups=(Worth(),) * len(self.lookups))
+
+    def span_tokens(self, length: int) -> int:
+        """How many tokens of a forced span of `length` have the largest gain; 0 for none."""
+        return max(range(min(length + 1, len(self.spans))), key=self.spans.__getitem__, default=0)
 
 
 @dataclass(slots=True)

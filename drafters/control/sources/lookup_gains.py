@@ -23,13 +23,14 @@ class LookupGains:
     the head's pass, by its requests and K.
     """
 
-    def __init__(self, k_max: int, most: int, tuning: Tuning) -> None:
-        """`k_max` is the largest K of the head, `most` the most draft tokens of a lookup."""
+    def __init__(self, k_max: int, most: int, tuning: Tuning, verified: int = 0) -> None:
+        """`k_max` is the largest K of the head, `most` the most draft tokens of a lookup, and
+        `verified` that of any source, where it is more."""
         self.most = most
-        self._k_max = k_max
+        self._verified = max(k_max, most, verified)
         self._tuning = tuning
         verifying = replace(tuning, guessed_terms=tuning.guessed_terms._replace(drafter_pass=0.0))
-        self.verification = CostTable(range(max(k_max, most) + 1), verifying)
+        self.verification = CostTable(range(self._verified + 1), verifying)
         self._passes = CostTable(range(k_max + 1), replace(tuning, guessed_terms=tuning.pass_terms))
         self._acceptance = [
             Acceptance(most, replace(tuning, prior_acceptance=prior))
@@ -53,7 +54,7 @@ class LookupGains:
         seconds = step.seconds - step.draft_seconds - reading_s
         if not load.requests or seconds <= 0.0:
             return
-        mean = min(load.mean_k(load.draft_tokens), max(self._k_max, self.most))
+        mean = min(load.mean_k(load.draft_tokens), self._verified)
         if mean or settled:
             reading_variance = (reading_s / step.seconds) ** 2
             self.verification.observe(load.requests, mean, seconds, reading_variance)
@@ -99,6 +100,12 @@ class LookupGains:
             return None
         return self.verification.row(requests)[0].seconds
 
+    def prices(self, load: Load, expected: float) -> list[float]:
+        """The tokens that the batch would make in the time of verifying n draft tokens of a
+        request, by n. `expected` is the tokens per second of the head alone."""
+        rate = self.tokens_per_second(load, expected)
+        return [rate * seconds for seconds in self._verify_seconds(load.requests)]
+
     def plan(
         self, load: Load, k: int, survival: Sequence[float], read_s: float, expected: float
     ) -> DraftPlan:
@@ -108,7 +115,7 @@ class LookupGains:
         tokens per second of the head alone.
         """
         rate = self.tokens_per_second(load, expected)
-        prices = [rate * seconds for seconds in self._verify_seconds(load.requests)]
+        prices = self.prices(load, expected)
         lookups = tuple(
             _best(acceptance.survival(), prices) if acceptance.trials else Worth()
             for acceptance in self._acceptance

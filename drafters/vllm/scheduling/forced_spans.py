@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
+from drafters.control.policy import Span
+
 LONGEST_TEXT = 1024  # characters of a forced text that are tokenised at once
 REMEMBERED_TEXTS = 512  # of which the tokens are remembered
 ANCHOR = "\n"  # text before a forced one where a tokenizer would add a space at the beginning
 
 
 class _Ahead(NamedTuple):
-    """Forced tokens of a request, of which drafts may have been made before."""
+    """Forced tokens of a request, drafted or not."""
 
     after: int  # tokens of the request, prompt and answer, that they follow
     tokens: tuple[int, ...]
@@ -36,16 +38,23 @@ class ForcedSpans:
     forced.
     """
 
-    def __init__(self, manager: Any) -> None:
-        """`manager` is the scheduler's StructuredOutputManager, whose tokenizer is used."""
-        self._manager = manager
+    def __init__(self, manager: Any, most: int) -> None:
+        """`manager` is the scheduler's StructuredOutputManager, whose tokenizer is used. A span has
+        `most` draft tokens at most."""
+        self._manager, self._most = manager, most
         self._encode: Callable[[str], tuple[int, ...]] | None = None  # made with the first text
         self._ahead: dict[str, _Ahead] = {}  # by request
+        self._seen: list[Span] = []
 
     def forget_ended(self, requests: Mapping[str, Any]) -> None:
         """Forget all requests but those that the scheduler has, by id."""
         for name in self._ahead.keys() - requests.keys():
             del self._ahead[name]
+
+    def take_seen(self) -> tuple[Span, ...]:
+        """How answers kept to the spans before their newest tokens, since the last call."""
+        seen, self._seen = tuple(self._seen), []
+        return seen
 
     def after_newest(self, request: Any, most: int) -> list[int]:
         """The forced tokens behind the newest one of a vLLM Request, `most` at most.
@@ -71,9 +80,14 @@ class ForcedSpans:
             return ()
         count = request.num_tokens
         came = request.all_token_ids[ahead.after : count]
-        if tuple(came) != ahead.tokens[: len(came)]:
+        compared, equal = min(len(came), len(ahead.tokens)), 0
+        while equal < compared and came[equal] == ahead.tokens[equal]:
+            equal += 1
+        if compared:
+            self._seen.append(Span(min(compared, self._most), min(equal, self._most)))
+        if equal < len(came):
             return ()
-        left = ahead.tokens[len(came) :]
+        left = ahead.tokens[equal:]
         self._ahead[request.request_id] = _Ahead(count, left)
         return left
 

@@ -15,15 +15,16 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from drafters.config import GRAMMAR, LOOKUP, MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
+from drafters.config import GRAMMAR, HEAD, LOOKUP, MAX_DEFERRED_STEPS, DrafterConfig, captured_ks
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
-from drafters.vllm.own_drafter import has_own_drafter, is_parallel
+from drafters.control.policy import Span
+from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel
 from drafters.vllm.scheduling.forced_spans import ForcedSpans
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts, reports_tokens
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
-from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan
+from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan, plan_of
 from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
 
 
@@ -53,37 +54,44 @@ class DraftingScheduler(Scheduler):
         lookup_k = 0 if v2 else config.lookup_k(self.num_spec_tokens)
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _AnyK(k_max)
-        ours = has_own_drafter(self.vllm_config.speculative_config)
+        speculation = self.vllm_config.speculative_config
+        ours = chooses_k(speculation)
         # On V1, drafts come with a step's output, and are not asked for (patches.py). On V2, they
         # stay on the device: every request gets K. Those over its limit are not scheduled, or, for
         # a batch to fit a CUDA graph, in which each request has as many tokens, scheduled and
         # rejected (v2/request_limits.py).
         self.brings_drafts = ours and not self.use_v2_model_runner
         graphs = self.vllm_config.compilation_config.cudagraph_mode
-        self._pads = ours and self.use_v2_model_runner and graphs.has_full_cudagraphs()
+        captured = ours and self.use_v2_model_runner and graphs.has_full_cudagraphs()
+        self._pads = captured and has_own_drafter(speculation)
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         window = config.window(self.scheduler_config.max_num_batched_tokens)
+        drafter = HEAD if has_own_drafter(speculation) else LOOKUP  # of which K is chosen
         self.policy = Controller(
             k_max,
-            ks=captured_ks(k_max) if self._pads else None,
+            ks=captured_ks(k_max) if captured else None,
             catch_up_tokens=MAX_DEFERRED_STEPS if self.use_v2_model_runner else window,
             lookup_tokens=lookup_k,
+            span_tokens=self.num_spec_tokens if self.brings_drafts else 0,
+            drafter=drafter,
             # The largest K, until the gateway has seen drafts and sets the objective.
-            objective=Objective(FIXED, k=k_max),
+            objective=Objective(FIXED, k=k_max) if k_max else None,
         )
         self._charged = k_max  # K for whose slots a step's requests are charged: the latest choice
-        if ours and k_max:
+        if ours and self.num_spec_tokens:
             # vLLM reads K from here for that, at every step.
             self.vllm_config = copy(self.vllm_config)
             self.vllm_config.speculative_config = copy(self.vllm_config.speculative_config)
-        self.recorder = StepRecorder(k_max, self.num_spec_tokens)
+        self.recorder = StepRecorder(k_max, self.num_spec_tokens, drafter)
         # Of drafts for the next step that are not the head's: request -> source.
         self._sources: dict[str, str] = {}
         # Of the requests that asked where their tokens come from.
         self._source_counts: dict[str, RequestSourceCounts] = {}
         # On V2 the newest tokens are on the device when the next step is scheduled.
-        self._forced = ForcedSpans(self.structured_output_manager) if self.brings_drafts else None
+        self._forced: ForcedSpans | None = None
+        if self.brings_drafts:
+            self._forced = ForcedSpans(self.structured_output_manager, self.num_spec_tokens)
         # Whether the model runs in this thread, so that it stands still while the policy learns.
         self._alone = current_platform.is_cpu() and issubclass(
             Executor.get_class(self.vllm_config), UniProcExecutor
@@ -210,22 +218,28 @@ class DraftingScheduler(Scheduler):
         self._sources = dict.fromkeys(extras.looked_up, LOOKUP)
         if extras.drafts is not None:
             self.update_draft_token_ids(extras.drafts)
+        spans: tuple[Span, ...] = ()
         if self._forced is not None and scheduler_output.has_structured_output_requests:
-            self._draft_forced(scheduler_output, self._forced)
-        self.recorder.end(scheduler_output, model_runner_output)
+            with self.recorder.controlling():
+                self._draft_forced(scheduler_output, self._forced)
+            spans = self._forced.take_seen()
+        self.recorder.end(scheduler_output, model_runner_output, spans)
         return outputs
 
     def _draft_forced(self, scheduled: SchedulerOutput, forced: ForcedSpans) -> None:
-        """Let forced spans take the place of the drafts of requests with a grammar, unless these
-        begin with the span."""
+        """Let forced spans take the place of drafts that do not reach as far, where a span gains by
+        the step's plan. Legal drafts are made of the same text up to there, and head or lookup know
+        better how the target cuts it into tokens."""
+        plan = plan_of(scheduled)
         for name in scheduled.num_scheduled_tokens:
             request = self.requests.get(name)
             if request is None or not request.use_structured_output or request.is_prefill_chunk:
                 continue
             most = draft_limit(request.sampling_params, self.num_spec_tokens)
             span = forced.after_newest(request, most)
-            if span and request.spec_token_ids[: len(span)] != span:
-                request.spec_token_ids = span
+            count = 0 if plan is None else plan.span_tokens(len(span))
+            if count > len(request.spec_token_ids):
+                request.spec_token_ids = span[:count]
                 self._sources[name] = GRAMMAR
                 self.recorder.replaced(name)
 

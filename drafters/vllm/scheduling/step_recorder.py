@@ -13,6 +13,7 @@ from drafters.control.policy import (
     Load,
     Policy,
     SourceCounts,
+    Span,
     Step,
     count_draft_limits,
     counts_above,
@@ -64,8 +65,10 @@ class StepRecorder:
     acceptance of what is left that of all.
     """
 
-    def __init__(self, k_max: int, most: int | None = None) -> None:
-        """`k_max` is the head's largest K, `most` the most draft tokens of any source."""
+    def __init__(self, k_max: int, most: int | None = None, drafter: str = HEAD) -> None:
+        """`k_max` is the head's largest K, `most` the most draft tokens of any source. `drafter` is
+        the source of which K is chosen: vLLM's own lookup, where it is no head."""
+        self._drafter = drafter
         self.recent: deque[Step] = deque(maxlen=RECENT)
         self._k_max, self._most = k_max, most or k_max
         self._begun: dict[int, _Begun] = {}
@@ -128,10 +131,11 @@ class StepRecorder:
     def verified(self, request: str, drafts: int, accepted: int) -> str:
         """Count a request's drafts in the step that ends next; returns their source."""
         self._verified.append((request, drafts, accepted))
-        return self._sources.get(request, HEAD)
+        return self._sources.get(request, self._drafter)
 
-    def end(self, scheduled: Any, output: Any) -> None:
-        """Record a finished step, with the output from which vLLM has cut surplus tokens."""
+    def end(self, scheduled: Any, output: Any, spans: tuple[Span, ...] = ()) -> None:
+        """Record a finished step, with the output from which vLLM has cut surplus tokens, and the
+        forced spans that its tokens were compared with."""
         begun = self._begun.pop(id(scheduled), None)
         if begun is None:
             return
@@ -148,6 +152,7 @@ class StepRecorder:
             control_seconds=self._control,
             looked_up=len(extras.looked_up),
             matches=extras.matches,
+            spans=spans,
         )
         target_s, draft_s = extras.target_seconds, extras.draft_seconds
         if extras.of_step_before:
@@ -174,21 +179,21 @@ class StepRecorder:
     def _counted(self, ended: _Ended) -> Step:
         """A step with the counts of its drafts, by source."""
         _, verified, cut, sources = ended
-        counts = {HEAD: ([0] * (self._k_max + 1), [0] * (self._k_max + 1))}
+        counts = {self._drafter: ([0] * (self._k_max + 1), [0] * (self._k_max + 1))}
         for source in dict.fromkeys(sources.values()):
             counts[source] = [0] * (self._most + 1), [0] * (self._most + 1)
         for name, drafts, right in verified:
-            drafted, accepted = counts[sources.get(name, HEAD)]
+            drafted, accepted = counts[sources.get(name, self._drafter)]
             drafted[cut[name].drafts if name in cut else drafts] += 1
             accepted[right] += 1
         for name, (made, kept) in cut.items():
             if not kept:  # nothing was left to verify
-                counts[sources.get(name, HEAD)][0][made] += 1
+                counts[sources.get(name, self._drafter)][0][made] += 1
         by_position = {
             source: (counts_above(drafted), counts_above(accepted))
             for source, (drafted, accepted) in counts.items()
         }
-        drafted_by_head, accepted_of_head = by_position.pop(HEAD)
+        drafted_by_head, accepted_of_head = by_position.pop(self._drafter)
         others = tuple(SourceCounts(source, *found) for source, found in by_position.items())
         return ended.step._replace(
             drafted=drafted_by_head, accepted=accepted_of_head, others=others

@@ -28,6 +28,21 @@ class _Request:
     lookup: RequestLookup | None = None  # once its prompt has been read
 
 
+class LookupProposer:
+    """What vLLM makes as the drafter of an engine without a head (LOOKUP_DRAFTER). The runner looks
+    up itself (runner.py, V1DraftingRunner), since only it knows the plan of a step."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.vllm_config = vllm_config
+
+    def load_model(self, target: Any) -> None:
+        """There is no model to load."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Raise RuntimeError: vLLM's own runner has no plan."""
+        raise RuntimeError("lookups need this project's worker (drafters/vllm/worker.py)")
+
+
 class LookupDrafter:
     """The texts of the requests that may have drafts, each indexed for itself."""
 

@@ -16,8 +16,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP, LogitsProcessors, build_logitsprocs
 
 from drafters.config import DrafterConfig
-from drafters.control.sources.draft_plan import DraftPlan, choose_sources
-from drafters.vllm.own_drafter import has_own_drafter, is_parallel
+from drafters.control.sources.draft_plan import DraftPlan, SourceChoice, choose_sources
+from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel
 from drafters.vllm.scheduling.step_output import WorkerStepOutput, plan_of
 from drafters.vllm.v1.drafter import Drafter
 from drafters.vllm.v1.huge_pages import collapse
@@ -45,9 +45,9 @@ class NoDrafts:
 class V1DraftingRunner(Base):
     """Mixed into vLLM's runner (vllm/v1/worker/gpu_model_runner.py, cpu_model_runner.py).
 
-    P-EAGLE heads draft through ParallelDrafter, EAGLE-3 heads through SequentialDrafter, all
-    others through vLLM's own proposers. With and without speculation, seeded requests get their
-    randomness by position (seeded_sampling.py).
+    P-EAGLE heads draft through ParallelDrafter, EAGLE-3 heads through SequentialDrafter, with or
+    without a head lookups through LookupDrafter, all others through vLLM's own proposers. With and
+    without speculation, seeded requests get their randomness by position (seeded_sampling.py).
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -58,19 +58,25 @@ class V1DraftingRunner(Base):
         self._began = self._draft_seconds = 0.0
         # How many rows of each request's logits in this step are not finite: int32 [requests].
         self._broken: torch.Tensor | None = None
-        if not hasattr(self, "drafter") or not has_own_drafter(self.speculative_config):
+        if not hasattr(self, "drafter") or not chooses_k(self.speculative_config):
             return
         if self.use_async_scheduling:
             raise RuntimeError(
-                "P-EAGLE and EAGLE-3 need async_scheduling=False: each pass is laid out on the "
-                "host, which must know the accepted tokens"
+                "drafts need async_scheduling=False on the V1 model runner: they are laid out on "
+                "the host, which must know the accepted tokens"
             )
         config = DrafterConfig.read(vllm_config.additional_config)
-        kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
-        self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
+        if has_own_drafter(self.speculative_config):
+            kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter
+            self.drafter = self.own_drafter = kind(vllm_config, self.device, self, config)
         self.input_batch.logitsprocs = undrafted_processors(vllm_config, self.device)
         if lookup_k := config.lookup_k(self.num_spec_tokens):
             self.lookup = LookupDrafter(self, lookup_k)
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether this project drafts here, with a head or by lookup."""
+        return self.own_drafter is not None or self.lookup is not None
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """vLLM's specs, with a head's sliding-window layers keeping all tokens (kv_cache.py)."""
@@ -105,7 +111,7 @@ class V1DraftingRunner(Base):
         none: its work has not ended."""
         output = super().sample_tokens(*args, **kwargs)
         if isinstance(output, ModelRunnerOutput):
-            drafted = self.own_drafter is not None and self._draft_token_ids is not None
+            drafted = self._drafts and self._draft_token_ids is not None
             drafts = self.take_draft_token_ids() if drafted else None
             draft = self._draft_seconds
             replace(
@@ -120,7 +126,7 @@ class V1DraftingRunner(Base):
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
     ) -> Any:
         """Let steps without drafts skip the rejection sampler and its metadata."""
-        if self.own_drafter is None or num_draft_tokens.any():
+        if not self._drafts or num_draft_tokens.any():
             return super()._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)
         last = torch.from_numpy(cu_num_scheduled_tokens.astype(np.int64) - 1)
         return NoDrafts(last.to(self.device, non_blocking=True))
@@ -142,7 +148,7 @@ class V1DraftingRunner(Base):
             num_draft_tokens = spec_decode_metadata.num_draft_tokens
         if not sampling_metadata.all_greedy:
             # On CUDA, noise from a generator for each row would cost a kernel each.
-            own_seeds = self.own_drafter is not None and self.device.type == "cpu"
+            own_seeds = self._drafts and self.device.type == "cpu"
             seeded_requests = SeededRequests.in_batch_of(self, own_seeds=own_seeds)
             generators = seeded_requests.bonus_generators(num_draft_tokens, self.device)
             sampling_metadata.generators = generators
@@ -170,9 +176,9 @@ class V1DraftingRunner(Base):
         return {name: count for name, count in counts if count}, None, *rest
 
     def _input_fits_in_drafter(self, common: Any) -> bool:
-        """Always true for our drafter, which limits K by request. vLLM's drafts for no request if
+        """Always true for our drafters, which limit K by request. vLLM's drafts for no request if
         one of them is near the largest length."""
-        if self.own_drafter is not None:
+        if self._drafts:
             return common is not None
         return bool(super()._input_fits_in_drafter(common))
 
@@ -190,6 +196,10 @@ class V1DraftingRunner(Base):
     ) -> list[list[int]] | torch.Tensor | None:
         """Draft with our drafter, or vLLM's where there is none of ours, and time it."""
         began = perf_counter()
+        if self.own_drafter is None and self.lookup is not None:
+            looked_up = self._look_up(plan_of(scheduler_output), self.lookup)
+            self._draft_seconds = perf_counter() - began
+            return looked_up
         if self.own_drafter is None:
             drafts: torch.Tensor = super().propose_draft_token_ids(
                 scheduler_output,
@@ -220,6 +230,34 @@ class V1DraftingRunner(Base):
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours
 
+    def _look_up(self, plan: DraftPlan | None, lookup: LookupDrafter) -> list[list[int]] | None:
+        """Draft by lookup alone: vLLM has entered the step's tokens in the batch by now."""
+        names = self.input_batch.req_ids
+        if plan is None:
+            return None
+        candidates = lookup.candidates(np.full((len(names), 1), -1), None)
+        choice = choose_sources(plan, 0, candidates)
+        return self._take_lookups(choice, None)
+
+    def _take_lookups(
+        self, choice: SourceChoice, drafts: list[list[int]] | None
+    ) -> list[list[int]] | None:
+        """Add the lookups to the drafts of the head, and note the sources."""
+        assert self.lookup is not None
+        names = self.input_batch.req_ids
+        looked_up = tuple(name for name, count in zip(names, choice.lookups, strict=True) if count)
+        self._sources = WorkerStepOutput(
+            head_k=choice.k if choice.runs_head else 0,
+            looked_up=looked_up,
+            matches=self.lookup.matches,
+        )
+        if looked_up:
+            drafts = drafts or [[] for _ in names]
+            for row, count in enumerate(choice.lookups):
+                if count:
+                    drafts[row] = self.lookup.draft(names[row], count)
+        return drafts
+
     def _draft_by_plan(
         self, plan: DraftPlan, k: int, step: tuple[Any, ...]
     ) -> list[list[int]] | None:
@@ -241,18 +279,7 @@ class V1DraftingRunner(Base):
             drafts = drafter.draft(passed_k, *step, wanting=np.array(choice.head), reading=reading)
         else:
             drafts = drafter.draft(0, *step)
-        looked_up = tuple(name for name, count in zip(names, choice.lookups, strict=True) if count)
-        self._sources = WorkerStepOutput(
-            head_k=choice.k if choice.runs_head else 0,
-            looked_up=looked_up,
-            matches=self.lookup.matches,
-        )
-        if looked_up:
-            drafts = drafts or [[] for _ in names]
-            for row, count in enumerate(choice.lookups):
-                if count:
-                    drafts[row] = self.lookup.draft(names[row], count)
-        return drafts
+        return self._take_lookups(choice, drafts)
 
 
 def undrafted_processors(vllm_config: Any, device: torch.device) -> LogitsProcessors:

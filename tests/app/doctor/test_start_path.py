@@ -25,7 +25,7 @@ READY = {"status": "ready", "phase": "ready"}
         ({"strict_speculation": True}, {}, False, "v2: .*; exits if it does not start"),
         ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "v1: .*: v1-eager, then no-drafts"),
         ({}, {}, True, "v1: vLLM's V1 model runner$"),
-        ({"k": "0"}, {}, False, "no-drafts: no draft head$"),
+        ({"k": "0"}, {}, False, "no-drafts: no drafts$"),
     ],
 )
 def test_the_plan_is_told(

@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "mask_hidden": True,
 }
 EAGLE_3 = {**GOOD, "proposer": "SequentialDrafter", "parallel": False, "mask_hidden": False}
+LOOKUP = {"proposer": "LookupProposer", "head": None, "parallel": False, "k": 10}
 SETTINGS = load({"k": "5"}, {})
 
 
@@ -45,6 +46,15 @@ def test_our_proposers_are_known_by_their_names() -> None:
 
     ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, SequentialSpeculator)
     assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
+
+
+def test_what_looks_up_is_known_by_its_name() -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
+
+    from drafters.vllm.v1.lookup import LookupProposer
+
+    assert set(readiness.LOOKUPS) == {LookupProposer.__name__, NgramGPUSpeculator.__name__}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,23 @@ def test_a_head_without_weights_has_no_mask_to_look_at() -> None:
         readiness.check_reports(settings, [{**report, "parallel": False}])
 
 
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({**LOOKUP, "proposer": "NgramProposer"}, "not by lookup"),
+        ({**LOOKUP, "k": 5}, "looks up 5 tokens, 10"),
+        (None, "without a drafter"),
+    ],
+)
+def test_without_a_head_a_worker_looks_up(report: dict[str, Any] | None, reason: str) -> None:
+    settings = load({"model": "org/model"}, {})
+    on_v2 = {**LOOKUP, "proposer": "NgramGPUSpeculator"}
+    for good in (LOOKUP, on_v2):
+        assert readiness.check_reports(settings, [good, good]) == good
+    with pytest.raises(StartupError, match=reason):
+        readiness.check_reports(settings, [LOOKUP, report])
+
+
 def test_no_reports_at_all_is_no_proof() -> None:
     with pytest.raises(StartupError):
         readiness.check_reports(SETTINGS, [])
@@ -81,13 +108,38 @@ def test_no_reports_at_all_is_no_proof() -> None:
 def test_without_speculation_nothing_is_asked() -> None:
     plain = load({"k": "0"}, {})
     assert readiness.check_reports(plain, [None]) is None
-    assert asyncio.run(readiness.check_drafts(plain, SimpleNamespace(draft_tokens=0))) == 0
+    drafts = SimpleNamespace(draft_tokens=0)
+    assert asyncio.run(readiness.check_drafts(plain, Repeating(drafts), drafts)) == 0
 
 
 def test_a_head_that_drafts_nothing_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "STATS_TIMEOUT_S", 0.1)
-    with pytest.raises(StartupError, match="drafted no token"):
-        asyncio.run(readiness.check_drafts(SETTINGS, SimpleNamespace(draft_tokens=0)))
+    drafts = SimpleNamespace(draft_tokens=0)
+    with pytest.raises(StartupError, match="no token was drafted"):
+        asyncio.run(readiness.check_drafts(SETTINGS, Repeating(drafts), drafts))
+
+
+class Repeating:
+    """An engine that drafts where a text repeats itself."""
+
+    def __init__(self, drafts: SimpleNamespace) -> None:
+        self._drafts = drafts
+
+    async def answer(self, texts: Sequence[str], tokens: int) -> None:
+        """The warm-up texts do not repeat themselves."""
+
+    async def repeat(self, text: str, tokens: int) -> None:
+        self._drafts.draft_tokens += tokens
+
+    async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError("nothing is commanded")
+
+
+def test_without_a_head_a_text_that_repeats_itself_is_the_proof() -> None:
+    drafts = SimpleNamespace(draft_tokens=0)
+    settings = load({"model": "org/model"}, {})
+    drafted = asyncio.run(readiness.check_drafts(settings, Repeating(drafts), drafts))
+    assert drafted == readiness.WARM_UP_TOKENS
 
 
 def test_the_count_may_arrive_late() -> None:
@@ -95,7 +147,7 @@ def test_the_count_may_arrive_late() -> None:
 
     async def scenario() -> int:
         asyncio.get_running_loop().call_later(0.1, setattr, drafts, "draft_tokens", 15)
-        return await readiness.check_drafts(SETTINGS, drafts)
+        return await readiness.check_drafts(SETTINGS, Repeating(drafts), drafts)
 
     assert asyncio.run(scenario()) == 15
 
@@ -105,6 +157,9 @@ class Broken:
 
     def __init__(self, *, with_drafts_only: bool) -> None:
         self.broken, self.with_drafts_only = True, with_drafts_only
+
+    async def repeat(self, text: str, tokens: int) -> None:
+        """Nothing is looked up."""
 
     async def answer(self, texts: Sequence[str], tokens: int) -> None:
         if self.broken:

@@ -49,7 +49,7 @@ def state(**changes: Any) -> dict[str, Any]:
             "the drafter must read first",
         ),
         ({"costs": []}, "off: no step has been measured yet"),
-        ({"costs": costs()[:1]}, "off: the largest K is 0"),
+        ({"costs": costs()[:1]}, "off: there is no head"),
         ({"objective": "off"}, "off: the objective is off"),
         ({"objective": "fixed", "k": 2}, "2 draft tokens: the objective is fixed"),
     ],

@@ -83,10 +83,13 @@ def test_a_long_context_preset_differs_in_its_head_and_length_only() -> None:
     assert about_preset("gpt-oss-20b-long-context").target == about_preset("gpt-oss-20b").target
 
 
-def test_gemma_asks_for_a_head() -> None:
+def test_gemma_is_served_without_a_head() -> None:
+    settings = load({}, {}, preset="gemma-4-31b")
+    assert settings.speculates and not settings.has_head
     with pytest.raises(SettingsError, match=r"no head is given for google/gemma-4-31B-it"):
-        load({}, {}, preset="gemma-4-31b")
+        load({"lookup_k": "0"}, {}, preset="gemma-4-31b")
     assert not load({"k": "0"}, {}, preset="gemma-4-31b").speculates
+    assert load({"drafter": "./head"}, {}, preset="gemma-4-31b").has_head
 
 
 def test_a_file_builds_on_a_preset(tmp_path: Path) -> None:

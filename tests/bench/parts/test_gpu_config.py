@@ -16,13 +16,14 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
 
 from app.engine.configuration.capacity import ServerDefaults, graphs_of, server_defaults
-from app.presets.about import about_preset
+from app.presets.about import About, about_preset
 from app.presets.memory import UTILISATION, capacity
-from app.settings import of_preset, preset_names
+from app.settings import Settings, of_preset, preset_names
 from bench.parts.gpu_config import Case, Configuration, rows
 from bench.parts.gpu_platform import GPUS
 from drafters.config import captured_ks
 from drafters.graph_sizes import GraphCounts
+from drafters.model.config import Method
 
 REPOSITORY = Path(__file__).parents[3]
 KINDS = ("H100", "H200", "B200")
@@ -30,6 +31,7 @@ PRESETS = preset_names()
 THEIRS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 4096, "cudagraph_capture_sizes": [8, 64],
 }  # fmt: skip
+WITHOUT_HEAD = ("embedded", "qwen3-8b", "gpt-oss-120b")
 CASES = [
     *(Case(name, gpu) for name in PRESETS for gpu in KINDS),
     Case("gpt-oss-20b", "A100"),
@@ -39,6 +41,7 @@ CASES = [
     Case("gpt-oss-120b", "H100", given={"tensor_parallel_size": 8}),
     Case("gpt-oss-20b", "H100", given=THEIRS),
     Case("gpt-oss-20b", "H100", given={"enforce_eager": True}),
+    *(Case(name, "H100", head=False) for name in WITHOUT_HEAD),
 ]
 SCRIPT = """
 import json, sys
@@ -67,12 +70,31 @@ def outcome(built: dict[str, Configuration], case: Case) -> Configuration:
     return built[json.dumps(case)]
 
 
+def drafting(settings: Settings, about: About) -> tuple[int, Method | None]:
+    """The most draft tokens of a request, and how the head drafts; None without one."""
+    if not settings.has_head:
+        return settings.speculation.lookup_k, None
+    return settings.speculation.k, about.head.method if about.head else "p-eagle"
+
+
+@pytest.mark.parametrize("preset", WITHOUT_HEAD)
+def test_without_a_head_vllm_looks_up_on_the_device(
+    preset: str, built: dict[str, Configuration]
+) -> None:
+    found, settings = outcome(built, Case(preset, "H100", head=False)), of_preset(preset)
+    assert found.runner == "V2" and found.mode == "FULL_AND_PIECEWISE"
+    assert found.ks == list(captured_ks(settings.speculation.lookup_k))
+    assert found.counts[0] > 0 and found.counts[2] == 0, "the target's graphs alone"
+    for each in found.ks:
+        assert found.sequences * (each + 1) <= found.sizes[-1]
+
+
 @pytest.mark.parametrize("gpu", KINDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Configuration]) -> None:
     found = outcome(built, Case(preset, gpu))
     settings, about = of_preset(preset), about_preset(preset)
-    k, method = settings.speculation.k, about.head.method if about.head else "p-eagle"
+    k, method = drafting(settings, about)
     if settings.speculation.draft_context:  # which V2 lacks
         assert found.runner == "V1" and not found.ks
         return
@@ -108,7 +130,9 @@ def test_the_attention_backends_of_target_and_head(
     settings, about = of_preset(preset), about_preset(preset)
     if settings.speculation.draft_context:  # on V1
         return
-    if about.head and about.head.method == "eagle3":
+    if not settings.has_head:
+        assert on["B200"].head_backend == "FLASHINFER"
+    elif about.head and about.head.method == "eagle3":
         assert on["B200"].head_backend == "FLASHINFER"
         assert on["B200"].head_threshold == 1 + settings.speculation.k
     else:

@@ -20,16 +20,18 @@ from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.engine.input_processor import InputProcessor  # noqa: E402
 
-from drafters.config import DrafterConfig  # noqa: E402
+from drafters.config import LOOKUP_DRAFTER, DrafterConfig  # noqa: E402
 from drafters.model.checkpoint import save_head  # noqa: E402
 from drafters.model.config import HeadConfig  # noqa: E402
 from drafters.model.head import DraftHead  # noqa: E402
 from drafters.vllm import own_drafter  # noqa: E402
 from drafters.vllm.own_drafter import (  # noqa: E402
     accept_undrafted,
+    chooses_k,
     has_own_drafter,
     head_backend,
     limits_of,
+    looks_up,
     refuse,
 )
 from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
@@ -294,3 +296,42 @@ def test_vllms_backend_stays_where_it_will_do(on_v2: VllmConfig) -> None:
 def test_the_other_backends_do_not_part_decodes_from_prompts(name: str) -> None:
     backend = AttentionBackendEnum[name].get_class()
     assert backend.get_builder_cls().reorder_batch_threshold is None
+
+
+def lookup(config: VllmConfig, method: str) -> VllmConfig:
+    """The configuration with lookups in the place of a head."""
+    model = LOOKUP_DRAFTER if method == "custom_class" else method
+    return changed(config, speculative_config__method=method, speculative_config__model=model)
+
+
+@pytest.mark.parametrize("method", ["custom_class", "ngram_gpu"])
+def test_lookups_are_drafts_of_this_project_without_a_head(config: VllmConfig, method: str) -> None:
+    found = lookup(changed(config, speculative_config__parallel_drafting=False), method)
+    speculation = found.speculative_config
+    assert looks_up(speculation) and chooses_k(speculation) and not has_own_drafter(speculation)
+    refuse(found)
+    assert limits_of(found) == []
+
+
+def test_other_drafters_of_vllm_are_not(config: VllmConfig) -> None:
+    plain = changed(config, speculative_config__parallel_drafting=False)
+    for method, model in (("ngram", "ngram"), ("custom_class", "their.Proposer")):
+        other = changed(plain, speculative_config__method=method, speculative_config__model=model)
+        assert not chooses_k(other.speculative_config)
+    assert not looks_up(None) and chooses_k(config.speculative_config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"model_config__enable_prompt_embeds": True}, "enable_prompt_embeds"),
+        ({"scheduler_config__async_scheduling": True}, "async_scheduling"),
+        ({"speculative_config__rejection_sample_method": "block"}, "rejection_sample_method"),
+    ],
+)
+def test_what_lookups_cannot_draft_beside_is_named(
+    config: VllmConfig, changes: dict[str, Any], name: str
+) -> None:
+    plain = changed(config, speculative_config__parallel_drafting=False)
+    with pytest.raises(NotImplementedError, match=name):
+        refuse(changed(lookup(plain, "custom_class"), **changes))

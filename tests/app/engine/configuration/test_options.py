@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.options import ONE_PROCESS, engine_options
 from app.settings import load
-from drafters.config import DrafterConfig
+from drafters.config import LOOKUP_DRAFTER, DrafterConfig, captured_ks
 
 
 def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
@@ -53,6 +55,34 @@ def test_nothing_is_looked_up_on_the_v2_runner() -> None:
     options = engine_options(load({"k": "3"}, {}), v2=True)
     assert options["speculative_config"]["num_speculative_tokens"] == 3
     assert DrafterConfig.read(options["additional_config"]).lookup_k(3) == 0
+
+
+def test_without_a_head_our_drafter_looks_up_on_the_v1_runner() -> None:
+    options = engine_options(load({"model": "org/model", "lookup_k": "8"}, {}))
+    assert options["speculative_config"] == {
+        "method": "custom_class", "model": LOOKUP_DRAFTER, "num_speculative_tokens": 8,
+    }  # fmt: skip
+    config = DrafterConfig.read(options["additional_config"])
+    assert (config.head_k(8), config.lookup_k(8)) == (0, 8)
+    module, _, name = LOOKUP_DRAFTER.rpartition(".")
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    assert callable(getattr(import_module(module), name).propose)
+
+
+def test_without_a_head_vllm_looks_up_on_the_v2_runner() -> None:
+    options = engine_options(load({"model": "org/model", "lookup_k": "8"}, {}), v2=True)
+    speculation = options["speculative_config"]
+    assert speculation["method"] == "ngram_gpu"
+    assert speculation["prompt_lookup_min"] <= speculation["prompt_lookup_max"]
+    table = speculation["num_speculative_tokens_per_batch_size"]
+    assert [k for _, _, k in table] == list(captured_ks(8))
+    config = DrafterConfig.read(options["additional_config"])
+    assert (config.head_k(8), config.lookup_k(8)) == (8, 0), "its K is chosen as a head's"
+
+
+def test_k_0_drafts_nothing() -> None:
+    options = engine_options(load({"model": "org/model", "k": "0"}, {}))
+    assert "speculative_config" not in options
 
 
 def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:

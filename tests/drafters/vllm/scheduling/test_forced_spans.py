@@ -25,6 +25,7 @@ from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
 )
 from vllm.v1.structured_output.request import get_structured_output_key  # noqa: E402
 
+from drafters.control.policy import Span  # noqa: E402
 from drafters.vllm.scheduling.forced_spans import (  # noqa: E402
     LONGEST_TEXT,
     ForcedSpans,
@@ -107,7 +108,7 @@ COMPACT, LOOSE = Backend(compact=True), Backend(compact=False)
 def walk(backend: Backend, constraint: dict[str, Any], random: Random) -> tuple[int, int]:
     """Make an answer of legal tokens, forced or random ones, and check the span at each of its
     tokens. Returns how many tokens the answer has and how many of them were drafted."""
-    answer, spans = backend.answer(constraint), ForcedSpans(Manager())
+    answer, spans = backend.answer(constraint), ForcedSpans(Manager(), MOST)
     grammar = answer.structured_output_request.grammar
     drafted = length = 0
     if "triggers" in str(constraint):  # which random tokens hardly ever are
@@ -150,7 +151,7 @@ def text_of(backend: Backend, constraint: dict[str, Any], beginning: str) -> str
     answer = backend.answer(constraint)
     for token in TOKENIZER.encode(beginning, add_special_tokens=False):
         answer.add(token)
-    return str(TOKENIZER.decode(ForcedSpans(Manager()).after_newest(answer, MOST)))
+    return str(TOKENIZER.decode(ForcedSpans(Manager(), MOST).after_newest(answer, MOST)))
 
 
 def test_the_last_token_is_left_out_unless_the_answer_may_end_there() -> None:
@@ -174,7 +175,7 @@ def test_a_long_text_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda matcher: asked.append(1) or forced_text(matcher),
     )
     value = "a long text without a choice, " * 200
-    answer, spans = COMPACT.answer({"json": {"const": value}}), ForcedSpans(Manager())
+    answer, spans = COMPACT.answer({"json": {"const": value}}), ForcedSpans(Manager(), MOST)
     drafted = 0
     while span := spans.after_newest(answer, MOST):
         for token in span:
@@ -185,8 +186,28 @@ def test_a_long_text_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafted == len(answer.all_token_ids) - 3
 
 
+def test_spans_are_compared_with_the_tokens_that_came() -> None:
+    """Whether they were drafted or not: a source that is not used must be able to come back."""
+    answer, spans = COMPACT.answer({"json": {"const": "positive"}}), ForcedSpans(Manager(), 3)
+    canonical = TOKENIZER.encode('"positive"', add_special_tokens=False)
+    assert len(canonical) > 3
+    assert spans.after_newest(answer, 3) == canonical[:3]
+    assert spans.take_seen() == ()
+    answer.add(canonical[0])
+    assert spans.after_newest(answer, 3) == canonical[1:4]
+    assert spans.take_seen() == (Span(1, 1),)
+    single = next(token for token in range(256) if BYTES[token] == b"p")
+    answer.add(single)  # another way to cut the same text
+    assert spans.after_newest(answer, 0) == []
+    spans.after_newest(answer, 3)
+    assert spans.take_seen() == (Span(1, 0),)
+
+
 def test_a_request_that_ended_is_forgotten() -> None:
-    answer, spans = COMPACT.answer({"choice": ["positive", "negative"]}), ForcedSpans(Manager())
+    answer, spans = (
+        COMPACT.answer({"choice": ["positive", "negative"]}),
+        ForcedSpans(Manager(), MOST),
+    )
     answer.add(TOKENIZER.encode("pos", add_special_tokens=False)[0])
     assert spans.after_newest(answer, MOST)
     spans.forget_ended({answer.request_id: answer})
@@ -198,13 +219,13 @@ def test_a_request_that_ended_is_forgotten() -> None:
 def test_nothing_is_drafted_while_the_model_thinks() -> None:
     manager, answer = Manager(), COMPACT.answer({"json": {"const": "one of one"}})
     manager.thinks = True
-    assert ForcedSpans(manager).after_newest(answer, MOST) == []
+    assert ForcedSpans(manager, MOST).after_newest(answer, MOST) == []
     manager.thinks = False
-    assert ForcedSpans(manager).after_newest(answer, MOST)
+    assert ForcedSpans(manager, MOST).after_newest(answer, MOST)
 
 
 def test_other_backends_and_no_grammar_give_no_span() -> None:
-    spans, free = ForcedSpans(Manager()), Answer(None)
+    spans, free = ForcedSpans(Manager(), MOST), Answer(None)
     assert spans.after_newest(free, MOST) == []
     free.structured_output_request = None  # type: ignore[assignment]
     assert spans.after_newest(free, MOST) == []
@@ -218,7 +239,7 @@ def test_no_span_after_the_end_of_a_grammar() -> None:
         answer.add(token)
     answer.add(TOKENIZER.eos_token_id)
     assert answer.structured_output_request.grammar.is_terminated()
-    assert ForcedSpans(Manager()).after_newest(answer, MOST) == []
+    assert ForcedSpans(Manager(), MOST).after_newest(answer, MOST) == []
 
 
 class SentencePiece:

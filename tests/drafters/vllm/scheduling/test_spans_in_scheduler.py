@@ -1,0 +1,188 @@
+"""The scheduler drafts forced spans: in the place of drafts that reach less far, within a request's
+limit, and counted as what they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
+if not vllm_platforms.current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
+from vllm import SamplingParams  # noqa: E402
+from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
+from vllm.v1.request import Request  # noqa: E402
+
+from drafters.config import GRAMMAR, REPORT_TOKENS, SOURCES  # noqa: E402
+from drafters.control.policy import Step  # noqa: E402
+from drafters.control.sources.draft_plan import DraftPlan  # noqa: E402
+from drafters.vllm.scheduling.forced_spans import forced_text  # noqa: E402
+from drafters.vllm.scheduling.limits import MAX_K  # noqa: E402
+from drafters.vllm.scheduling.step_output import WorkerStepOutput  # noqa: E402
+from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
+    K_MAX,
+    SchedulerHarness,
+    ScriptedPolicy,
+    configuration,
+)
+from tests.drafters.vllm.scheduling.test_forced_spans import BYTES, COMPACT, TOKENIZER  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import VllmConfig
+
+ALWAYS = tuple(0.9 * n for n in range(K_MAX + 1))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        name: {"type": "boolean"} for name in ("is_verified_customer", "street_address_found")
+    },
+    "required": ["is_verified_customer", "street_address_found"],
+    "additionalProperties": False,
+}
+
+
+def answer_of(matcher: Any) -> str:
+    """The text that SCHEMA allows, with the value true: white space is the backend's affair."""
+    text = ""
+    while not matcher.is_completed():
+        piece = forced_text(matcher) or "t"
+        assert matcher.accept_string(piece)
+        text += piece
+    return text
+
+
+ANSWER = answer_of(COMPACT.answer({"json": SCHEMA}).structured_output_request.grammar.matcher)
+
+
+class Planning(ScriptedPolicy):
+    """Says what spans gain, and keeps what it is told of steps."""
+
+    def __init__(self, spans: tuple[float, ...] = ALWAYS) -> None:
+        self.steps: list[Step] = []
+        self._plan = DraftPlan((), spans=spans)
+
+    def plan(self) -> DraftPlan:
+        return self._plan
+
+    def observe(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+@pytest.fixture(scope="module")
+def config() -> VllmConfig:
+    return configuration()
+
+
+class Served:
+    """One request with a grammar, whose target answers with given tokens."""
+
+    def __init__(
+        self, config: VllmConfig, policy: Planning, answer: str, limit: int | None
+    ) -> None:
+        harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
+        self.scheduler, self.policy = harness.scheduler, policy
+        self.scheduler.policy = policy
+        self.scheduler.structured_output_manager.tokenizer = TOKENIZER
+        self.left = TOKENIZER.encode(answer, add_special_tokens=False)
+        extra: dict[str, Any] = {REPORT_TOKENS: True} | ({} if limit is None else {MAX_K: limit})
+        params = SamplingParams(
+            max_tokens=len(self.left), ignore_eos=True, extra_args=extra,
+            structured_outputs=StructuredOutputsParams(json_object=True),
+        )  # fmt: skip
+        self.request = Request("r", [5, 6, 7], params, None, block_hasher=harness.hasher)
+        grammar = COMPACT.answer({"json": SCHEMA}).structured_output_request.grammar
+        assert self.request.structured_output_request is not None
+        self.request.structured_output_request.grammar = cast("Any", grammar)
+        self.scheduler.add_request(self.request)
+        self.drafted: list[list[int]] = []
+        self.outputs: list[Any] = []
+
+    def run(self, drafts: Callable[[list[int]], list[int]] | None = None) -> None:
+        """Make the whole answer; the worker drafts `drafts` of the tokens that are left."""
+        while self.left:
+            scheduled = self.scheduler.schedule()
+            offered = scheduled.scheduled_spec_decode_tokens.get("r", [])
+            self.drafted.append(offered)
+            right = 0
+            while right < len(offered) and offered[right] == self.left[right]:
+                right += 1
+            made, self.left = self.left[: right + 1], self.left[right + 1 :]
+            output = ModelRunnerOutput(["r"], {"r": 0}, [made])
+            if drafts is not None:
+                WorkerStepOutput(DraftTokenIds(["r"], [drafts(self.left)])).attach(output)
+            for client in self.scheduler.update_from_output(scheduled, output).values():
+                self.outputs += client.outputs
+        self.scheduler.recorder.tell(self.policy)
+
+
+def test_spans_are_drafted_and_counted_as_the_grammars(config: VllmConfig) -> None:
+    served = Served(config, Planning(), ANSWER, None)
+    tokens = len(served.left)
+    served.run()
+    assert len(served.drafted) < 0.6 * tokens, "the answer took few steps"
+    found = [each for step in served.policy.steps for each in step.others]
+    assert {each.source for each in found} == {GRAMMAR}
+    accepted = sum(sum(each.accepted) for each in found)
+    assert accepted == tokens - len(served.drafted)
+    assert all(not sum(step.drafted) for step in served.policy.steps), "none is the head's"
+    spans = [span for step in served.policy.steps for span in step.spans]
+    assert spans and all(span.equal == span.compared for span in spans)
+    counts = served.outputs[-1].spec_decode_metrics
+    place = SOURCES.index(GRAMMAR)
+    assert counts.per_step_accepted[place] == sum(counts.per_step_accepted) == accepted
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_request_keeps_its_limit(config: VllmConfig, limit: int) -> None:
+    served = Served(config, Planning(), ANSWER, limit)
+    served.run()
+    assert max(map(len, served.drafted)) == limit
+
+
+def test_where_spans_do_not_gain_none_is_drafted_and_all_are_looked_at(config: VllmConfig) -> None:
+    served = Served(config, Planning((0.0, *(-1.0 for _ in range(K_MAX)))), ANSWER, None)
+    served.run()
+    assert not any(served.drafted)
+    assert any(step.spans for step in served.policy.steps)
+
+
+def in_bytes(left: list[int]) -> list[int]:
+    """The text of the next tokens, a byte each."""
+    text = b"".join(BYTES[token] for token in left)
+    return [BYTES.index(bytes([byte])) for byte in text[:K_MAX]]
+
+
+def test_drafts_that_reach_as_far_as_a_span_stay(config: VllmConfig) -> None:
+    """The head knows better how the target cuts the same text into tokens."""
+    served = Served(config, Planning(), ANSWER, None)
+    served.run(drafts=in_bytes)
+    assert all(len(drafts) == K_MAX for drafts in served.drafted[1:-2])
+    assert not any(step.others for step in served.policy.steps)
+    assert sum(sum(step.drafted) for step in served.policy.steps) > 0
+
+
+def test_a_span_takes_the_place_of_drafts_that_the_grammar_cut(config: VllmConfig) -> None:
+    """They count neither for the head nor against it."""
+    served = Served(config, Planning(), ANSWER, None)
+    served.run(drafts=lambda left: TOKENIZER.encode("{{{", add_special_tokens=False))
+    spans = Served(config, Planning(), ANSWER, None)
+    spans.run()
+    assert served.drafted == spans.drafted
+    by_head = [step.drafted for step in served.policy.steps if step.others]
+    assert by_head and not any(map(sum, by_head))
+
+
+def test_requests_that_ended_are_forgotten(config: VllmConfig) -> None:
+    served = Served(config, Planning(), ANSWER, None)
+    served.run()
+    follower = Served(config, Planning(), ANSWER, None)
+    follower.run()
+    served.scheduler.schedule()
+    assert served.scheduler._forced is not None
+    served.scheduler._forced.forget_ended(served.scheduler.requests)
+    assert not served.scheduler._forced._ahead

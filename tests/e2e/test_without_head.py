@@ -1,0 +1,152 @@
+"""A model without a head is served with drafts by lookup, in the same texts as without drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from app.settings import of_preset
+
+from .conftest import CLIENT_TIMEOUT_S
+from .gateway import MODEL, Gateway
+from .prompts import PROMPTS
+from .wire import JSON
+
+PRESET = of_preset("embedded")
+# The embedded model continues code. This is code that repeats itself.
+REPEATING = "\n".join(
+    [
+        "class Shape:",
+        *(
+            f"    def set_{name}(self, value):\n"
+            f"        if value < 0:\n"
+            f'            raise ValueError("{name} must not be negative")\n'
+            f"        self.{name} = value\n"
+            for name in ("width", "height", "depth", "left", "right", "top")
+        ),
+        "    def set_",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The embedded model, without its head and all else as in its preset."""
+    arguments = [
+        *("--model", PRESET.model.model, "--served-model-name", MODEL, "--dtype", "float32"),
+        *("--kv-cache-gib", "1", "--engine-args", json.dumps(PRESET.engine.engine_args)),
+    ]
+    log = tmp_path_factory.mktemp("headless") / "gateway.log"
+    gateway = Gateway.launch(log, arguments, preset=None)
+    try:
+        yield gateway.wait_ready()
+        assert gateway.stop() == 0
+    finally:
+        gateway.kill()
+
+
+@pytest.fixture(scope="module")
+def headless_http(headless: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=headless.url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as client:
+        yield client
+
+
+def completion(http: httpx.Client, prompt: str, tokens: int = 96) -> list[int]:
+    response = http.post(
+        "/v1/completions",
+        json={
+            "model": MODEL, "prompt": prompt, "temperature": 0, "ignore_eos": True,
+            "max_tokens": tokens, "return_token_ids": True,
+        },
+    )  # fmt: skip
+    assert response.status_code == 200, response.text
+    return list(response.json()["choices"][0]["token_ids"])
+
+
+def sources(http: httpx.Client) -> JSON:
+    """Draft tokens that were verified and accepted, by source."""
+    state: JSON = http.get("/v1/speculation").json()
+    found: JSON = state["totals"]["sources"]
+    return found
+
+
+def test_it_says_what_it_has(headless: Gateway, headless_http: httpx.Client) -> None:
+    state = headless_http.get("/v1/speculation").json()
+    assert state["enabled"] is True and state["k_max"] == 0
+    assert state["available_sources"] == ["lookup", "grammar"]
+    ready = headless_http.get("/readyz").json()["drafter"]
+    assert (ready["proposer"], ready["head"], ready["k"]) == ("LookupProposer", None, 10)
+    log = headless.text()
+    assert "drafting proven: lookup drafted" in log and "`aerie train` makes a head" in log
+
+
+def test_a_fixed_k_is_a_heads(headless_http: httpx.Client) -> None:
+    change = {"objective": "fixed", "k": 3}
+    response = headless_http.patch("/v1/speculation", json=change)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "k"
+
+
+def test_text_that_repeats_itself_is_looked_up(
+    headless_http: httpx.Client, plain_http: httpx.Client
+) -> None:
+    completion(headless_http, REPEATING)  # what steps cost is learnt
+    before = sources(headless_http)["lookup"]
+    assert completion(headless_http, REPEATING) == completion(plain_http, REPEATING)
+    after = sources(headless_http)["lookup"]
+    assert after["accepted"] - before["accepted"] >= 20
+
+
+def test_texts_are_those_without_drafts(
+    headless_http: httpx.Client, plain_http: httpx.Client
+) -> None:
+    for prompt in PROMPTS[:16]:
+        assert completion(headless_http, prompt) == completion(plain_http, prompt)
+
+
+def test_forced_spans_need_no_head(headless_http: httpx.Client, plain_http: httpx.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "customer_name": {"enum": ["positive", "negative"]},
+            "total_amount_in_euro": {"type": "boolean"},
+            "category_of_the_item": {"type": "boolean"},
+        },
+        "required": ["customer_name", "total_amount_in_euro", "category_of_the_item"],
+        "additionalProperties": False,
+    }
+    before = sources(headless_http)["grammar"]
+    body = {
+        "model": MODEL, "prompt": "The customer:\n", "temperature": 0, "max_tokens": 100,
+        "structured_outputs": {"json": schema},
+    }  # fmt: skip
+    texts = {
+        http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        for http in (headless_http, plain_http)
+    }
+    assert len(texts) == 1 and set(json.loads(texts.pop())) == set(schema["required"])
+    after = sources(headless_http)["grammar"]
+    assert after["accepted"] - before["accepted"] >= 5
+
+
+def test_text_that_does_not_repeat_itself_has_no_drafts(headless_http: httpx.Client) -> None:
+    """One answer token can follow no repetition that it made itself."""
+    words = [
+        "alpha",
+        "bravo",
+        "charlie",
+        "delta",
+        "echo",
+        "foxtrot",
+        "golf",
+        "hotel",
+        "india",
+        "juliet",
+        "kilo",
+        "lima",
+    ]
+    before = sources(headless_http)["lookup"]["drafted"]
+    completion(headless_http, words, tokens=2)
+    assert sources(headless_http)["lookup"]["drafted"] == before

@@ -14,7 +14,7 @@ from vllm import SamplingParams
 
 from drafters.config import MAX_K
 from drafters.control.policy import Match
-from drafters.vllm.v1.lookup import LookupDrafter
+from drafters.vllm.v1.lookup import LookupDrafter, LookupProposer
 
 LONGEST = 32
 
@@ -107,3 +107,22 @@ def test_a_text_that_is_another_one_is_indexed_anew() -> None:
     runner.input_batch.token_ids_cpu[0, 7] = 0
     assert step(runner, drafter, [9])[0].match == 0 and drafter.matches == ()
     assert step(runner, drafter, [1])[0].match == 2
+
+
+def test_without_a_head_the_batch_has_the_tokens_before_they_are_looked_up() -> None:
+    """vLLM enters them first where a drafter reads tokens on the host."""
+    runner = Runner(a=[1, 2, 3, 4, 9, 1], b=[5, 6])
+    drafter, none = LookupDrafter(runner, 10), np.full((2, 1), -1)
+    runner.keep([2], [7])
+    a, b = drafter.candidates(none, None)
+    assert (a.match, b.match) == (2, 0) and drafter.draft("a", 2) == [3, 4]
+    runner.keep([3, 4, 5], [8])
+    drafter.candidates(none, None)
+    assert drafter.matches == (Match(2, 3, 2),)
+
+
+def test_an_engine_without_this_project_s_worker_does_not_draft() -> None:
+    proposer = LookupProposer(SimpleNamespace())
+    proposer.load_model(object())
+    with pytest.raises(RuntimeError, match="worker"):
+        proposer.propose([[1]])

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,16 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def without_drafts(http: httpx.Client) -> Iterator[None]:
+    """Let a gateway draft nothing for a while."""
+    http.patch("/v1/speculation", json={"objective": "off"}).raise_for_status()
+    try:
+        yield
+    finally:
+        http.patch("/v1/speculation", json={"objective": "throughput"}).raise_for_status()
 
 
 def command() -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from app.settings import of_preset
 
 from .conftest import CLIENT_TIMEOUT_S
-from .gateway import MODEL, Gateway
+from .gateway import MODEL, Gateway, without_drafts
 from .prompts import PROMPTS
 from .wire import JSON
 
@@ -89,24 +89,23 @@ def test_a_fixed_k_is_a_heads(headless_http: httpx.Client) -> None:
     assert response.status_code == 400 and response.json()["error"]["param"] == "k"
 
 
-def test_text_that_repeats_itself_is_looked_up(
-    headless_http: httpx.Client, plain_http: httpx.Client
-) -> None:
+def test_text_that_repeats_itself_is_looked_up(headless_http: httpx.Client) -> None:
+    with without_drafts(headless_http):
+        plain = completion(headless_http, REPEATING)
     completion(headless_http, REPEATING)  # what steps cost is learnt
     before = sources(headless_http)["lookup"]
-    assert completion(headless_http, REPEATING) == completion(plain_http, REPEATING)
+    assert completion(headless_http, REPEATING) == plain
     after = sources(headless_http)["lookup"]
     assert after["accepted"] - before["accepted"] >= 20
 
 
-def test_texts_are_those_without_drafts(
-    headless_http: httpx.Client, plain_http: httpx.Client
-) -> None:
-    for prompt in PROMPTS[:16]:
-        assert completion(headless_http, prompt) == completion(plain_http, prompt)
+def test_texts_are_those_without_drafts(headless_http: httpx.Client) -> None:
+    with without_drafts(headless_http):
+        plain = [completion(headless_http, prompt) for prompt in PROMPTS[:16]]
+    assert [completion(headless_http, prompt) for prompt in PROMPTS[:16]] == plain
 
 
-def test_forced_spans_need_no_head(headless_http: httpx.Client, plain_http: httpx.Client) -> None:
+def test_forced_spans_need_no_head(headless_http: httpx.Client) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -117,36 +116,26 @@ def test_forced_spans_need_no_head(headless_http: httpx.Client, plain_http: http
         "required": ["customer_name", "total_amount_in_euro", "category_of_the_item"],
         "additionalProperties": False,
     }
-    before = sources(headless_http)["grammar"]
     body = {
         "model": MODEL, "prompt": "The customer:\n", "temperature": 0, "max_tokens": 100,
         "structured_outputs": {"json": schema},
     }  # fmt: skip
-    texts = {
-        http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-        for http in (headless_http, plain_http)
-    }
-    assert len(texts) == 1 and set(json.loads(texts.pop())) == set(schema["required"])
+
+    def text() -> str:
+        answer = headless_http.post("/v1/completions", json=body).json()
+        return str(answer["choices"][0]["text"])
+
+    with without_drafts(headless_http):
+        plain = text()
+    before = sources(headless_http)["grammar"]
+    assert text() == plain and set(json.loads(plain)) == set(schema["required"])
     after = sources(headless_http)["grammar"]
     assert after["accepted"] - before["accepted"] >= 5
 
 
 def test_text_that_does_not_repeat_itself_has_no_drafts(headless_http: httpx.Client) -> None:
     """One answer token can follow no repetition that it made itself."""
-    words = [
-        "alpha",
-        "bravo",
-        "charlie",
-        "delta",
-        "echo",
-        "foxtrot",
-        "golf",
-        "hotel",
-        "india",
-        "juliet",
-        "kilo",
-        "lima",
-    ]
+    words = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima"
     before = sources(headless_http)["lookup"]["drafted"]
     completion(headless_http, words, tokens=2)
     assert sources(headless_http)["lookup"]["drafted"] == before

@@ -67,7 +67,7 @@ class DraftingScheduler(Scheduler):
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         window = config.window(self.scheduler_config.max_num_batched_tokens)
-        # The source of which K is chosen: the head, or vLLM's own lookup. This project's needs no K.
+        # The source of which K is chosen: the head, or vLLM's own lookup. Ours needs no K.
         drafter = LOOKUP if k_max and not has_own_drafter(speculation) else HEAD
         self.policy = Controller(
             k_max,

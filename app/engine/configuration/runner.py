@@ -74,12 +74,14 @@ class StartPlan:
     """The paths that a first start tries, one after another.
 
     `wished` is whether the operator chose the runner, `strict` whether a path that fails is the
-    end.
+    end, `has_head` whether drafts were asked for: without a head they are an offer, which options
+    that they do not work with withdraw.
     """
 
     paths: tuple[StartPath, ...]
     wished: bool = False
     strict: bool = False
+    has_head: bool = True
 
     @property
     def first(self) -> StartPath:
@@ -98,7 +100,8 @@ class StartPlan:
             rest = tuple(path for path in rest if path is not StartPath.V1)
         if blame is Blame.HEAD:
             rest = tuple(path for path in rest if path is StartPath.NO_DRAFTS)
-        if blame in (Blame.RUNNER, Blame.UNSUPPORTED):
+        refused = blame is Blame.UNSUPPORTED and self.has_head
+        if blame is Blame.RUNNER or refused:
             rest = tuple(path for path in rest if path is not StartPath.NO_DRAFTS)
         return rest[0] if rest else None
 
@@ -107,17 +110,23 @@ def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartP
     """The plan of a first start.
 
     On a GPU V2 comes first, then V1 without compilation, then no drafts; V1 with compilation is for
-    what V2 says it cannot run. On a CPU V1 is the only one. `wish` puts the runner that it
-    names first.
+    what V2 says it cannot run. On a CPU V1 is the only one, and without a head no drafts come next.
+    `wish` puts the runner that it names first.
     """
     v2, v1, eager, no_drafts = StartPath
     if not settings.speculates:
         paths: tuple[StartPath, ...] = (no_drafts,)
     elif on_cpu:
-        paths = (v2, v1, no_drafts) if wish else (v1,)
+        paths = (v1,) if settings.has_head else (v1, no_drafts)
+        paths = (v2, v1, no_drafts) if wish else paths
     else:
         paths = (v1, eager, no_drafts) if wish is False else (v2, v1, eager, no_drafts)
-    return StartPlan(paths, wished=wish is not None, strict=settings.speculation.strict_speculation)
+    return StartPlan(
+        paths,
+        wished=wish is not None,
+        strict=settings.speculation.strict_speculation,
+        has_head=settings.has_head,
+    )
 
 
 def runner_wish(environ: Mapping[str, str]) -> bool | None:

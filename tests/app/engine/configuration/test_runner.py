@@ -68,6 +68,17 @@ def test_a_cpu_has_no_second_path(blame: Blame) -> None:
     assert start_plan(settings(), on_cpu=True, wish=None).after(V1, blame) is None
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_lookups_that_an_option_forbids_end_no_start(on_cpu: bool) -> None:
+    """Without a head nobody asked for drafts: the model is served without them."""
+    plan = start_plan(load({"model": "org/target"}, {}), on_cpu=on_cpu, wish=None)
+    assert plan.paths[-1] is NO_DRAFTS
+    before_the_last = plan.paths[-2]
+    assert plan.after(before_the_last, Blame.UNSUPPORTED) is NO_DRAFTS
+    assert plan.after(before_the_last, Blame.DRAFTS) is NO_DRAFTS
+    assert plan.after(before_the_last, Blame.TARGET) is None
+
+
 def test_strict_speculation_ends_at_the_first_failure() -> None:
     strict = settings(strict_speculation="true")
     plan = start_plan(strict, on_cpu=False, wish=None)

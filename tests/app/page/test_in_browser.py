@@ -62,7 +62,8 @@ def test_the_first_visit(page: Page) -> None:
     """Light, with few requests, and fast on loopback."""
     loaded: list[Any] = []
     page.tab.on("response", lambda response: loaded.append(response))
-    page.tab.goto(page.url)
+    with page.tab.expect_response("**/page/icon.svg"):  # asked for last
+        page.tab.goto(page.url)
     page.tab.locator(".welcome").wait_for()
     files = [one for one in loaded if "/page/figures" not in one.url]
     assert sorted(one.url.removeprefix(page.url) for one in files) == [

@@ -37,7 +37,8 @@ class LookupGains:
             for prior in tuning.prior_match_acceptance
         ]
         # Sums over the steps of late of one batch, each a part less than the next.
-        self._tokens = self._seconds = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
         self._bucket = -1
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
@@ -79,7 +80,8 @@ class LookupGains:
     def _average_rate(self, step: Step, seconds: float) -> None:
         if bucket_of(step.load.requests) != self._bucket:
             self._bucket = bucket_of(step.load.requests)
-            self._tokens = self._seconds = 0.0
+            self._tokens = 0.0
+            self._seconds = 0.0
         kept = 1.0 - 1.0 / self._tuning.rate_memory_steps
         self._tokens = kept * self._tokens + step.tokens
         self._seconds = kept * self._seconds + seconds

@@ -41,7 +41,8 @@ class ForcedSpans:
     def __init__(self, manager: Any, most: int) -> None:
         """`manager` is the scheduler's StructuredOutputManager, whose tokenizer is used. A span has
         `most` draft tokens at most."""
-        self._manager, self._most = manager, most
+        self._manager = manager
+        self._most = most
         self._encode: Callable[[str], tuple[int, ...]] | None = None  # made with the first text
         self._ahead: dict[str, _Ahead] = {}  # by request
         self._seen: list[Span] = []

@@ -50,8 +50,9 @@ class DraftingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         config = DrafterConfig.read(self.vllm_config.additional_config)
         self.k_max = k_max = config.head_k(self.num_spec_tokens)
-        v2 = self.use_v2_model_runner
-        lookup_k = 0 if v2 else config.lookup_k(self.num_spec_tokens)
+        # On V2 vLLM looks up, or nobody: the newest tokens are on the device.
+        looks_up_here = not self.use_v2_model_runner
+        lookup_k = config.lookup_k(self.num_spec_tokens) if looks_up_here else 0
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _AnyK(k_max)
         speculation = self.vllm_config.speculative_config

@@ -70,7 +70,8 @@ class StepRecorder:
         the source of which K is chosen: vLLM's own lookup, where it is no head."""
         self._drafter = drafter
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self._k_max, self._most = k_max, most or k_max
+        self._k_max = k_max
+        self._most = most or k_max
         self._begun: dict[int, _Begun] = {}
         self._untold: deque[_Ended] = deque()
         self._drafting: _Ended | None = None  # whose drafter's seconds are not known

@@ -80,7 +80,8 @@ class LookupDrafter:
             if kept is None:
                 kept = self._requests[name] = self._begin(name)
             candidate = kept.candidate
-            candidate.limit = candidate.match = 0
+            candidate.limit = 0
+            candidate.match = 0
             candidate.unread = missed[row]
             found.append(candidate)
             if not kept.limit or in_prompt[row]:
@@ -89,7 +90,8 @@ class LookupDrafter:
             if match is not None:
                 matches.append(match)
             candidate.limit = max(0, min(kept.limit, longest - len(lookup)))
-            candidate.match = 0 if lookup.match is None else lookup.match.length
+            if lookup.match is not None:
+                candidate.match = lookup.match.length
         self.matches = tuple(matches)
         return found
 

@@ -113,9 +113,9 @@ def test_text_that_repeats_itself_is_looked_up(headless_http: httpx.Client) -> N
 def explain(headless_http: httpx.Client, number: int, drafted: list[int], plain: list[int]) -> str:
     """Where two outputs part, and how far apart the plain model holds the two candidates there."""
     at = next(i for i, (a, b) in enumerate(zip(drafted, plain, strict=True)) if a != b)
-    prompt = headless_http.post("/tokenize", json={"model": MODEL, "prompt": PROMPTS[number]}).json()[
-        "tokens"
-    ]
+    prompt = headless_http.post(
+        "/tokenize", json={"model": MODEL, "prompt": PROMPTS[number]}
+    ).json()["tokens"]
     body: JSON = headless_http.post(
         "/v1/completions",
         json={

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,6 +17,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # An example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run in several processes, those of a file run in one, and so do all that are
+    marked with the same `xdist_group`."""
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-not-found]
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).split("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

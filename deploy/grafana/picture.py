@@ -21,6 +21,7 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from deploy.grafana.dashboard_queries import FOLDER, DashboardQuery, panels
 
@@ -194,8 +195,9 @@ def main() -> None:
         for file in sorted(FOLDER.glob("*.json")):
             span = Span(http, end - options.minutes * 60, end)
             path = options.out / f"dashboard-{file.stem}.png"
+            picture(file.stem, span).savefig(path)
             # Few colours need few bytes.
-            picture(file.stem, span).savefig(path, pil_kwargs={"optimize": True})
+            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
             print(path, f"{path.stat().st_size // 1024} KiB")
 
 

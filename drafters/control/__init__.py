@@ -42,8 +42,9 @@ The modules, each knowing only those above it:
     read_costs   seconds to read a prompt token
     traffic      prompts and outputs of late, and what the drafter has not read
     predictions  what each K would take and make at a load (`Predictor`)
-    sources      what head and lookups are worth, and which drafts for a request
+    sources      what head, lookups and spans are worth, and which drafts for a request (`planner`)
+    learning     a step's seconds, split into reading and a steady step (`StepLearner`)
     probes       short trials of another K, and what they may lose
     report       rows and sums of the state
-    controller   the choice, and learning from steps
+    controller   the choice, and what each step is told to
 """

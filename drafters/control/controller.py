@@ -10,6 +10,7 @@ from typing import Any
 from drafters.config import GRAMMAR, HEAD, LOOKUP, SOURCES, DrafterConfig
 from drafters.control.acceptance import Acceptance
 from drafters.control.cost_table import Cell, CostTable, bucket_of
+from drafters.control.learning import StepLearner
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
 from drafters.control.predictions import Predictions, Predictor, captured_k
@@ -17,8 +18,7 @@ from drafters.control.probes import Probe, ProbeBudget
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.sources.draft_plan import DraftPlan
-from drafters.control.sources.lookup_gains import LookupGains
-from drafters.control.sources.span_gains import SpanGains
+from drafters.control.sources.planner import SourcePlanner
 from drafters.control.traffic import Traffic
 from drafters.control.tuning import Tuning
 
@@ -86,16 +86,19 @@ class Controller:
         self._predictor = Predictor(
             self.ks, self.costs, self.acceptance, self._read_costs, self._traffic, self._tuning
         )
+        self._planner = SourcePlanner(
+            self.k_max,
+            self._lookup_tokens,
+            self._span_tokens,
+            self.acceptance,
+            self._read_costs,
+            self._tuning,
+        )
+        self._planner.load_calibration(cells)
+        self._learner = StepLearner(
+            self._predictor, self.costs, self._read_costs, self._traffic, self._planner
+        )
         self._totals = Totals(self.k_max, self._drafter)
-        self._lookups: LookupGains | None = None
-        self._spans: SpanGains | None = None
-        if self._lookup_tokens or self._span_tokens:  # both are priced by what verifying takes
-            self._lookups = LookupGains(
-                self.k_max, self._lookup_tokens, self._tuning, verified=self._span_tokens
-            )
-            self._lookups.load_calibration(cells)
-        if self._span_tokens:
-            self._spans = SpanGains(self._span_tokens, self._tuning)
         self._reset_choice()
 
     def set_objective(self, objective: Objective) -> None:
@@ -112,9 +115,8 @@ class Controller:
         self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
         if not self._uses(self._drafter):
             self._k = 0
+        self._planner.use(filter(self._uses, SOURCES))
         self._predictions: Predictions | None = None
-        self._plan: DraftPlan | None = None
-        self._planned: tuple[Predictions | None, int] = None, 0  # what the plan was made for
         self._probe: Probe | None = None
         self._leaving_zero = LeavingZero()
 
@@ -154,7 +156,7 @@ class Controller:
         if probe is None or probe.steps_to_choose == 0:
             return self._k
         # Plain steps count once they are settled; until then a probe of K = 0 goes on.
-        if probe.k or self._is_settled():
+        if probe.k or self._traffic.is_settled:
             probe.steps_to_choose -= 1
         return probe.k
 
@@ -162,37 +164,9 @@ class Controller:
         """What each source is worth at the end of the step of the last `choose`, at the K in force.
         None where the head alone drafts, as in a probe, whose steps have to show what K is worth.
         """
-        if self._lookups is None or not self._uses_others() or self._predictions is None:
+        if self._predictions is None or self._probe is not None or not self._load.requests:
             return None
-        if not self._load.requests or self._probe is not None:
-            return None
-        if self._planned[0] is not self._predictions or self._planned[1] != self._k:
-            self._planned = self._predictions, self._k
-            rate = self._predictions.by_k[self._k].steady_tokens_per_second
-            self._plan = self._lookups.plan(
-                self._load,
-                self._k,
-                self.acceptance.survival(),
-                self._read_costs.drafter_price,
-                rate,
-            )
-            if not self._uses(LOOKUP):
-                self._plan = self._plan.without_lookups()
-            if self._spans is not None and self._uses(GRAMMAR):
-                prices = self._lookups.prices(self._load, rate)
-                self._plan = self._plan._replace(spans=self._spans.gains(prices))
-        return self._plan
-
-    def _uses_others(self) -> bool:
-        """Whether a source other than the head may draft."""
-        return self._uses(LOOKUP) or self._uses(GRAMMAR)
-
-    def _tokens_per_second(self, predictions: Predictions) -> float:
-        """Tokens per second of the K in force while no prompt is read, with its lookups."""
-        rate = predictions.by_k[self._k].steady_tokens_per_second
-        if self._lookups is None or not self._uses_others():
-            return rate
-        return max(rate, self._lookups.tokens_per_second(predictions.load, rate))
+        return self._planner.plan(self._load, self._k, self._predictions)
 
     def _note_load(self, load: Load) -> None:
         same_batch = bucket_of(load.requests) == bucket_of(self._load.requests)
@@ -279,7 +253,7 @@ class Controller:
         steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
         if self._k and self._batch_steps < steps:
             return
-        rate = self._tokens_per_second(predictions)
+        rate = self._planner.tokens_per_second(predictions, self._k)
         lost_seconds = self._probe_loss_seconds(predictions, k, steps)
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
@@ -311,7 +285,7 @@ class Controller:
 
     def _probe_loss_seconds(self, predictions: Predictions, k: int, steps: float) -> float:
         """Seconds that a probe of `steps` steps is expected to lose to the K in force."""
-        rate = self._tokens_per_second(predictions)
+        rate = self._planner.tokens_per_second(predictions, self._k)
         seconds = self._probe_seconds(predictions, k)
         lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
         if self._k == 0:
@@ -324,7 +298,7 @@ class Controller:
         force would have made in the same time. Each step counts at the rate of its own batch."""
         load = step.load
         predictions = self._predict(load)
-        rate = self._tokens_per_second(predictions)
+        rate = self._planner.tokens_per_second(predictions, self._k)
         probe.observed |= step.k == probe.k
         if probe.observed:
             # Subtract the prompt reading that the K in force would also do.
@@ -347,74 +321,18 @@ class Controller:
         if self._objective.adapts:
             self._probes.earn(step)
         self.acceptance.observe(load.requests, step.drafted, step.accepted)
-        if self._spans is not None:
-            self._spans.observe(step)
+        self._planner.observe_spans(step)
         self._traffic.average(step)
         if load.requests:
-            self._learn_seconds(step)
+            self._learner.observe(step)
             if self._probe is not None:
                 self._charge_probe(self._probe, step)
         self._traffic.note_drafter(step)
-        self._totals.add(step, self.without_drafts(step))
+        self._totals.add(step, self._learner.plain_seconds(step))
 
     def without_drafts(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
-        load = step.load
-        has_drafts = step.k or load.draft_tokens
-        if not has_drafts or not load.requests or not self.costs.measured:
-            return step.seconds
-        plain_seconds = self.costs.row(load.requests)[0].seconds
-        if self._lookups is not None:  # whose steps tell the machine's pace at any K
-            plain_seconds = self._lookups.plain_seconds(load.requests) or plain_seconds
-        reading = self._read_costs.target.seconds * load.prefill_tokens
-        return plain_seconds * step.tokens / load.requests + reading
-
-    def _learn_seconds(self, step: Step) -> None:
-        """Split a step's seconds into reading and a steady step, and learn both."""
-        reading_s = self._read_costs.prompt_seconds(step.load, step.k > 0)
-        price_is_known = reading_s > 0.0 or not step.load.prefill_tokens
-        self._learn_read_costs(step)
-        if self._lookups is not None and price_is_known:
-            read_s = self._read_costs.target.seconds * step.load.prefill_tokens
-            self._lookups.observe(step, read_s, self._is_settled())
-        if price_is_known and reading_s < step.seconds:
-            self._learn_step_cost(step, reading_s)
-
-    def _learn_read_costs(self, step: Step) -> None:
-        """Learn from what a step took beyond a steady plain or verifying one: the target's reading
-        of prompts, and the drafter's of prompts and of what it had missed."""
-        load, drafting = step.load, step.k > 0
-        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
-        begins_to_draft = drafting and not k_verified
-        if not self.costs.measured or not (load.prefill_tokens or begins_to_draft):
-            return
-        if step.others or step.looked_up:  # then a step takes other than at its mean K
-            return
-        extra_s = step.seconds - self.costs.row(load.requests)[k_verified].seconds
-        drafter_share = step.draft_seconds / step.seconds if load.prefill_tokens else 1.0
-        if load.prefill_tokens:
-            target_s = (1.0 - drafter_share) * extra_s
-            self._read_costs.target.observe(load.prefill_tokens, target_s)
-        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
-        unread += load.prefill_tokens
-        if drafting and unread:
-            self._read_costs.drafter.observe(unread, drafter_share * extra_s)
-
-    def _learn_step_cost(self, step: Step, reading_s: float) -> None:
-        """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
-        drafts as many tokens as it verifies."""
-        load = step.load
-        k_drafted = self._predictor.captured_k(load.cost_k(step.k))
-        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
-        if k_drafted != k_verified or not (k_drafted or self._is_settled()) or step.looked_up:
-            return
-        reading_variance = (reading_s / step.seconds) ** 2
-        seconds = step.seconds - reading_s
-        self.costs.observe(load.requests, k_drafted, seconds, reading_variance)
-
-    def _is_settled(self) -> bool:
-        """Whether drafts are long enough ago for a step without them to take its own time."""
-        return self._traffic.seconds_without_drafts >= self._tuning.settling_s
+        return self._learner.plain_seconds(step)
 
     # The state
 
@@ -437,8 +355,8 @@ class Controller:
             "available_sources": list(self.sources),
             "sources": list(self._objective.sources or self.sources),
             "acceptance": acceptance_rows(self.acceptance),
-            "lookups": self._lookups.rows() if self._lookups and self._lookup_tokens else [],
-            "spans": None if self._spans is None else self._spans.row(),
+            "lookups": self._planner.lookup_rows(),
+            "spans": self._planner.span_row(),
             "costs": costs,
             "probes": dict(self._probes.count_by_kind),
             "probe_seconds": self._probes.lost_seconds,

@@ -14,10 +14,16 @@ class Traffic:
     def __init__(self, catch_up_tokens: int, tuning: Tuning) -> None:
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
         self._memory_steps = tuning.traffic_memory_steps
+        self._settling_s = tuning.settling_s
         self.prompt_tokens = 0.0  # of a step, averaged
         self.output_tokens = 0.0  # of a step, averaged
         self.unread_tokens_per_request = 0.0  # that the drafter has not read
         self.seconds_without_drafts = math.inf  # since a step made or verified drafts
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether drafts are long enough ago for a step without them to take its own time."""
+        return self.seconds_without_drafts >= self._settling_s
 
     def average(self, step: Step) -> None:
         """Add a step to the averages."""

@@ -20,9 +20,13 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker("e2e")
+    """Files that use the shared gateway are one group: it is started in one process of several."""
+    here = [item for item in items if item.path.is_relative_to(HERE)]
+    sharing = {item.path for item in here if "gateway" in getattr(item, "fixturenames", ())}
+    for item in here:
+        item.add_marker("e2e")
+        if item.path in sharing:
+            item.add_marker(pytest.mark.xdist_group("gateway"))
 
 
 @pytest.hookimpl(wrapper=True)

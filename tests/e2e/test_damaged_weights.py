@@ -63,7 +63,7 @@ def test_a_target_with_a_nan_in_a_norm_does_not_become_ready(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def damaged_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A head that drafts nothing of use, and a target whose damage one token brings to light."""
     folder = tmp_path_factory.mktemp("damaged")
     target = damaged("target", folder / "target", "model.embed_tokens.weight", UNKNOWN)
@@ -77,8 +77,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def http(gateway: Gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as client:
+def http(damaged_gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=damaged_gateway.url, timeout=60, trust_env=False) as client:
         yield client
 
 
@@ -87,9 +87,12 @@ def body(prompt: object = "def read(", **changes: object) -> JSON:
     return {**asked, "ignore_eos": True, **changes}
 
 
-def test_a_head_of_which_nothing_is_accepted_is_told(gateway: Gateway, http: httpx.Client) -> None:
-    warnings = [line for line in gateway.text().splitlines() if "first drafts accepted" in line]
-    assert len(warnings) == 1, gateway.tail()
+def test_a_head_of_which_nothing_is_accepted_is_told(
+    damaged_gateway: Gateway, http: httpx.Client
+) -> None:
+    lines = damaged_gateway.text().splitlines()
+    warnings = [line for line in lines if "first drafts accepted" in line]
+    assert len(warnings) == 1, damaged_gateway.tail()
     assert "/head had 0 of " in warnings[0]
     assert metric(http, "aerie_warm_up_acceptance_low") == 1
     assert metric(http, "aerie_warm_up_acceptance_ratio") == 0

@@ -103,9 +103,8 @@ def test_an_unknown_option(launch: Any) -> None:
     assert_refuses(launch("--no-such-option", "1"), 15, "no-such-option")
 
 
-@pytest.mark.parametrize("value", ["five", "-1", "1.5", ""])
-def test_an_invalid_value(launch: Any, value: str) -> None:
-    assert_refuses(launch(AERIE_K=value), 15, "speculation.k")
+def test_an_invalid_value(launch: Any) -> None:
+    assert_refuses(launch(AERIE_K="five"), 15, "speculation.k")
 
 
 def test_a_head_that_does_not_fit_is_never_served_around(launch: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Model cards, health, version and metrics."""
+"""Model cards and metrics."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ import time
 import httpx
 import openai
 import pytest
-from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
 from .gateway import MODEL, Gateway
-from .wire import assert_error
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
-    listed = client.models.list().data
-    assert MODEL in [m.id for m in listed]
-    assert all(m.object == "model" and m.owned_by and m.created > 0 for m in listed)
-
-
-def test_list_envelope(http: httpx.Client) -> None:
-    body = http.get("/v1/models").json()
-    assert body["object"] == "list"
-    for card in body["data"]:
-        Model.model_validate(card)
+    assert MODEL in [model.id for model in client.models.list().data]
 
 
 def test_a_model_is_retrieved(client: openai.OpenAI) -> None:
@@ -42,25 +31,6 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI, name: str) -> None
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
     assert caught.value.type == "invalid_request_error"
-
-
-def test_a_very_long_model_id_is_refused(http: httpx.Client) -> None:
-    assert_error(http.get("/v1/models/" + "a" * 10_000), {400, 404, 414})
-
-
-def test_liveness_and_readiness(http: httpx.Client) -> None:
-    assert http.get("/livez").status_code == 200
-    assert http.get("/readyz").status_code == 200
-
-
-def test_ping_answers_both_methods(http: httpx.Client) -> None:
-    assert http.get("/ping").status_code == 200
-    assert http.post("/ping").status_code == 200
-
-
-def test_version(http: httpx.Client) -> None:
-    body = http.get("/version").json()
-    assert re.match(r"\d+\.\d+", body["version"]), body
 
 
 def test_metrics_parse_and_keep_the_engine_names(http: httpx.Client) -> None:

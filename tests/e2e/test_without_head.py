@@ -1,21 +1,31 @@
-"""A model without a head is served with drafts by lookup, in the same texts as without drafts."""
+"""A model without a head is served with drafts by lookup. Greedy output is the same with drafts of
+a head, with drafts by lookup and without any, token by token. The last test ends the gateway."""
 
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from app.settings import of_preset
 
-from .conftest import CLIENT_TIMEOUT_S
-from .gateway import MODEL, Gateway, without_drafts
+from .conftest import CLIENT_TIMEOUT_S, serve
+from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway, without_drafts
 from .prompts import PROMPTS
-from .wire import JSON
+from .test_drafting import DRAFTED, GENERATED, generate
+from .test_prefix_cache import BLOCK, cached
+from .wire import JSON, assert_error, chunks, metric, read_events
 
 PRESET = of_preset("embedded")
+AT_ONCE = 8
 # The embedded model continues code. This is code that repeats itself.
 REPEATING = "\n".join(
     [
@@ -34,10 +44,11 @@ REPEATING = "\n".join(
 
 @pytest.fixture(scope="module")
 def headless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The embedded model, without its head and all else as in its preset."""
+    """The embedded model without its head; all else as in its preset, but compilation."""
     arguments = [
         *("--model", PRESET.model.model, "--served-model-name", MODEL, "--dtype", "float32"),
         *("--kv-cache-gib", "1", "--engine-args", json.dumps(PRESET.engine.engine_args)),
+        "--enforce-eager",
     ]
     log = tmp_path_factory.mktemp("headless") / "gateway.log"
     gateway = Gateway.launch(log, arguments, preset=None)
@@ -54,7 +65,7 @@ def headless_http(headless: Gateway) -> Iterator[httpx.Client]:
         yield client
 
 
-def completion(http: httpx.Client, prompt: str, tokens: int = 96) -> list[int]:
+def completion(http: httpx.Client, prompt: str, tokens: int = 128) -> list[int]:
     response = http.post(
         "/v1/completions",
         json={
@@ -99,10 +110,51 @@ def test_text_that_repeats_itself_is_looked_up(headless_http: httpx.Client) -> N
     assert after["accepted"] - before["accepted"] >= 20
 
 
-def test_texts_are_those_without_drafts(headless_http: httpx.Client) -> None:
-    with without_drafts(headless_http):
-        plain = [completion(headless_http, prompt) for prompt in PROMPTS[:16]]
-    assert [completion(headless_http, prompt) for prompt in PROMPTS[:16]] == plain
+def explain(headless_http: httpx.Client, number: int, drafted: list[int], plain: list[int]) -> str:
+    """Where two outputs part, and how far apart the plain model holds the two candidates there."""
+    at = next(i for i, (a, b) in enumerate(zip(drafted, plain, strict=True)) if a != b)
+    prompt = headless_http.post(
+        "/tokenize", json={"model": MODEL, "prompt": PROMPTS[number]}
+    ).json()["tokens"]
+    body: JSON = headless_http.post(
+        "/v1/completions",
+        json={
+            "model": MODEL,
+            "prompt": prompt + plain[:at],
+            "temperature": 0,
+            "ignore_eos": True,
+            "max_tokens": 1,
+            "logprobs": 5,
+            "return_tokens_as_token_ids": True,
+        },
+    ).json()
+    top = body["choices"][0]["logprobs"]["top_logprobs"][0]
+    ours, theirs = (top.get(f"token_id:{t}") for t in (drafted[at], plain[at]))
+    gap = "beyond the top five" if ours is None or theirs is None else f"{theirs - ours:.6f}"
+    tokens = f"{drafted[at]} with drafts, {plain[at]} without"
+    return f"prompt {number}, position {at}: {tokens}; logprob gap {gap}"
+
+
+@pytest.mark.usefixtures("fixed_k")
+def test_greedy_output_is_the_same_whatever_drafts(
+    http: httpx.Client, headless_http: httpx.Client
+) -> None:
+    """Batches differ, too: requests begin and end when others are in the middle."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        with without_drafts(headless_http):
+            plain = list(pool.map(partial(completion, headless_http), PROMPTS))
+        by_source = {
+            "head": list(pool.map(partial(completion, http), PROMPTS)),
+            "lookup": list(pool.map(partial(completion, headless_http), PROMPTS)),
+        }
+    assert len(plain) == 32 and {len(text) for text in plain} == {128}
+    reports = [
+        f"{source}: {explain(headless_http, number, drafted, plain[number])}"
+        for source, texts in by_source.items()
+        for number, drafted in enumerate(texts)
+        if drafted != plain[number]
+    ]
+    assert not reports, "\n".join([f"{len(reports)} outputs differ:", *reports])
 
 
 def test_forced_spans_need_no_head(headless_http: httpx.Client) -> None:
@@ -139,3 +191,62 @@ def test_text_that_does_not_repeat_itself_has_no_drafts(headless_http: httpx.Cli
     before = sources(headless_http)["lookup"]["drafted"]
     completion(headless_http, words, tokens=2)
     assert sources(headless_http)["lookup"]["drafted"] == before
+
+
+def test_without_drafts_as_much_of_a_prompt_is_cached(headless_http: httpx.Client) -> None:
+    prompt = [3000 + place * 13 % 700 for place in range(3 * BLOCK + 1)]
+    with without_drafts(headless_http):
+        assert [cached(headless_http, prompt) for _ in range(2)] == [0, 3 * BLOCK]
+
+
+@pytest.mark.slow
+def test_a_gateway_without_any_drafter_drafts_nothing(tmp_path: Path) -> None:
+    arguments = ["--k", "0", "--enforce-eager"]
+    for gateway in serve(None, tmp_path / "gateway.log", arguments):
+        with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
+            generate(http, PROMPTS[0])
+            if DRAFTED in http.get("/metrics").text:
+                assert metric(http, DRAFTED) == 0
+            assert metric(http, GENERATED) > 0
+
+
+def test_sigterm_lets_a_stream_finish(headless: Gateway, headless_http: httpx.Client) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": "def f(",
+        "temperature": 0,
+        "ignore_eos": True,
+        "max_tokens": 500,  # seconds, and far less than the drain may last
+        "stream": True,
+    }
+    with headless_http.stream("POST", "/v1/completions", json=body) as response:
+        events = read_events(response.iter_lines())
+        seen = [next(events)]
+        headless.signal(signal.SIGTERM)
+        asked = new_work_while_draining(headless, body)
+        seen += list(events)
+    ends = [c["finish_reason"] for p in chunks(seen) for c in p["choices"] if c["finish_reason"]]
+    assert ends == ["length"], "the stream was cut"
+    if asked is not None:
+        assert_error(asked, 503)
+        assert int(asked.headers["retry-after"]) >= 1
+    assert headless.wait_exit(STOP_WITHIN_S) == 0
+    assert headless.leftovers() == []
+    # Nor is the last word about what some library calls leaked.
+    assert "leaked" not in headless.tail()
+
+
+def new_work_while_draining(gateway: Gateway, body: dict[str, Any]) -> httpx.Response | None:
+    """The answer to a request made once the gateway drains; None if it no longer listens.
+
+    A connection that is made as the socket closes is reset, one that idles then is closed.
+    """
+    deadline = time.monotonic() + 3
+    with httpx.Client(base_url=gateway.url, timeout=10, trust_env=False) as other:
+        try:
+            while other.get("/readyz").status_code == 200:
+                assert time.monotonic() < deadline, "still says ready 3 s after SIGTERM"
+                time.sleep(POLL_S)
+            return other.post("/v1/completions", json={**body, "stream": False})
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return None

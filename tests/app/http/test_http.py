@@ -107,15 +107,28 @@ def test_ready(client: TestClient) -> None:
     assert client.post("/v1/chat/completions", json=CHAT).json() == {"ok": True}
 
 
+POSTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"),
+    "/invocations",
+)
+GETS = ("/v1/models", "/v1/models/aerie-embedded", "/metrics", "/livez", "/readyz", "/version")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nope", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/livez", 405)],
+    [
+        *((method, path, 405) for method in ("GET", "PUT", "DELETE", "PATCH") for path in POSTS),
+        *((method, path, 405) for method in ("POST", "DELETE") for path in GETS),
+        *(("GET", path, 404) for path in ("/nope", "/v1/chat", "/v2/models", "/V1/MODELS")),
+        ("POST", "/v1/chat/completions/extra", 404),
+    ],
 )
 def test_router_errors_wear_the_envelope(
     client: TestClient, method: str, path: str, status: int
 ) -> None:
     response = client.request(method, path)
     assert response.status_code == status
+    assert status == 404 or ("POST" if path in POSTS else "GET") in response.headers["allow"]
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert ("allow" in response.headers) == (status == 405)
@@ -130,11 +143,27 @@ def post(client: TestClient, content: bytes, kind: str = "application/json") -> 
     [
         (b"{", "application/json", 400),
         (b"", "application/json", 400),
+        (b" \n", "application/json", 400),
+        (b"hello there", "application/json", 400),
+        (b"{'model': 'x'}", "application/json", 400),
         (b"[]", "application/json", 400),
+        (b'"hello"', "application/json", 400),
+        (b"5", "application/json", 400),
+        (b"null", "application/json", 400),
+        (b"{} {}", "application/json", 400),
+        (b'{"model": "x",}', "application/json", 400),
         (b'{"a": NaN}', "application/json", 400),
         (b'{"a": "\xff"}', "application/json", 400),
+        (b'{"a": "\xc0\xaf"}', "application/json", 400),
+        ('{"model": "x"}'.encode("utf-16"), "application/json", 400),
+        (b"model=x&messages=y", "application/json", 400),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400),
         (b"[" * 5000, "application/json", 400),
+        (b'{"a":' * 1000 + b"1" + b"}" * 1000, "application/json", 400),
         (b"{}", "text/plain", 415),
+        (b"{}", "application/x-www-form-urlencoded", 415),
+        (b"{}", "application/xml", 415),
+        (b"{}", "", 415),
         (b'{"a": "' + b"x" * 20_000 + b'"}', "application/json", 413),
     ],
 )

@@ -1,0 +1,86 @@
+"""Learning from a step's seconds: how many were reading, and what a steady step takes."""
+
+from __future__ import annotations
+
+from drafters.control.cost_table import CostTable
+from drafters.control.policy import Step
+from drafters.control.predictions import Predictor
+from drafters.control.read_costs import ReadCosts
+from drafters.control.sources.planner import SourcePlanner
+from drafters.control.traffic import Traffic
+
+
+class StepLearner:
+    """Splits the seconds of each step into reading and a steady step, and teaches both costs."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        costs: CostTable,
+        read_costs: ReadCosts,
+        traffic: Traffic,
+        planner: SourcePlanner,
+    ) -> None:
+        self._predictor = predictor
+        self._costs = costs
+        self._read_costs = read_costs
+        self._traffic = traffic
+        self._planner = planner
+
+    def observe(self, step: Step) -> None:
+        """Learn from the seconds of a step that has requests."""
+        reading_s = self._read_costs.prompt_seconds(step.load, step.k > 0)
+        price_is_known = reading_s > 0.0 or not step.load.prefill_tokens
+        self._learn_read_costs(step)
+        if price_is_known:
+            target_reading_s = self._read_costs.target.seconds * step.load.prefill_tokens
+            self._planner.observe(step, target_reading_s, self._traffic.is_settled)
+        if price_is_known and reading_s < step.seconds:
+            self._learn_step_cost(step, reading_s)
+
+    def _learn_read_costs(self, step: Step) -> None:
+        """Learn from what a step took beyond a steady plain or verifying one: the target's reading
+        of prompts, and the drafter's of prompts and of what it had missed."""
+        load = step.load
+        is_drafting = step.k > 0
+        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
+        begins_to_draft = is_drafting and not k_verified
+        if not self._costs.measured or not (load.prefill_tokens or begins_to_draft):
+            return
+        if step.others or step.looked_up:  # then a step takes other than at its mean K
+            return
+        extra_s = step.seconds - self._costs.row(load.requests)[k_verified].seconds
+        drafter_share = step.draft_seconds / step.seconds if load.prefill_tokens else 1.0
+        if load.prefill_tokens:
+            target_s = (1.0 - drafter_share) * extra_s
+            self._read_costs.target.observe(load.prefill_tokens, target_s)
+        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
+        unread += load.prefill_tokens
+        if is_drafting and unread:
+            self._read_costs.drafter.observe(unread, drafter_share * extra_s)
+
+    def _learn_step_cost(self, step: Step, reading_s: float) -> None:
+        """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
+        drafts as many tokens as it verifies."""
+        load = step.load
+        k_drafted = self._predictor.captured_k(load.cost_k(step.k))
+        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
+        if k_drafted != k_verified or step.looked_up:
+            return
+        if not k_drafted and not self._traffic.is_settled:
+            return
+        reading_variance = (reading_s / step.seconds) ** 2
+        seconds = step.seconds - reading_s
+        self._costs.observe(load.requests, k_drafted, seconds, reading_variance)
+
+    def plain_seconds(self, step: Step) -> float:
+        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
+        load = step.load
+        has_drafts = step.k or load.draft_tokens
+        if not has_drafts or not load.requests or not self._costs.measured:
+            return step.seconds
+        plain_seconds = self._planner.plain_seconds(load.requests)
+        if not plain_seconds:
+            plain_seconds = self._costs.row(load.requests)[0].seconds
+        reading = self._read_costs.target.seconds * load.prefill_tokens
+        return plain_seconds * step.tokens / load.requests + reading

@@ -1,0 +1,122 @@
+"""The plan of a step's sources: what lookups and forced spans are worth beside the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from drafters.config import GRAMMAR, LOOKUP
+from drafters.control.acceptance import Acceptance
+from drafters.control.cost_table import Cell
+from drafters.control.policy import Load, Step
+from drafters.control.predictions import Predictions
+from drafters.control.read_costs import ReadCosts
+from drafters.control.sources.draft_plan import DraftPlan
+from drafters.control.sources.lookup_gains import LookupGains
+from drafters.control.sources.span_gains import SpanGains
+from drafters.control.tuning import Tuning
+
+
+class SourcePlanner:
+    """Plans the sources of a step's drafts, and learns what they are worth.
+
+    An engine may have neither lookups nor spans. Then there is no plan: the head alone drafts.
+    """
+
+    def __init__(
+        self,
+        k_max: int,
+        lookup_tokens: int,
+        span_tokens: int,
+        acceptance: Acceptance,
+        read_costs: ReadCosts,
+        tuning: Tuning,
+    ) -> None:
+        """`lookup_tokens` and `span_tokens` are the most draft tokens of a lookup and of a forced
+        span, 0 if there are none. `acceptance` is that of the head, whose largest K is `k_max`."""
+        self._head_acceptance = acceptance
+        self._read_costs = read_costs
+        self._lookup_tokens = lookup_tokens
+        self._lookups: LookupGains | None = None
+        self._spans: SpanGains | None = None
+        if lookup_tokens or span_tokens:  # both are priced by what verifying takes
+            self._lookups = LookupGains(k_max, lookup_tokens, tuning, verified=span_tokens)
+        if span_tokens:
+            self._spans = SpanGains(span_tokens, tuning)
+        self.use(())
+
+    def load_calibration(self, cells: Iterable[Cell]) -> None:
+        """Begin with the measured costs of steps without drafts."""
+        if self._lookups is not None:
+            self._lookups.load_calibration(cells)
+
+    def use(self, sources: Iterable[str]) -> None:
+        """Let these sources draft, and no other. The plan so far is dropped."""
+        self._in_use = frozenset(sources)
+        self._plan: DraftPlan | None = None
+        self._planned_for: tuple[Predictions, int] | None = None
+
+    @property
+    def _others_draft(self) -> bool:
+        """Whether a source other than the head may draft."""
+        return self._lookups is not None and bool(self._in_use & {LOOKUP, GRAMMAR})
+
+    def plan(self, load: Load, k: int, predictions: Predictions) -> DraftPlan | None:
+        """What each source is worth at the end of a step of `load` in which the head drafts K = `k`
+        tokens. A plan holds as long as its predictions and its K. None where the head alone drafts.
+        """
+        if self._lookups is None or not self._others_draft:
+            return None
+        planned_for = self._planned_for
+        if planned_for is None or planned_for[0] is not predictions or planned_for[1] != k:
+            self._planned_for = predictions, k
+            self._plan = self._new_plan(self._lookups, load, k, predictions)
+        return self._plan
+
+    def _new_plan(
+        self, lookups: LookupGains, load: Load, k: int, predictions: Predictions
+    ) -> DraftPlan:
+        rate = predictions.by_k[k].steady_tokens_per_second
+        plan = lookups.plan(
+            load, k, self._head_acceptance.survival(), self._read_costs.drafter_price, rate
+        )
+        if LOOKUP not in self._in_use:
+            plan = plan.without_lookups()
+        if self._spans is not None and GRAMMAR in self._in_use:
+            prices = lookups.prices(load, rate)
+            plan = plan._replace(spans=self._spans.gains(prices))
+        return plan
+
+    def tokens_per_second(self, predictions: Predictions, k: int) -> float:
+        """Tokens per second at K = `k` of the head while no prompt is read, with other sources."""
+        rate = predictions.by_k[k].steady_tokens_per_second
+        if self._lookups is None or not self._others_draft:
+            return rate
+        return max(rate, self._lookups.tokens_per_second(predictions.load, rate))
+
+    def plain_seconds(self, requests: int) -> float | None:
+        """Seconds of a step without drafts, learnt from steps at any K; None if unknown."""
+        if self._lookups is None:
+            return None
+        return self._lookups.plain_seconds(requests)
+
+    def observe_spans(self, step: Step) -> None:
+        """Learn how often the tokens of forced spans are right."""
+        if self._spans is not None:
+            self._spans.observe(step)
+
+    def observe(self, step: Step, reading_s: float, settled: bool) -> None:
+        """Learn what lookups and verifying are worth from a step in which the target read prompts
+        for `reading_s`. `settled`: a step without drafts takes the time of such steps."""
+        if self._lookups is not None:
+            self._lookups.observe(step, reading_s, settled)
+
+    def lookup_rows(self) -> list[dict[str, Any]]:
+        """The state of lookups, a row for each class of matches; none without lookups."""
+        if self._lookups is None or not self._lookup_tokens:
+            return []
+        return self._lookups.rows()
+
+    def span_row(self) -> dict[str, Any] | None:
+        """The state of forced spans; None without them."""
+        return None if self._spans is None else self._spans.row()

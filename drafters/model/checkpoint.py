@@ -46,8 +46,8 @@ def save_selector(head: DraftHead, folder: Path) -> None:
 
 
 def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
-    """Read the path selector of a checkpoint, in the type it is stored in; None where the head's
-    configuration has none. Raises ValueError as `load_head` does."""
+    """Read the path selector alone of a checkpoint, for a head that vLLM has loaded; None where the
+    head's configuration has none. Raises ValueError as `load_head` does."""
     if config.path_selector is None:
         return None
     _refuse_problems(folder, config)

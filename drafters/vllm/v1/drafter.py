@@ -373,12 +373,24 @@ class Drafter(EagleProposer, ABC):
     def _tokens(self, hidden: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
         """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`; `rows` are those of their
         requests in the batch, `offsets` how many drafts of the request come before."""
-        few = self.half or len(hidden) <= self._half_rows
-        lm_head = self.lm_head if few else self.model.lm_head
         if self._sampling is None:
-            return greedy_draft_tokens(self.model, lm_head, hidden)
-        logits = self.model.logits_processor(lm_head, hidden)
+            return greedy_draft_tokens(self.model, self._output_matrix(len(hidden)), hidden)
+        return self._drawn(self._logits(hidden), rows, offsets)
+
+    def _output_matrix(self, count: int) -> Any:
+        """The module that makes logits of `count` hidden states."""
+        return self.lm_head if self.half or count <= self._half_rows else self.model.lm_head
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's logits `[drafts, draft vocabulary]` of hidden states `[drafts, hidden]`."""
+        logits: torch.Tensor = self.model.logits_processor(self._output_matrix(len(hidden)), hidden)
+        return logits
+
+    def _drawn(self, logits: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
+        """The tokens of `_tokens` from the head's logits `[drafts, draft vocabulary]`."""
         tokens = most_probable(self.model, logits)
+        if self._sampling is None:
+            return tokens
         return self._sampling.draw(tokens, logits, self._target_ids, rows, offsets)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:

@@ -128,10 +128,25 @@ def test_the_walk_goes_on_from_what_is_picked(config: HeadConfig) -> None:
     torch.testing.assert_close(seen[1], top[:, 1] + added)
 
 
+@pytest.mark.parametrize("size", [64, 1024, 1030])
+def test_candidates_are_the_largest_logits(size: int) -> None:
+    """Catches: a column of the folded matrix left out, an id of another column; sizes that cannot
+    be folded. Many logits are equal, as in bfloat16."""
+    torch.manual_seed(0)
+    for logits in (torch.randn(7, 3, size), torch.randint(40, (7, 3, size)).bfloat16()):
+        top, ids = top_candidates(logits, 16)
+        assert torch.equal(top, logits.topk(16, dim=-1).values)
+        assert torch.equal(logits.gather(-1, ids), top)
+        assert all(len(set(row)) == 16 for row in ids.flatten(0, 1).tolist())
+
+
 def test_a_walk_over_no_position_is_empty(config: HeadConfig) -> None:
     head = head_with_selector(config, "gated")
     walked = selector_of(head).walk(
-        head.selector_tables(), torch.zeros(3, 0, 16), torch.zeros(3, 0, DRAFTS), torch.zeros(3)
+        head.selector_tables(),
+        torch.zeros(3, 0, 16),
+        torch.zeros(3, 0, DRAFTS),
+        torch.zeros(3).long(),
     )
     assert walked.shape == (3, 0)
 

@@ -71,11 +71,11 @@ class PathSelector(nn.Module):
         return self.state(states if self.norm is None else self.norm(states))
 
     def query(self, projected: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Queries `[..., rank]` from results of `project` and rows of `SelectorTables.before`, both
-        `[..., width]`."""
+        """Queries, float32 `[..., rank]`, from results of `project` and rows of
+        `SelectorTables.before`, both `[..., width]`."""
         if self.config.kind == "bilinear":
-            return self.dropout(projected * before)
-        gate, value = (projected + before).chunk(2, dim=-1)
+            return self.dropout(projected.float() * before.float())
+        gate, value = (projected.float() + before.float()).chunk(2, dim=-1)
         return self.dropout(functional.silu(gate) * value)
 
     def corrections(
@@ -133,8 +133,9 @@ def top_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torc
 
 
 def _products(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Inner products of rows `[..., m, rank]` with a query `[..., rank]`: float32 `[..., m]`."""
-    return (rows.float() @ query.float()[..., None])[..., 0]
+    """Inner products of rows `[..., m, rank]` with a float32 query `[..., rank]`: float32
+    `[..., m]`."""
+    return (rows.float() @ query[..., None])[..., 0]
 
 
 def best(scores: torch.Tensor, candidates: torch.Tensor, position: int) -> torch.Tensor:

@@ -131,7 +131,8 @@ class ParallelSpeculator(DeferringSpeculator):
 
         How many of a request's drafts were accepted is told by `num_rejected`. The tokens
         themselves are read from the runner's RequestState, which has those sampled in this step:
-        `last_sampled` and `next_prefill_tokens` are not needed. Drafts are greedy."""
+        `last_sampled` and `next_prefill_tokens` are not needed. Nor are `temperature` and `seeds`:
+        `sampling` has them, where drafts are drawn."""
         k = self.k_max if num_speculative_tokens is None else num_speculative_tokens
         count, states = input_batch.num_reqs, aux_hidden_states or [last_hidden_states]
         drafts = self.draft_tokens[:count]
@@ -148,6 +149,7 @@ class ParallelSpeculator(DeferringSpeculator):
             self._catch_up(input_batch, states)
         if self._tokens(input_batch, k) > self.max_num_tokens:
             k = 0  # the scheduler leaves room for masked positions, vLLM's warm-up does not
+        self._refresh_sampling(input_batch)
         self._pass(input_batch, states, num_rejected, k)
         self._held[input_batch.idx_mapping_np] = 0
         return drafts

@@ -186,6 +186,7 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
+    | {"drafters.model"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}

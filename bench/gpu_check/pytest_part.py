@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def kernels(report: PartReport) -> None:
-    """Our Triton kernels against their references and vLLM's sampler; on a CPU those of the inputs,
-    in Triton's interpreter."""
-    tests = ["tests/drafters/ops/kernels.py"]
+    """Our Triton kernels against their references and vLLM's sampler; on a CPU those of the inputs
+    and of the selector, in Triton's interpreter."""
+    tests = [f"tests/drafters/ops/{name}.py" for name in ("kernels", "selector_kernels")]
     if report.on_cpu:
         report.skip("kernels as compiled code", "Triton's interpreter runs them instead")
     else:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafters.vllm.path_selector import ServedSelector, load_served_selector
+from drafters.vllm.path_selector import ServedSelector
 from drafters.vllm.v1.drafter import Drafter, Ints
 from drafters.vllm.v1.layout import Rows
 from drafters.vllm.verification.greedy import target_ids
@@ -22,14 +22,6 @@ class ParallelDrafter(Drafter):
 
     masked_per_token = 1
     carries = False
-    _selector: ServedSelector | None = None
-
-    def load_model(self, target_model: torch.nn.Module) -> None:
-        """Load the head, and its path selector if it has one."""
-        super().load_model(target_model)
-        self._selector = load_served_selector(
-            self.vllm_config, target_model, self.model, self.device
-        )
 
     def _propose(
         self,

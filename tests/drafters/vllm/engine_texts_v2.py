@@ -130,9 +130,9 @@ def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any
     elif name is not None:
         speculation = {
             "method": "eagle3",
-            "model": str(MODELS / name),
+            "model": str(MODELS / name),  # or a folder elsewhere
             "num_speculative_tokens": K,
-            "parallel_drafting": name == "p-eagle",
+            "parallel_drafting": Path(name).name != "eagle3",
         }
     scheduler_cls: type = RestlessAsyncScheduler if overlapped else RestlessScheduler
     llm = LLM(

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from app.settings import REPOSITORY
 from drafters.config import MAX_DEFERRED_STEPS
+from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import SelectorConfig
 from tests.drafters import engine_job
 
 pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
@@ -28,10 +32,21 @@ ENGINES = {
     PLAIN: (None, True, False),
     "p-eagle": ("p-eagle", False, False),
     "eagle3": ("eagle3", True, True),
+    "selector": ("selector", True, False),
     "lookup": ("lookup", True, False),
 }
 DRAFTING = [name for name in ENGINES if name != PLAIN]
-HEADS = ["p-eagle", "eagle3"]
+HEADS = ["p-eagle", "eagle3", "selector"]
+
+
+def with_random_selector(folder: Path) -> Path:
+    """The embedded P-EAGLE head with a path selector that changes a fifth of its drafts."""
+    head = load_head(REPOSITORY / "models" / "embedded" / "p-eagle")
+    torch.manual_seed(0)
+    for parameter in head.add_selector(SelectorConfig("gated", 16)).parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    save_head(head, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +55,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     keys = ("head", "overlapped", "padded")
     engines = {name: dict(zip(keys, engine, strict=True)) for name, engine in ENGINES.items()}
     folder = tmp_path_factory.mktemp("texts")
+    engines["selector"]["head"] = str(with_random_selector(folder / "selector"))
     result: dict[str, dict[str, Any]] = engine_job.run(
         SCRIPT, folder, {"engines": engines}, timeout=580
     )

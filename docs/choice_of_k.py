@@ -95,6 +95,12 @@ tells what lookups are worth while none is tried, and a failed lookup does not c
 head. Seconds are learnt in two parts, of the target by the mean number of draft tokens and of the
 head's pass, so that the price of one is known without the other (`lookup_gains.py`).
 
+On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
+absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and
+what a grammar forces is not drafted. `GET /v1/speculation` names both in `absent_sources`, and
+`VLLM_USE_V2_MODEL_RUNNER=0` starts an engine that has them. Without a head vLLM's own lookup runs
+on the device, with one K for the batch.
+
 ## What keeps a choice from being a guess
 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.

@@ -43,7 +43,10 @@ TRAINING = {
 # What runs inside of the engine's processes; `drafters.vllm` itself puts it there.
 SERVING = {
     f"drafters.vllm.{part}"
-    for part in ("cpu_matmul", "own_drafter", "verification", "scheduling", "v1", "v2")
+    for part in (
+        *("cpu_matmul", "own_drafter", "path_selector"),
+        *("verification", "scheduling", "v1", "v2"),
+    )
 }
 SINGLE_PARTS = (
     BASE
@@ -175,6 +178,7 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
+    "drafters.vllm.path_selector": {"drafters.model"} | HEAD_FILES,
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
     "drafters.vllm.scheduling": {"drafters.vllm.own_drafter"} | POLICY,
@@ -182,6 +186,7 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
+    | {"drafters.model"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}

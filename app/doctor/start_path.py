@@ -29,6 +29,8 @@ def check_plan(settings: Settings, environ: Mapping[str, str], *, on_cpu: bool) 
         detail += "; exits if it does not start (strict_speculation)"
     elif others:
         detail += f"; if it does not start: {', then '.join(others)}"
+    if absent := plan.first.absent_sources(settings):
+        detail += f"; no drafts by {' or '.join(absent)} there ({V2}=0 has them)"
     return ok("start path", detail)
 
 

@@ -37,7 +37,8 @@ class Changes(BaseModel):
 async def state(request: Request) -> dict[str, Any]:
     """The policy's state (Controller.snapshot) and the speed-up of the last 1, 5, 15 minutes.
 
-    `path` is how the engine was started, `fallback` why that was not the first choice.
+    `path` is how the engine was started, `fallback` why that was not the first choice, and
+    `absent_sources` are the sources of drafts that it lacks on this path.
     """
     engine: Engine = request.app.state.engine
     if not engine.settings_in_force.speculates:
@@ -66,7 +67,8 @@ async def steer(request: Request) -> dict[str, Any]:
 def _start(engine: Engine) -> dict[str, Any]:
     """How the engine was started."""
     fallback = None if engine.fallback is None else asdict(engine.fallback)
-    return {"path": engine.path, "fallback": fallback}
+    absent = () if engine.path is None else engine.path.absent_sources(engine.settings)
+    return {"path": engine.path, "fallback": fallback, "absent_sources": list(absent)}
 
 
 async def _in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:

@@ -14,10 +14,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def kernels(report: PartReport) -> None:
-    """Our Triton kernels against their references; on a CPU in Triton's interpreter."""
+    """Our Triton kernels against their references and vLLM's sampler; on a CPU those of the inputs
+    and of the selector, in Triton's interpreter."""
+    tests = [f"tests/drafters/ops/{name}.py" for name in ("kernels", "selector_kernels")]
     if report.on_cpu:
         report.skip("kernels as compiled code", "Triton's interpreter runs them instead")
-    _run(report, "tests/drafters/ops/kernels.py", interpreted=report.on_cpu)
+    else:
+        tests.append("tests/drafters/vllm/v2/draft_sampling_cases.py")
+    _run(report, *tests, interpreted=report.on_cpu)
 
 
 def drafts_in_float32(report: PartReport) -> None:
@@ -25,12 +29,12 @@ def drafts_in_float32(report: PartReport) -> None:
     _run(report, "tests/drafters/vllm/v2/test_v2.py", interpreted=False)
 
 
-def _run(report: PartReport, tests: str, *, interpreted: bool) -> None:
-    """Run a file of tests without the project's configuration, whose plugins may be missing."""
+def _run(report: PartReport, *tests: str, interpreted: bool) -> None:
+    """Run files of tests without the project's configuration, whose plugins may be missing."""
     results = report.folder / "junit.xml"
     line = [sys.executable, "-m", "pytest", "-q", "-rs", "-c", os.devnull, "-p", "no:cacheprovider",
             "--rootdir", str(REPOSITORY), "--import-mode", "importlib", f"--junitxml={results}",
-            tests]  # fmt: skip
+            *tests]  # fmt: skip
     environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if interpreted else {})}
     ended = subprocess.run(line, cwd=REPOSITORY, env=environment, check=False)
     if not results.exists():

@@ -50,16 +50,20 @@ class Controller:
         """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. A fixed K
         may be any up to `k_max`. `lookup_tokens` is the most draft tokens of a lookup, 0 if there
         are none, and `span_tokens` those of a grammar's forced span. `drafter` is the source whose
-        K is chosen: vLLM's own lookup, where it is no head. Raises ValueError for other `ks`."""
+        K is chosen: vLLM's own lookup, where it is no head. Raises ValueError for other `ks`, and
+        if two sources have one name."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
             raise ValueError(f"ks must rise from 0 to {k_max}, not {self.ks}")
+        others = {LOOKUP: lookup_tokens, GRAMMAR: span_tokens}
+        if others.get(drafter):
+            raise ValueError(f"{drafter} cannot be beside itself: {others[drafter]} draft tokens")
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
         self._lookup_tokens = lookup_tokens
         self._span_tokens = span_tokens
         self._drafter = drafter
-        most = {LOOKUP: lookup_tokens, GRAMMAR: span_tokens, drafter: k_max}
+        most = {**others, drafter: k_max}
         self.sources = tuple(source for source in SOURCES if most.get(source))
         self._tuning = tuning or Tuning()
         self._objective = objective or Objective()

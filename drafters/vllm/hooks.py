@@ -103,7 +103,7 @@ HOOKS: tuple[Hook, ...] = (
         },
         "The text of a seeded request does not depend on what was drafted, on the V1 model runner; "
         "and synthetic acceptance works on a CPU.",
-        "the end of the V1 model runner: V2 has it.",
+        "the end of the V1 model runner: on V2 it is `PositionRejectionSampler`.",
     ),
     Hook(
         "patches:expand_batch_to_tokens",
@@ -241,7 +241,21 @@ HOOKS: tuple[Hook, ...] = (
         PUBLIC,
     ),
     Hook(
-        "v2.request_limits:LimitingRejectionSampler",
+        "v2.rejection_sampler:PositionRejectionSampler",
+        {
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify": (
+                "self, logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, "
+                "idx_mapping_np, expanded_idx_mapping, expanded_local_pos, "
+                "seq_lens_upper_bound_np, verify_draft_sampled"
+            ),
+        },
+        "Accepts a draft if it is the token that would be sampled in its place: the text of a "
+        "seeded request does not depend on what was drafted, and drafts may know the position's "
+        "noise.",
+        "vLLM has a rejection sampling method that compares drafts with the sampled token.",
+    ),
+    Hook(
+        "v2.rejection_sampler:PositionRejectionSampler",
         {
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": (
                 "self, sampler, spec_config, device, *, watermark_key="

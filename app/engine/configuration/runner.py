@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from app.errors import StartupError
 from app.settings import Settings
+from drafters.config import GRAMMAR, LOOKUP
 
 V2 = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable (vllm/envs.py)
 
@@ -40,6 +41,16 @@ class StartPath(StrEnum):
             engine = asked.engine.model_copy(update={"engine_args": others})
             return asked.model_copy(update={"speculation": speculation, "engine": engine})
         return asked
+
+    def absent_sources(self, asked: Settings) -> tuple[str, ...]:
+        """The sources of drafts that this path lacks and V1 has, for the operator's settings.
+
+        V2 schedules a step while the newest tokens are on the device alone: nothing is looked up
+        beside a head there, and no text that a grammar forces is drafted. Without a head vLLM's own
+        lookup runs on the device."""
+        if self is not StartPath.V2 or not asked.speculates:
+            return ()
+        return (LOOKUP, GRAMMAR) if asked.has_head else (GRAMMAR,)
 
     def runner(self, wish: bool | None) -> str | None:
         """The value of vLLM's variable on this path; None leaves it unset, and the choice to vLLM.

@@ -24,6 +24,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from drafters.config import MAX_DEFERRED_STEPS, DrafterConfig
 from drafters.ops.gather import gather
 from drafters.vllm.own_drafter import refuse
+from drafters.vllm.path_selector import ServedSelector, load_served_selector
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
 from drafters.vllm.v1.kv_state import DrafterKVState
@@ -65,6 +66,7 @@ class Drafter(EagleProposer, ABC):
         self.synchronized = 0.0  # `perf_counter` when the device had last finished all its work
         self._target_vocabulary = vllm_config.model_config.get_vocab_size()
         self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
+        self._selector: ServedSelector | None = None  # of a P-EAGLE head
         self._sampling: DraftSampling | None = None  # of this step, where not all are greedy
         self._contexts: DrafterKVState | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]
@@ -75,8 +77,8 @@ class Drafter(EagleProposer, ABC):
         self._defers = min(MAX_DEFERRED_STEPS, self.window) if device.type == "cpu" else 1
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """Load the head, and allocate the store of hidden states: vLLM counts what exists by now
-        before it sizes the KV cache."""
+        """Load the head and its path selector, and allocate the store of hidden states: vLLM counts
+        what exists by now before it sizes the KV cache."""
         with bf16_head.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
         head = self.model.lm_head
@@ -84,6 +86,9 @@ class Drafter(EagleProposer, ABC):
         offsets = self.model.draft_id_to_target_id
         if offsets is not None:
             self._target_ids = torch.arange(len(offsets), device=offsets.device) + offsets
+        self._selector = load_served_selector(
+            self.vllm_config, target_model, self.model, self.device
+        )
         # Garbage of loading frees oneDNN handles, which fails while the model is traced
         # (vllm/_custom_ops.py, CPUDNNLGEMMHandler).
         gc.collect()
@@ -373,12 +378,24 @@ class Drafter(EagleProposer, ABC):
     def _tokens(self, hidden: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
         """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`; `rows` are those of their
         requests in the batch, `offsets` how many drafts of the request come before."""
-        few = self.half or len(hidden) <= self._half_rows
-        lm_head = self.lm_head if few else self.model.lm_head
         if self._sampling is None:
-            return greedy_draft_tokens(self.model, lm_head, hidden)
-        logits = self.model.logits_processor(lm_head, hidden)
+            return greedy_draft_tokens(self.model, self._output_matrix(len(hidden)), hidden)
+        return self._drawn(self._logits(hidden), rows, offsets)
+
+    def _output_matrix(self, count: int) -> Any:
+        """The module that makes logits of `count` hidden states."""
+        return self.lm_head if self.half or count <= self._half_rows else self.model.lm_head
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's logits `[drafts, draft vocabulary]` of hidden states `[drafts, hidden]`."""
+        logits: torch.Tensor = self.model.logits_processor(self._output_matrix(len(hidden)), hidden)
+        return logits
+
+    def _drawn(self, logits: torch.Tensor, rows: Ints, offsets: Ints) -> torch.Tensor:
+        """The tokens of `_tokens` from the head's logits `[drafts, draft vocabulary]`."""
         tokens = most_probable(self.model, logits)
+        if self._sampling is None:
+            return tokens
         return self._sampling.draw(tokens, logits, self._target_ids, rows, offsets)
 
     def _device(self, values: npt.NDArray[Any]) -> torch.Tensor:

@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafters.vllm.v1.drafter import Drafter
+from drafters.vllm.path_selector import ServedSelector
+from drafters.vllm.v1.drafter import Drafter, Ints
 from drafters.vllm.v1.layout import Rows
+from drafters.vllm.verification.greedy import target_ids
 
 
 class ParallelDrafter(Drafter):
     """Runs a P-EAGLE head. Draft tokens after the first come from masked positions (layout.py),
-    which hold the mask token and a learned hidden state."""
+    which hold the mask token and a learned hidden state. If the head has a path selector, it
+    chooses them one after another behind the first, without another pass."""
 
     masked_per_token = 1
     carries = False
@@ -40,8 +43,39 @@ class ParallelDrafter(Drafter):
         begins = np.cumsum(rows.k) - rows.k
         owners = np.repeat(np.arange(len(rows.k)), rows.k)
         offsets = np.arange(len(owners)) - begins[owners]
-        tokens = self._tokens(hidden, rows.index[owners], offsets).tolist()
+        if self._selector is None or rows.k.max() < 2:
+            tokens = self._tokens(hidden, rows.index[owners], offsets).tolist()
+        else:
+            tokens = self._walk(self._selector, hidden, rows, begins).tolist()
         return [
             tokens[first : first + count]
             for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)
         ]
+
+    def _walk(
+        self, selector: ServedSelector, hidden: torch.Tensor, rows: Rows, begins: Ints
+    ) -> torch.Tensor:
+        """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`, along the path that the
+        selector chooses; `begins` says where those of each of `rows` begin."""
+        which = np.flatnonzero(rows.k)
+        counts, owners, longest = rows.k[which], rows.index[which], int(rows.k.max())
+        logits, uniform = self._logits(hidden), bool((counts == longest).all())
+        if not uniform:  # those of shorter drafts are filled up with what nobody reads
+            columns = np.minimum(np.arange(longest), counts[:, None] - 1)
+            places = self._device((begins[which, None] + columns).ravel())
+            hidden, logits = hidden[places], logits[places]
+        hidden, logits = (x.view(len(which), longest, -1) for x in (hidden, logits))
+        zeros = np.zeros_like(owners)
+        first = selector.to_draft(self._drawn(logits[:, 0], owners, zeros))
+
+        def draw(scores: torch.Tensor, candidates: torch.Tensor, position: int) -> torch.Tensor:
+            wide = scores.new_full((len(scores), logits.shape[-1]), -torch.inf)
+            wide.scatter_(1, candidates, scores)
+            return selector.to_draft(self._drawn(wide, owners, zeros + position + 1))
+
+        pick = None if self._sampling is None else draw
+        later = selector.walk(hidden[:, 1:], logits[:, 1:], first, pick)
+        tokens = target_ids(self.model, torch.cat([first[:, None], later], dim=1))
+        if uniform:
+            return tokens.flatten()
+        return tokens[self._device(np.arange(longest) < counts[:, None])]

@@ -24,8 +24,9 @@ from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
+from drafters.vllm.v2.draft_sampling import DraftSampling
 from drafters.vllm.v2.graphs import drafted
-from drafters.vllm.verification.greedy import greedy_draft_tokens
+from drafters.vllm.verification.greedy import greedy_draft_tokens, most_probable
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,6 +49,7 @@ class DeferringSpeculator(DraftModelSpeculator):
 
     hidden_states: torch.Tensor  # [tokens of the largest pass, hidden], which a pass reads
     mask_token = 0  # the token of masked slots
+    sampling: DraftSampling | None = None  # set by the runner where drafts may be drawn
     _mask_state: torch.Tensor  # and their hidden state: [hidden]
 
     def __init__(
@@ -81,6 +83,9 @@ class DeferringSpeculator(DraftModelSpeculator):
         )
         self._gathered = self._store.new_zeros((self.most_entered, width))
         self._mask_state = self._store.new_zeros(self.hidden_size)
+        self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
+        if (offsets := model.draft_id_to_target_id) is not None:
+            self._target_ids = torch.arange(len(offsets), device=offsets.device) + offsets
         return model
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
@@ -96,6 +101,11 @@ class DeferringSpeculator(DraftModelSpeculator):
     def begin(self, slot: int) -> None:
         """Forget what is kept for a slot of the runner's RequestState: it has a new request."""
         self._held[slot] = 0
+
+    def _refresh_sampling(self, batch: InputBatch) -> None:
+        """Take over what the batch's requests are sampled with, before they are drafted for."""
+        if self.sampling is not None:
+            self.sampling.refresh(batch.idx_mapping_np)
 
     def _defer(self, batch: InputBatch, states: Sequence[torch.Tensor]) -> bool:
         """Keep the hidden states of a step without drafts that has one token of each request, if
@@ -252,8 +262,26 @@ class DeferringSpeculator(DraftModelSpeculator):
         last = self._forward(tokens, metadata, slot_mappings, across, mode)
         if k:
             drafting = last[self._drafts[: count * k]]
-            chosen = greedy_draft_tokens(self.model, self.model.lm_head, drafting)
-            self.draft_tokens[:count, :k] = chosen.view(count, k)
+            # The text of a request ends at `end` in this pass: there its newest token is.
+            slots, ends = rows[FIELDS.index("slot")], rows[FIELDS.index("end")]
+            self.draft_tokens[:count, :k] = self._choose(drafting, slots, ends).view(count, k)
+
+    def _choose(
+        self,
+        hidden: torch.Tensor,  # [requests * drafts, hidden], a request's drafts in succession
+        slots: torch.Tensor,  # [requests], -1 where padded
+        positions: torch.Tensor,  # [requests], of the token before the request's first draft
+    ) -> torch.Tensor:
+        """Draft tokens of hidden states: `[requests * drafts]`, the most probable ones of greedy
+        requests, drawn as the target's tokens are for others. Under tensor parallelism all are the
+        most probable ones: ranks exchange one token of each draft, not its logits."""
+        lm_head = self.model.lm_head
+        if self.sampling is None or lm_head.tp_size > 1:
+            return greedy_draft_tokens(self.model, lm_head, hidden)
+        logits = self.model.logits_processor(lm_head, hidden)
+        tokens = most_probable(self.model, logits)
+        self.sampling.draw(tokens, logits, self._target_ids, slots, positions)
+        return tokens
 
     def _device(self, values: Ints) -> torch.Tensor:
         """Copy to the device without waiting for it, from pinned memory on CUDA."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 
 class RequestLimits:
@@ -33,27 +29,3 @@ class RequestLimits:
         if (drafts <= self._on_host[batch.idx_mapping_np]).all():
             return None
         return batch.expanded_local_pos > self._on_device[batch.expanded_idx_mapping]
-
-
-class LimitingRejectionSampler(RejectionSampler):
-    """vLLM's rejection sampler, which rejects drafts beyond a request's limit, whatever they are.
-    It treats them as those that a grammar does not allow: the target's token takes their place."""
-
-    def __init__(self, limits: RequestLimits, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.limits = limits
-
-    def __call__(
-        self,
-        logits: torch.Tensor,  # [rows, vocabulary]
-        input_batch: InputBatch,
-        draft_logits: torch.Tensor | None = None,
-        invalid_drafts: torch.Tensor | None = None,  # bool [rows]
-    ) -> SamplerOutput:
-        """Verify drafts as vLLM does."""
-        beyond = self.limits.beyond(input_batch)
-        if beyond is not None and invalid_drafts is not None:
-            beyond = beyond | invalid_drafts
-        invalid = invalid_drafts if beyond is None else beyond
-        output: SamplerOutput = super().__call__(logits, input_batch, draft_logits, invalid)
-        return output

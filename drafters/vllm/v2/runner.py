@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from drafters.vllm.own_drafter import has_own_drafter, is_parallel
+from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v2.deferring import DeferringSpeculator
-from drafters.vllm.v2.request_limits import LimitingRejectionSampler, RequestLimits
+from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.rejection_sampler import PositionRejectionSampler
+from drafters.vllm.v2.request_limits import RequestLimits
 from drafters.vllm.v2.sequential import SequentialSpeculator
 from drafters.vllm.v2.speculator import ParallelSpeculator
 from drafters.vllm.v2.timing import StepMarks, TimedOutput, mark
@@ -27,8 +29,8 @@ class V2DraftingRunner(Base):
     """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py).
 
     P-EAGLE heads draft through ParallelSpeculator, EAGLE-3 heads through SequentialSpeculator, all
-    others through vLLM's own speculators. Seeded requests need no change here: vLLM derives their
-    randomness from the position. Its samplers count rows of logits that are not finite by
+    others through vLLM's own speculators. Where this project chooses K, drafts are verified by
+    PositionRejectionSampler. vLLM's samplers count rows of logits that are not finite by
     `count_broken`, which patches.py installs.
     """
 
@@ -38,26 +40,32 @@ class V2DraftingRunner(Base):
         self._began = self._sampled = mark(self.device)
         self._marks_before: StepMarks | None = None  # of the step before
         self.rejection_sampler: Any  # made by vLLM when the target is loaded
+        # Without an own speculator the scheduler keeps to the limits.
+        self._limits = RequestLimits(self.max_num_reqs, self.num_speculative_steps, self.device)
         if has_own_drafter(self.speculative_config) and self.is_last_pp_rank:
             parallel = is_parallel(self.speculative_config)
             kind = ParallelSpeculator if parallel else SequentialSpeculator
             self.own_speculator = kind(vllm_config, self.device, self.req_states)
             self.speculator = self.own_speculator
-            k_max = self.own_speculator.k_max
-            self._limits = RequestLimits(self.max_num_reqs, k_max, self.device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load the target, switch on the count of logits that are not finite, and have the sampler
-        keep to the limits of requests."""
+        """Load the target, switch on the count of logits that are not finite, and verify drafts by
+        position, within the limits of requests. Drafts are drawn only where that is so."""
         super().load_model(*args, **kwargs)
         if self.sampler is not None:
             self.sampler.compute_nans = True
         stock = self.rejection_sampler
-        if self.own_speculator is not None and type(stock) is RejectionSampler:
-            self.rejection_sampler = LimitingRejectionSampler(
-                self._limits, self.sampler, self.speculative_config, self.device,
-                watermark_key=stock.watermark_key,
-            )  # fmt: skip
+        if not chooses_k(self.speculative_config) or type(stock) is not RejectionSampler:
+            return
+        own = self.rejection_sampler = PositionRejectionSampler(
+            self._limits, self.sampler, self.speculative_config, self.device,
+            watermark_key=stock.watermark_key,
+        )  # fmt: skip
+        speculator = self.own_speculator
+        if own.by_position and speculator is not None and speculator.draft_logits is None:
+            speculator.sampling = DraftSampling(
+                self.sampler.sampling_states, self.device, use_fp64=self.sampler.use_fp64_gumbel
+            )
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target, and mark where the step begins."""

@@ -13,7 +13,6 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 from drafters.vllm.v2.deferring import DeferringSpeculator
-from drafters.vllm.verification.greedy import greedy_draft_tokens
 
 
 class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
@@ -51,6 +50,7 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
             return self.draft_tokens[: input_batch.num_reqs]
         else:
             self._catch_up(input_batch, states)
+            self._refresh_sampling(input_batch)
         drafts: torch.Tensor = super().propose(
             input_batch,
             attn_metadata,
@@ -76,10 +76,10 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
         draft_logits: torch.Tensor | None,
         spec_step_idx: int = 0,
     ) -> torch.Tensor:
-        """The next draft of each request: `[drafts]`. vLLM's where drafts are sampled; else the
-        most probable token, found without scattering logits over the target's vocabulary."""
+        """The next draft of each request: `[drafts]`. vLLM's where it needs their distribution;
+        else ours, without scattering logits over the target's vocabulary."""
         if draft_logits is None and self.acceptance_estimator is None:
-            return greedy_draft_tokens(self.model, self.model.lm_head, hidden_states)
+            return self._choose(hidden_states, idx_mapping, sample_src_positions)
         drafts: torch.Tensor = super().sample_draft(
             hidden_states, sample_src_positions, idx_mapping, temperature, seeds, draft_step,
             draft_logits, spec_step_idx,

@@ -15,9 +15,13 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
 
+from drafters.model.selector import top_candidates
+from drafters.ops import selector_triton
 from drafters.vllm.own_drafter import head_backend, limits_of
+from drafters.vllm.path_selector import ServedSelector, load_served_selector
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.graphs import Graphs, Ints
+from drafters.vllm.verification.greedy import target_ids
 
 logger = init_logger(__name__)
 
@@ -27,8 +31,11 @@ class ParallelSpeculator(DeferringSpeculator):
     is DFlash's (v1/worker/gpu/spec_decode/dflash/speculator.py).
 
     A pass that drafts K has K - 1 masked positions of each request, and drafts from them and from
-    the last place before them.
+    the last place before them. A path selector, if the head has one, chooses the drafts behind the
+    first one after another, in the same graph.
     """
+
+    _selector: ServedSelector | None = None
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, requests: RequestState
@@ -61,8 +68,10 @@ class ParallelSpeculator(DeferringSpeculator):
     def load_draft_model(
         self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
     ) -> torch.nn.Module:
-        """Load the head as vLLM does for EAGLE-3, with the hidden state of masked slots."""
+        """Load the head as vLLM does for EAGLE-3, the hidden state of masked slots and the path
+        selector."""
         model = super().load_draft_model(target_model, target_attn_layer_names)
+        self._selector = load_served_selector(self.vllm_config, target_model, model, self.device)
         self._mask_state = (
             model.combine_hidden_states(model.mask_hidden.view(1, -1)).view(-1).to(self.dtype)
         )
@@ -131,7 +140,8 @@ class ParallelSpeculator(DeferringSpeculator):
 
         How many of a request's drafts were accepted is told by `num_rejected`. The tokens
         themselves are read from the runner's RequestState, which has those sampled in this step:
-        `last_sampled` and `next_prefill_tokens` are not needed. Drafts are greedy."""
+        `last_sampled` and `next_prefill_tokens` are not needed. Nor are `temperature` and `seeds`:
+        `sampling` has them, where drafts are drawn."""
         k = self.k_max if num_speculative_tokens is None else num_speculative_tokens
         count, states = input_batch.num_reqs, aux_hidden_states or [last_hidden_states]
         drafts = self.draft_tokens[:count]
@@ -148,6 +158,7 @@ class ParallelSpeculator(DeferringSpeculator):
             self._catch_up(input_batch, states)
         if self._tokens(input_batch, k) > self.max_num_tokens:
             k = 0  # the scheduler leaves room for masked positions, vLLM's warm-up does not
+        self._refresh_sampling(input_batch)
         self._pass(input_batch, states, num_rejected, k)
         self._held[input_batch.idx_mapping_np] = 0
         return drafts
@@ -187,3 +198,46 @@ class ParallelSpeculator(DeferringSpeculator):
                 inputs_embeds=None,
             )[0]
         return last
+
+    def _choose(
+        self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """The tokens of `DeferringSpeculator._choose`, along the path that a selector chooses."""
+        count = len(slots)
+        if self._selector is None or len(hidden) < 2 * count:
+            return super()._choose(hidden, slots, positions)
+        logits = self.model.logits_processor(self.model.lm_head, hidden)
+        states, logits = (x.view(count, len(hidden) // count, -1) for x in (hidden, logits))
+        return self._walk(self._selector, states, logits, slots, positions)
+
+    def _walk(
+        self,
+        selector: ServedSelector,
+        states: torch.Tensor,  # [requests, k, hidden]
+        logits: torch.Tensor,  # [requests, k, draft vocabulary]
+        slots: torch.Tensor,  # [requests]
+        positions: torch.Tensor,  # [requests]
+    ) -> torch.Tensor:
+        top, candidates = top_candidates(logits[:, 1:], selector.module.config.candidates)
+        scores = torch.empty_like(top, dtype=torch.float32)
+        path = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
+        path[:, 0] = logits[:, 0].argmax(-1)
+        tables = selector.tables
+        walked = (
+            top, candidates, selector.module.project(states[:, 1:]).contiguous(),
+            tables.before, tables.candidate, path, scores,
+        )  # fmt: skip
+        if self.sampling is None:
+            selector_triton.walk(*walked)
+            return target_ids(self.model, path).flatten()
+        for draft in range(path.shape[1]):
+            if draft:
+                selector_triton.walk(*walked, begin=draft - 1, end=draft)
+            tokens = target_ids(self.model, path[:, draft].contiguous())
+            law, ids = logits[:, 0], self._target_ids
+            if draft:
+                law = scores[:, draft - 1]
+                ids = target_ids(self.model, candidates[:, draft - 1]).contiguous()
+            self.sampling.draw(tokens, law, ids, slots, positions + draft)
+            path[:, draft] = selector.to_draft(tokens)
+        return target_ids(self.model, path).flatten()

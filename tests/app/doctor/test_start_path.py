@@ -26,6 +26,7 @@ READY = {"status": "ready", "phase": "ready"}
         ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "v1: .*: v1-eager, then no-drafts"),
         ({}, {}, True, "v1: vLLM's V1 model runner$"),
         ({"k": "0"}, {}, False, "no-drafts: no drafts$"),
+        ({}, {}, False, "no drafts by lookup or grammar there"),
     ],
 )
 def test_the_plan_is_told(

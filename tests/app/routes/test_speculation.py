@@ -95,12 +95,14 @@ def test_the_path_of_the_start_is_told(client: TestClient, engine: SteeredEngine
     engine.path = StartPath.V2
     state = client.get(PATH).json()
     assert (state["enabled"], state["path"], state["fallback"]) == (True, "v2", None)
+    assert state["absent_sources"] == ["lookup", "grammar"]  # beside a head
     assert client.get("/readyz").json()["path"] == {"name": "v2", "reason": "none"}
     engine.path = StartPath.V1_EAGER
     engine.fallback = Fallback(StartPath.V2, "memory", "CUDA out of memory")
     told = {"failed": "v2", "reason": "memory", "message": "CUDA out of memory"}
     for state in (client.get(PATH).json(), client.patch(PATH, json={"objective": "off"}).json()):
         assert (state["path"], state["fallback"]) == ("v1-eager", told)
+        assert state["absent_sources"] == []
     ready = client.get("/readyz").json()
     assert ready["path"] == {"name": "v1-eager", "reason": "memory"}
     assert "CUDA" not in str(ready), "whoever has no key learns no more than the kind of failure"

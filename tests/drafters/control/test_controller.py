@@ -17,6 +17,7 @@ from app.observability.k_reason import k_reason
 from bench.simulate.engine import Request, SimulatedEngine, SimulationTotals
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
+from drafters.config import GRAMMAR, LOOKUP
 from drafters.control.controller import Controller
 from drafters.control.objective import (
     FIXED,
@@ -523,3 +524,14 @@ def test_the_batch_between_two_requests_is_not_tried(seed: int) -> None:
     told = policy.snapshot()
     assert plain < 0.015 * told["busy_seconds"]
     assert told["probe_seconds"] > 0.3 * plain
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"), [(LOOKUP, {"lookup_tokens": 10}), (GRAMMAR, {"span_tokens": 4})]
+)
+def test_a_source_is_not_beside_itself(drafter: str, options: dict[str, int]) -> None:
+    """Catches: two sources under one name, whose counts and gains would be mixed up."""
+    with pytest.raises(ValueError, match=f"{drafter} cannot be beside itself"):
+        Controller(K_MAX, drafter=drafter, **options)
+    assert drafter in Controller(K_MAX, **options).sources
+    assert Controller(K_MAX, drafter=drafter).sources == (drafter,)

@@ -14,7 +14,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from drafters.ops import inputs_triton
+from drafters.ops import inputs_triton, selector_triton
 INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "starts": "*i32", "ids": "*i32",
             "positions": "*i64", "slots": "*i64"}
 PLANNED = {**dict.fromkeys(("numbers", "slots", "positions", "rows", "drafts"), "*i64"),
@@ -31,6 +31,10 @@ for dtype in ("*bf16", "*fp32"):
     built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("combined", "shared", "out"), dtype)
     built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=STEPS, COLUMNS=1024)
+    wide = dict.fromkeys(("top", "projected", "before_table", "candidate_table"), dtype)
+    wide |= {"candidates": "*i64", "tokens": "*i64", "scores": "*fp32"}
+    for gated in (True, False):
+        built(selector_triton.walk_kernel, wide, GATED=gated, COUNT=16, COLUMNS=128)
 """
 
 
@@ -46,10 +50,11 @@ def run(arguments: list[str], **environ: str) -> str:
 
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    """Every case of kernels.py; what each of them catches is said there."""
+    """Every case of kernels.py and selector_kernels.py; what each catches is said there."""
     pytest.importorskip("triton")
+    files = [f"tests/drafters/ops/{name}.py" for name in ("kernels", "selector_kernels")]
     run(
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/drafters/ops/kernels.py"],
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="",
     )  # fmt: skip
 

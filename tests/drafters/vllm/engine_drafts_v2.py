@@ -44,7 +44,9 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.sample import sampler, states
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.warmup import warmup_kernels
 
@@ -54,6 +56,9 @@ from drafters.vllm.v2 import graphs
 from drafters.vllm.v2.runner import V2DraftingRunner
 from drafters.vllm.v2.sequential import SequentialSpeculator
 from drafters.vllm.v2.speculator import ParallelSpeculator
+
+if ON_CPU:  # the interpreter cannot run vLLM's kernel of top-k and top-p
+    sampler.apply_top_k_top_p = states.apply_top_k_top_p = apply_top_k_top_p_pytorch
 
 Step = dict[str, Any]
 

@@ -61,8 +61,8 @@ def parameters(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "logit_bias": bias and {int(token): by for token, by in bias.items()}}
 
 
-def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
-    """Start an engine, sample, take it down again."""
+def new_engine(job: dict[str, Any], head: dict[str, Any], **options: Any) -> LLM:
+    """An engine with a head of the job, and other options of vLLM than for the V1 model runner."""
     engine = LLM(
         model=job["target"],
         speculative_config={
@@ -70,19 +70,27 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
             "parallel_drafting": head["parallel"],
         },
         additional_config={"aerie": {"lookup_tokens": job["k_max"]}},
-        scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
         worker_cls="drafters.vllm.worker.DraftingWorker",
         dtype="float32",
         enforce_eager=True,
         max_model_len=64,
-        max_num_seqs=256,
         max_num_batched_tokens=4096,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         seed=5,
+        **{
+            "scheduler_cls": "drafters.vllm.scheduling.scheduler.DraftingScheduler",
+            "max_num_seqs": 256,
+            **options,
+        },
     )  # fmt: skip
     accept_undrafted(engine.llm_engine.input_processor)
+    return engine
+
+
+def count_texts(engine: LLM, job: dict[str, Any], policy: Counting) -> dict[str, Any]:
+    """Sample all that the job asks for under a policy."""
     asked = [
         (
             kind,
@@ -93,21 +101,26 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
         for _ in range(entry["count"])
     ]
     Random(1).shuffle(asked)
+    engine.llm_engine.engine_core.engine_core.scheduler.policy = policy
+    outputs = engine.generate(
+        [{"prompt_token_ids": job["prompt"]}] * len(asked),
+        [params for _, params in asked],
+        use_tqdm=False,
+    )
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
+    for (kind, _), output in zip(asked, outputs, strict=True):
+        counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
+    return {"accepted": policy.accepted, "looked_up": policy.looked_up, "counts": counts}
+
+
+def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine, sample, take it down again."""
+    engine = new_engine(job, head)
     result: dict[str, Any] = {}
-    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     for name, random in (("fixed", None), ("changing", Random(2)), ("lookups", Random(3))):
-        policy = scheduler.policy = Counting(job["k_max"], random, name == "lookups")
-        outputs = engine.generate(
-            [{"prompt_token_ids": job["prompt"]}] * len(asked),
-            [params for _, params in asked],
-            use_tqdm=False,
-        )
-        counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
-        for (kind, _), output in zip(asked, outputs, strict=True):
-            counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
-        accepted = {"accepted": policy.accepted, "looked_up": policy.looked_up}
-        result[name] = {**accepted, "counts": counts}
-    del engine, scheduler, policy
+        policy = Counting(job["k_max"], random, name == "lookups")
+        result[name] = count_texts(engine, job, policy)
+    del engine, policy
     cleanup_dist_env_and_memory()
     return result
 

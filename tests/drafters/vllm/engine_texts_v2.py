@@ -1,7 +1,7 @@
 """Generate with the embedded target and its heads on vLLM's V2 model runner: a script that runs in
 Triton's interpreter on a CPU, like engine_drafts_v2.py. Its job is a JSON file
 
-    {"engines": {name: {"head": name or null, "overlapped": bool, "padded": bool}}}
+    {"engines": {name: {"head": name, LOOKUP or null, "overlapped": bool, "padded": bool}}}
 
 and its result has for each engine "texts" (tokens of each of REQUESTS by name), "steps" (drafts
 that were scheduled and tokens that came of them, for each request that verified some) and counts of
@@ -26,12 +26,13 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker, _build_grammar_mapping
 
-from drafters.config import MAX_K
+from drafters.config import LONGEST_MATCH, MAX_K, SHORTEST_MATCH
 from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.runner import V2DraftingRunner
 
+LOOKUP = "lookup"  # no head: vLLM's own lookup, on the device
 MODELS = Path(__file__).parents[3] / "models" / "embedded"
 K = 4
 SHORT, LONG = "def add(a, b):\n    return", "The capital of France is Paris, " * 5
@@ -47,6 +48,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biased": (SHORT, {"logit_bias": BANNED}),
     # Of all tokens only the most probable one is left, so that sampling is greedy.
     "min_p": (SHORT, {"min_p": 1.0, "temperature": 1.5, "seed": 5}),
+    "sampled": (SHORT, {"temperature": 1.0, "seed": 9}),
+    "nucleus": (LONG, {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 9}),
     "penalised": (LONG, {"repetition_penalty": 1.3, "min_tokens": 12}),
     "structured": (
         SHORT,
@@ -116,16 +119,25 @@ def dummy_step(worker: Any) -> None:
 
 def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any]:
     """Start an engine, generate, take it down again."""
-    speculation = name and {
-        "method": "eagle3",
-        "model": str(MODELS / name),
-        "num_speculative_tokens": K,
-        "parallel_drafting": name == "p-eagle",
-    }
+    speculation: dict[str, Any] | None = None
+    if name == LOOKUP:
+        speculation = {
+            "method": "ngram_gpu",
+            "num_speculative_tokens": K,
+            "prompt_lookup_min": SHORTEST_MATCH,
+            "prompt_lookup_max": LONGEST_MATCH,
+        }
+    elif name is not None:
+        speculation = {
+            "method": "eagle3",
+            "model": str(MODELS / name),  # or a folder elsewhere
+            "num_speculative_tokens": K,
+            "parallel_drafting": Path(name).name != "eagle3",
+        }
     scheduler_cls: type = RestlessAsyncScheduler if overlapped else RestlessScheduler
     llm = LLM(
         model=str(MODELS / "target"),
-        speculative_config=speculation or None,
+        speculative_config=speculation,
         scheduler_cls=scheduler_cls if name else AsyncDraftingScheduler,
         worker_cls="drafters.vllm.worker.DraftingWorker",
         async_scheduling=overlapped,

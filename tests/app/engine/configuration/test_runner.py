@@ -116,3 +116,11 @@ def test_vllms_variable_is_a_wish(environ: dict[str, Any], wish: bool | None) ->
 def test_a_wish_that_vllm_cannot_read_stops_the_start() -> None:
     with pytest.raises(StartupError, match="VLLM_USE_V2_MODEL_RUNNER=yes"):
         runner_wish({"VLLM_USE_V2_MODEL_RUNNER": "yes"})
+
+
+def test_v2_lacks_the_sources_that_need_the_newest_tokens() -> None:
+    headless = load({"model": "org/target"}, {})
+    assert V2.absent_sources(settings()) == ("lookup", "grammar")
+    assert V2.absent_sources(headless) == ("grammar",)
+    assert V2.absent_sources(settings(k="0")) == ()
+    assert all(path.absent_sources(settings()) == () for path in (V1, EAGER, NO_DRAFTS))

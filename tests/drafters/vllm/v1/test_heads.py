@@ -2,8 +2,8 @@
 drafter inside vLLM drafts what the module drafts, whatever K was in the steps before.
 
 A random target, random heads, float32, real engines. Upstream vLLM reads the checkpoints: where
-the module differs from it, the module is wrong. Where our drafter differs from the module, it
-drafted from hidden states that are not the text's.
+the module differs from it, the module is wrong. It does not see path selectors. Where our drafter
+differs from the module, it drafted from hidden states that are not the text's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.model.checkpoint import load_head, save_head
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
 from tests.drafters import engine_job
@@ -59,6 +59,17 @@ CASES = {
         )
     ),
     "p-eagle-one-layer": Case(replace(P_EAGLE, num_hidden_layers=1)),
+    # Upstream vLLM drafts without the selector: these are for our drafters alone.
+    "bilinear-selector": Case(
+        replace(
+            P_EAGLE, fc_norm=True, draft_vocab_size=150,
+            path_selector=SelectorConfig("bilinear", 8),
+        )
+    ),
+    "gated-selector": Case(
+        replace(P_EAGLE, path_selector=SelectorConfig("gated", 8)), {"own_embeddings": False},
+        speculators=True,
+    ),
     "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
     "eagle3-every-variant": Case(
         # Wider than the target, two taps.
@@ -207,6 +218,8 @@ def reference(head: DraftHead, target: Target, step: Step) -> tuple[list[int], t
 
 def agrees(head: DraftHead, target: Target, step: Step) -> bool:
     ours, logits = reference(head, target, step)
+    if head.selector is not None:  # a path: its scores are not the logits, and one follows another
+        return ours == step["draft"]
     for mine, theirs, row in zip(ours, step["draft"], logits, strict=True):
         if mine == theirs:
             continue
@@ -222,6 +235,7 @@ def test_every_draft_is_vllms(
     name: str, target: Target, heads: dict[str, Path], steps: dict[str, list[Step]]
 ) -> None:
     head = target.lend(load_head(heads[name]))
+    head.selector = None  # which vLLM does not see
     assert len(steps[name]) > 20
     # Something to tell apart: the last draft of a step differs from step to step.
     assert len({step["draft"][-1] for step in steps[name]}) > 5
@@ -237,7 +251,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     # In a second layer, keys would know of what the context was cut from.
     "the beginning is cut": {"catch_up_tokens": 256, "context_tokens": 64},
 }
+SELECTORS = {"bilinear-selector": "all is kept", "gated-selector": "much is forgotten"}
 RESTLESS = [
+    *SELECTORS.items(),
     *((name, context) for name in SEVERAL_LAYERS for context in list(CONTEXTS)[:2]),
     *((name, "the beginning is cut") for name in ONE_LAYER),
 ]
@@ -279,6 +295,21 @@ def test_no_draft_comes_from_a_stale_state(
     assert not wrong, f"{len(wrong)} of {len(steps)} steps"
     # What the case is for has happened: contexts began anew, or never did.
     assert any(step["first"] for step in steps) == (context != "all is kept")
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_a_selector_changes_drafts(
+    name: str, target: Target, heads: dict[str, Path], restless: dict[str, list[Step]]
+) -> None:
+    """Else the comparison above would hold for a drafter without one. The first draft stays."""
+    head = target.lend(load_head(heads[name]))
+    head.selector = None
+    changed = 0
+    for step in restless[f"{name}, {SELECTORS[name]}"]:
+        ours, _ = reference(head, target, step)
+        assert ours[0] == step["draft"][0]
+        changed += ours != step["draft"]
+    assert changed > 10
 
 
 def _no_residual_norm(head: DraftHead) -> None:

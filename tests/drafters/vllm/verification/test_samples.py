@@ -65,8 +65,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
+def tiny_target() -> LlamaForCausalLM:
+    """A target whose probabilities are known by running it on every text."""
     torch.manual_seed(4)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -81,12 +81,8 @@ def target() -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture(scope="module")
-def samples(
-    target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
-    """Head -> what its engine sampled."""
-    folder = tmp_path_factory.mktemp("samples")
+def save_models(target: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
+    """Save the target and random heads in `folder`; the entries of a job that name them."""
     target.save_pretrained(folder / "target")
     for name in HEADS:
         head = DraftHead(
@@ -99,9 +95,23 @@ def samples(
         )  # fmt: skip
         save_head(head, folder / name)
     heads = {name: {"folder": str(folder / name), "parallel": name == "p-eagle"} for name in HEADS}
+    return {"target": str(folder / "target"), "heads": heads}
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def samples(
+    target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Head -> what its engine sampled."""
+    folder = tmp_path_factory.mktemp("samples")
     job = {
-        "target": str(folder / "target"), "heads": heads, "prompt": PROMPT, "tokens": TOKENS,
-        "k_max": K_MAX, "kinds": KINDS,
+        **save_models(target, folder), "prompt": PROMPT, "tokens": TOKENS, "k_max": K_MAX,
+        "kinds": KINDS,
     }  # fmt: skip
     return engine_job.run(Path(__file__).parents[1] / "engine_samples.py", folder, job, timeout=280)
 
@@ -112,9 +122,11 @@ def sampled(request: pytest.FixtureRequest, samples: dict[str, dict[str, Any]]) 
 
 
 @torch.no_grad()
-def expected(target: LlamaForCausalLM, options: dict[str, Any]) -> dict[str, float]:
-    """Probability of each text."""
-    texts = list(itertools.product(range(VOCABULARY), repeat=TOKENS))
+def expected(
+    target: LlamaForCausalLM, options: dict[str, Any], tokens: int = TOKENS
+) -> dict[str, float]:
+    """Probability of each text of so many tokens."""
+    texts = list(itertools.product(range(VOCABULARY), repeat=tokens))
     logits = target(torch.tensor([[*PROMPT, *text] for text in texts])).logits
     logits = logits[:, len(PROMPT) - 1 : -1] / options["temperature"]
     for token, bias in options.get("logit_bias", {}).items():

@@ -1,0 +1,102 @@
+"""The path selector of a P-EAGLE head in an engine, with tables of the target's embeddings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+
+from drafters.model.checkpoint import WEIGHTS, load_selector
+from drafters.model.config import HeadConfig
+from drafters.model.head_check import SELECTOR
+from drafters.model.selector import PathSelector, Pick, SelectorTables
+
+_CHUNK = 8192  # rows of the target's embeddings that are copied at a time
+
+
+@dataclass(frozen=True)
+class ServedSelector:
+    """A path selector, and what is needed to serve with it."""
+
+    module: PathSelector
+    tables: SelectorTables
+    draft_ids: torch.Tensor | None  # [target vocabulary], where the head's ids are others
+
+    def to_draft(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The head's ids of draft tokens, which have the target's: int64, any shape."""
+        return tokens if self.draft_ids is None else self.draft_ids[tokens]
+
+    def walk(
+        self,
+        states: torch.Tensor,  # [n, positions, hidden]
+        logits: torch.Tensor,  # [n, positions, draft vocabulary]
+        first: torch.Tensor,  # [n]
+        pick: Pick | None = None,
+    ) -> torch.Tensor:
+        """Choose the draft tokens behind `first`, as `PathSelector.walk` does: `[n, positions]`."""
+        return self.module.walk(self.tables, states, logits, first, pick)
+
+
+@torch.inference_mode()
+def load_served_selector(
+    vllm_config: VllmConfig, target_model: Any, head: Any, device: torch.device
+) -> ServedSelector | None:
+    """Load the path selector of the engine's draft head, in the head's dtype; None where its
+    config.json has none.
+
+    `head` is vLLM's model of the head, `target_model` that of the target, on every rank. Raises
+    OSError and ValueError for a selector that cannot be read, and ValueError for a target whose
+    embeddings are on another pipeline stage.
+    """
+    config = vllm_config.speculative_config.draft_model_config
+    folder = _folder(config.model, config.revision)
+    if "path_selector" not in json.loads((folder / "config.json").read_text("utf-8")):
+        return None
+    depth = vllm_config.model_config.get_total_num_hidden_layers()
+    head_config = HeadConfig.load(folder, depth)
+    if not (folder / SELECTOR / WEIGHTS).is_file():
+        _folder(config.model, config.revision, f"{SELECTOR}/{WEIGHTS}")
+    module = load_selector(folder, head_config)
+    if module is None:
+        return None
+    module = module.to(device=device, dtype=config.dtype)
+    drafts = head_config.draft_vocab_size or head_config.vocab_size
+    ids = torch.arange(drafts, device=device)
+    draft_ids = None
+    if head.draft_id_to_target_id is not None:
+        ids = ids + head.draft_id_to_target_id
+        draft_ids = ids.new_zeros(head_config.vocab_size)
+        draft_ids[ids] = torch.arange(drafts, device=device)
+    embed = _embeddings(target_model)
+    parts = [module.tables(embed(part).to(config.dtype)) for part in ids.split(_CHUNK)]
+    tables = SelectorTables(
+        torch.cat([part.before for part in parts]), torch.cat([part.candidate for part in parts])
+    )
+    return ServedSelector(module, tables, draft_ids)
+
+
+def _folder(model: str, revision: str | None, file: str = "config.json") -> Path:
+    """The folder of a head that has `file`. A repository's is the snapshot in the hub's cache, into
+    which the file is downloaded if it is not there."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    found = Path(hf_hub_download(model, file, revision=revision))
+    return found.parents[file.count("/")]
+
+
+def _embeddings(target_model: Any) -> Any:
+    """The target's module of token embeddings, which every rank has to call with the same ids."""
+    language = getattr(target_model, "get_language_model", lambda: target_model)()
+    inner = language.model
+    for name in ("embed_tokens", "embedding"):  # vLLM's two names
+        found = getattr(inner, name, None)
+        if isinstance(getattr(found, "weight", None), torch.Tensor):
+            return found
+    raise ValueError("a path selector needs the target's embeddings, which are on another stage")

@@ -1,0 +1,96 @@
+"""As engine_samples.py, on vLLM's V2 model runner in Triton's interpreter, with another K at every
+step. A job also has "texts", requests of which each has a seed or is greedy:
+
+    {"prompts": [[id, ...], ...], "tokens": n, "options": [sampling parameters, ...]}
+
+They are generated in the ways of each head: at K = 0 ("none"), at another K at every step
+("changing"), one at a time at the largest K ("alone"), all together at that K ("drawn"), and there
+with the head's most probable drafts ("most probable"). RESULT gets for each head {"texts": {way:
+[[id, ...], ...]}, "steps": {way: [requests' steps with drafts, drafts accepted of them]}}, and
+"counts" and "accepted" as there if its kinds are to be counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from engine_drafts_v2 import AsyncDraftingScheduler  # before vllm: it chooses the interpreter
+from engine_samples import Counting, count_texts, new_engine
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from drafters.control.policy import Step
+
+
+class Measuring(Counting):
+    """Counts the steps of requests that verified drafts too."""
+
+    steps = 0
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.steps += sum(step.drafted[:1])
+
+
+def set_drawing(worker: Any, drawing: bool) -> None:
+    """Let the speculator draw drafts, or keep it from that."""
+    speculator = worker.model_runner.own_speculator
+    if not hasattr(worker, "sampling"):
+        worker.sampling = speculator.sampling
+    speculator.sampling = worker.sampling if drawing else None
+
+
+def texts(engine: LLM, job: dict[str, Any], policy: Measuring, batch: int) -> list[list[int]]:
+    """The text of each request, in batches of at most `batch`."""
+    engine.llm_engine.engine_core.engine_core.scheduler.policy = policy
+    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"] for _ in job["options"]]
+    sampling = [
+        SamplingParams(
+            max_tokens=job["tokens"], ignore_eos=True, detokenize=False,
+            **({"seed": number} if options["temperature"] else {}), **options,
+        )
+        for number, _ in enumerate(job["prompts"])
+        for options in job["options"]
+    ]  # fmt: skip
+    made: list[list[int]] = []
+    for begin in range(0, len(prompts), batch):
+        some = slice(begin, begin + batch)
+        outputs = engine.generate(prompts[some], sampling[some], use_tqdm=False)
+        made += [list(output.outputs[0].token_ids) for output in outputs]
+    return made
+
+
+def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine, sample, take it down again."""
+    engine = new_engine(
+        job, head, scheduler_cls=AsyncDraftingScheduler, async_scheduling=True, max_num_seqs=128
+    )
+    result: dict[str, Any] = {"texts": {}, "steps": {}}
+    for way in head["ways"]:
+        policy = Measuring(job["k_max"], Random(2) if way == "changing" else None, lookups=False)
+        if way == "none":
+            policy.k = 0
+        engine.collective_rpc(set_drawing, args=(way != "most probable",))
+        batch = 1 if way == "alone" else 128
+        result["texts"][way] = texts(engine, job["texts"], policy, batch)
+        result["steps"][way] = [policy.steps, policy.accepted]
+    engine.collective_rpc(set_drawing, args=(True,))
+    if head["counted"]:
+        result |= count_texts(engine, job, Counting(job["k_max"], Random(2), lookups=False))
+    del engine
+    cleanup_dist_env_and_memory()
+    return result
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    result = {name: sampled(job, head) for name, head in job["heads"].items()}
+    Path(sys.argv[2]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,9 +17,8 @@ from time import perf_counter
 import torch
 from vllm.model_executor.layers import utils
 
-PATIENCE_S = (
-    0.5  # for a number of rows: the processes beside this one rarely leave it no core longer
-)
+# For a number of rows: the processes beside this one rarely leave it no core for longer.
+PATIENCE_S = 0.5
 
 
 def race(

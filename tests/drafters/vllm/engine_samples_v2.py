@@ -4,10 +4,10 @@ step. A job also has "texts", requests of which each has a seed or is greedy:
     {"prompts": [[id, ...], ...], "tokens": n, "options": [sampling parameters, ...]}
 
 They are generated in the ways of each head: at K = 0 ("none"), at another K at every step
-("changing"), one at a time at the largest K ("alone"), all together at that K ("drawn"), and there
-with the head's most probable drafts ("most probable"). RESULT gets for each head {"texts": {way:
-[[id, ...], ...]}, "steps": {way: [requests' steps with drafts, drafts accepted of them]}}, and
-"counts" and "accepted" as there if its kinds are to be counted.
+("changing"), a few at a time at the largest K ("drawn"), and at that K with the head's most
+probable drafts ("most probable"). RESULT gets for each head {"texts": {way: [[id, ...], ...]},
+"steps": {way: [requests' steps with drafts, drafts accepted of them]}}, and "counts" and "accepted"
+as there if its kinds are to be counted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
         if way == "none":
             policy.k = 0
         engine.collective_rpc(set_drawing, args=(way != "most probable",))
-        batch = 1 if way == "alone" else 128
+        batch = 5 if way == "drawn" else 128
         result["texts"][way] = texts(engine, job["texts"], policy, batch)
         result["steps"][way] = [policy.steps, policy.accepted]
     engine.collective_rpc(set_drawing, args=(True,))

@@ -25,7 +25,7 @@ pytestmark = engine_job.marks()
 
 SCRIPT = Path(__file__).parents[1] / "engine_samples_v2.py"
 K_MAX = 3
-COUNT, TOKENS = 400, 2
+COUNT, TOKENS = 250, 2
 KIND = {"temperature": 1.0}
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -33,10 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 4, "min_p": 0.02},
 ]
-WAYS = {
-    "p-eagle": ("none", "changing", "alone", "drawn", "most probable"),
-    "eagle3": ("none", "changing", "drawn", "most probable"),
-}
+WAYS = ("none", "changing", "drawn", "most probable")
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +49,8 @@ def results(
     folder = tmp_path_factory.mktemp("sampled")
     job = save_models(target, folder)
     for name, head in job["heads"].items():
-        head |= {"ways": WAYS[name], "counted": name == "p-eagle"}
-    texts = {"prompts": [PROMPT[n:] for n in (0, 7, 15)], "tokens": 12, "options": OPTIONS}
+        head |= {"ways": WAYS, "counted": name == "p-eagle"}
+    texts = {"prompts": [PROMPT[n:] for n in (0, 7, 15)], "tokens": 10, "options": OPTIONS}
     job |= {
         "prompt": PROMPT, "tokens": TOKENS, "k_max": K_MAX, "texts": texts,
         "kinds": {"plain": {"count": COUNT, "options": KIND}},
@@ -66,7 +63,7 @@ def test_a_seeded_text_is_that_without_drafts(name: str, results: dict[str, Any]
     """Catches: verification whose outcome depends on the drafts, as vLLM's by ratio does. Greedy
     requests are in the same batches."""
     texts = results[name]["texts"]
-    for way in WAYS[name][1:]:
+    for way in WAYS[1:]:
         assert texts[way] == texts["none"], way
     assert len({tuple(text) for text in texts["none"]}) > len(OPTIONS)
 
@@ -77,7 +74,7 @@ def test_more_drawn_drafts_are_accepted(name: str, results: dict[str, Any]) -> N
     rates = {way: accepted / count for way, (count, accepted) in steps.items() if count}
     print(f"{name}: accepted of a step's drafts {rates}")
     assert steps["drawn"][0] > 40
-    assert rates["drawn"] > rates["most probable"] + 0.1
+    assert rates["drawn"] > 1.3 * rates["most probable"]
 
 
 def test_texts_come_as_often_as_the_target_says(

@@ -92,7 +92,8 @@ def test_what_the_engines_are_for_has_happened(
     assert result["preempted"] > 0 and result["chunked"] > 0
     if name in HEADS:
         assert result["deferred"] > MAX_DEFERRED_STEPS and result["caught up"] > 2
-    assert any(step["tokens"] == K + 1 for step in result["steps"])  # all of K were right
+    most = max(step["tokens"] for step in result["steps"])
+    assert most == K + 1 if name in HEADS else most > 2
 
 
 @pytest.mark.parametrize("name", DRAFTING)

@@ -1,0 +1,85 @@
+"""Hits of the prefix cache beside a head are those without drafts, and so is the text behind them:
+on both model runners, with one KV cache group and with several. K changes at every step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.model.checkpoint import save_head
+from drafters.model.head import DraftHead
+from tests.drafters import engine_job
+from tests.drafters.vllm.replicas import HEAD, REPLICAS, Target, randomise
+
+pytestmark = engine_job.marks()
+
+SCRIPT = Path(__file__).parent / "engine_prefixes.py"
+BLOCK = 32  # tokens; attention on a CPU takes multiples of it
+TOKENS = 40  # of an answer: more than a block
+BEGINNING = [5 + place * 7 % 180 for place in range(3 * BLOCK)]
+# The same prompt again, up to and around the end of a block; prompts with one beginning; a chat's
+# next turn, whose prompt holds the answer before.
+TURNS = [
+    [BEGINNING[: 2 * BLOCK + 1]],
+    [BEGINNING[: 2 * BLOCK + 1], BEGINNING[: 2 * BLOCK], BEGINNING[: 2 * BLOCK - 1]],
+    [[*BEGINNING, 3, 9], [*BEGINNING, 77, 12, 41]],
+    [[*BEGINNING, 3, 9], [*BEGINNING, 77, 12, 41], [*BEGINNING, 8]],
+    [[*BEGINNING, 3, 9], [*BEGINNING, 77, 12, 41], [*BEGINNING, 8]],
+]
+# Name -> whether its head is a P-EAGLE head.
+HEADS = {"p-eagle": True, "eagle3": False}
+# Whether on V2, and the target: one KV cache group, sliding and full layers by turns, and blocks of
+# two sizes.
+CASES = [
+    (False, "llama"), (False, "gpt_oss"), (False, "gemma4_wide"), (True, "llama"),
+    (True, "gpt_oss"),
+]  # fmt: skip
+
+
+def new_head(parallel: bool) -> DraftHead:
+    """A random head with embeddings and an output matrix of its own."""
+    config = HEAD if parallel else replace(HEAD, ptd_token_id=None, num_hidden_layers=1)
+    head = DraftHead(config, own_embeddings=True, own_lm_head=True)
+    randomise(head)
+    return head.eval()
+
+
+@pytest.fixture(params=CASES, ids=[f"v{1 + v2}-{name}" for v2, name in CASES], scope="module")
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What engines without a head and with either kind generated."""
+    v2, name = request.param
+    if v2:
+        pytest.importorskip("triton", reason="the V2 runner needs Triton")
+    folder = tmp_path_factory.mktemp("prefixes")
+    torch.manual_seed(2)
+    target = str(Target(name, folder / "target").folder)
+    engines: dict[str, Any] = {"none": {"model": target, "head": None}}
+    for kind, parallel in HEADS.items():
+        save_head(new_head(parallel), folder / kind)
+        engines[kind] = {"model": target, "head": str(folder / kind), "parallel": parallel}
+    job = {"v2": v2, "turns": TURNS, "tokens": TOKENS, "engines": engines}
+    result = engine_job.run(SCRIPT, folder, job, timeout=280)
+    assert result["p-eagle"]["groups"] == REPLICAS[name].groups
+    return result
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_hits_are_those_without_drafts(kind: str, results: dict[str, Any]) -> None:
+    without, beside = results["none"], results[kind]
+    print(f"cached: {without['cached']} without, {beside['cached']} beside {kind}")
+    assert beside["cached"] == without["cached"]
+    assert beside["texts"] == without["texts"]
+
+
+def test_prompts_and_chats_are_found(results: dict[str, Any]) -> None:
+    """Catches: a test that compares nothing with nothing."""
+    cached, groups = results["none"]["cached"], results["none"]["groups"]
+    assert cached[0] == 0 and cached[1] == 2 * BLOCK
+    # The next turn finds its prompt and, beside full attention alone, a block of the answer.
+    assert min(cached[-3:]) == len(BEGINNING) + (BLOCK if groups == 1 else 0)

@@ -1,0 +1,80 @@
+"""Drafts are drawn with the sampler's noise only where they are verified by position: else the text
+would not have the target's law."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
+
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.rejection_sampler import PositionRejectionSampler
+from drafters.vllm.v2.request_limits import RequestLimits
+from drafters.vllm.v2.runner import V2DraftingRunner
+
+CPU = torch.device("cpu")
+
+
+class Loaded:
+    """What vLLM's runner has when it has loaded the target."""
+
+    def load_model(self) -> None:
+        self.sampler = SimpleNamespace(
+            sampling_states=SimpleNamespace(max_num_reqs=4), use_fp64_gumbel=False
+        )
+        self.rejection_sampler: Any = RejectionSampler(
+            self.sampler,  # type: ignore[arg-type]
+            self.speculative_config,  # type: ignore[attr-defined]
+            CPU,
+        )
+
+
+class Runner(V2DraftingRunner, Loaded):
+    def __init__(self, method: str, *, draft_logits: torch.Tensor | None = None) -> None:
+        self.device = CPU
+        self.speculative_config = SimpleNamespace(
+            method="eagle3", parallel_drafting=False, num_speculative_tokens=3,
+            enable_adaptive_verification=False, rejection_sample_method=method,
+            synthetic_acceptance_rates=[0.5, 0.4, 0.3],
+        )  # fmt: skip
+        self._limits = RequestLimits(4, 3, CPU)
+        self.own_speculator: Any = SimpleNamespace(sampling=None, draft_logits=draft_logits)
+
+
+@pytest.mark.parametrize(
+    ("method", "draft_logits", "drawn"),
+    [
+        ("standard", None, True),
+        ("standard", torch.zeros(1), False),  # probabilistic drafts
+        ("block", None, False),
+        ("synthetic", None, False),
+    ],
+)
+def test_drafts_are_drawn_where_they_are_verified_by_position(
+    method: str, draft_logits: torch.Tensor | None, drawn: bool
+) -> None:
+    runner = Runner(method, draft_logits=draft_logits)
+    runner.load_model()
+    assert isinstance(runner.rejection_sampler, PositionRejectionSampler)
+    assert isinstance(runner.own_speculator.sampling, DraftSampling) == drawn
+
+
+@pytest.mark.parametrize(
+    ("method", "draft_logits"), [("standard", torch.zeros(1)), ("block", None), ("synthetic", None)]
+)
+def test_vllm_verifies_the_others(
+    monkeypatch: pytest.MonkeyPatch, method: str, draft_logits: torch.Tensor | None
+) -> None:
+    runner = Runner(method)
+    runner.load_model()
+    monkeypatch.setattr(RejectionSampler, "_verify", lambda *arguments: arguments[2:3])
+    rest: list[Any] = [None] * 9
+    verified = runner.rejection_sampler._verify(torch.zeros(1, 4), draft_logits, *rest)
+    assert verified == (draft_logits,)

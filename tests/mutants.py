@@ -126,7 +126,7 @@ FAULTS = {
     "app/admission/limiter.py": Faults(
         "admission/test_limiter",
         [
-            ("min(float(limit), bucket.level + tokens)", "bucket.level + tokens"),
+            ("bucket.level += tokens", "pass"),
             ("if end > now}", "}"),
             ("min(float(limit), filled), now", "filled, now"),
         ],

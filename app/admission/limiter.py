@@ -132,10 +132,9 @@ class MemoryLimiter:
         """Return tokens and end a lease, as `Limiter.release` says."""
         state = self._tenants.setdefault(tenant.name, _TenantState())
         state.leases.pop(lease, None)
-        limit = tenant.tokens_per_minute
-        bucket = self._level(state, "tokens", limit, self._clock())
-        if bucket is not None and limit is not None:
-            bucket.level = min(float(limit), bucket.level + tokens)
+        bucket = self._level(state, "tokens", tenant.tokens_per_minute, self._clock())
+        if bucket is not None:
+            bucket.level += tokens  # `_level` caps it
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""

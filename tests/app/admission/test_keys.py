@@ -361,3 +361,10 @@ def test_keys_from_the_environment() -> None:
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="keys_file"):
         KeyStore(AdmissionSettings(keys_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("secret", [b"", b"x" * 257], ids=["empty", "long"])
+def test_a_key_that_is_empty_or_too_long_opens_nothing(secret: bytes) -> None:
+    """Even if the file holds its hash."""
+    key = f'id = "one"\ntenant = "one"\nsha256 = "{digest_of(secret)}"'
+    assert parse(f"[tenants.one]\n[[keys]]\n{key}\n", "keys").find(secret) is None

@@ -43,6 +43,25 @@ def test_slots_are_counted_in_sequences() -> None:
     run(scenario())
 
 
+def test_no_request_overtakes_a_large_one_that_waits_until_it_gives_up() -> None:
+    """Catches: a large request that waits for ever behind small ones; small ones that stay behind a
+    large one which has gone."""
+
+    async def scenario() -> None:
+        queue = make(slots=4)
+        await queue.acquire(A, 3)
+        large = asyncio.create_task(queue.acquire(A, 2))
+        await settle()
+        small = asyncio.create_task(queue.acquire(A, 1))
+        await settle()
+        assert not large.done() and not small.done()
+        large.cancel()
+        await settle()
+        assert small.done() and (queue.running, queue.waiting) == (4, 0)
+
+    run(scenario())
+
+
 def test_a_request_larger_than_the_engine_gets_it_alone() -> None:
     async def scenario() -> None:
         queue = make(slots=4)

@@ -87,3 +87,19 @@ def test_plain_steps_are_known_from_the_pace_of_those_with_lookups() -> None:
         slow = step(4, 40)
         made.observe(slow._replace(seconds=1.5 * slow.seconds), 0.0, settled=True)
     assert made.plain_seconds(4) == pytest.approx(1.5 * PLAIN_S, rel=0.3)
+
+
+def test_a_plain_step_just_after_drafts_tells_nothing_of_plain_steps() -> None:
+    made, slow = gains(), step(1, 0)._replace(seconds=2.0 * PLAIN_S)
+    before = made.plain_seconds(1)
+    for _ in range(50):
+        made.observe(slow, 0.0, settled=False)
+    assert made.plain_seconds(1) == before
+    for _ in range(50):
+        made.observe(slow, 0.0, settled=True)
+    assert made.plain_seconds(1) == pytest.approx(2.0 * PLAIN_S, rel=0.1)
+
+
+def test_the_heads_pass_is_no_part_of_verifying() -> None:
+    verified = taught(1, 3, k=3).verification.row(1)[3].seconds
+    assert verified == pytest.approx(PLAIN_S + 3 * DRAFT_S, rel=0.02)

@@ -1,0 +1,238 @@
+"""Faults put into control, admission and verification one at a time: do their tests fail?
+
+`python -m tests.mutants [NAME ...]` tries the faults of the modules with such a NAME, or all, each
+in a copy of the tree and with the tests named beside it. It prints a line for each fault: killed,
+or survived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NOT_COPIED = shutil.ignore_patterns(".venv", ".git", "node_modules", "__pycache__")
+
+
+class Faults(NamedTuple):
+    """The faults of one module."""
+
+    tests: str  # files, below the folder of tests that mirrors the module's part of the tree
+    edits: list[tuple[str, str]]  # code of the module, and what it becomes
+
+
+FAULTS = {
+    "drafters/control/acceptance.py": Faults(
+        "control/test_acceptance",
+        [
+            ("* count / drafted_before", ""),
+            ("self._fade(requests)", "pass"),
+            ("share *= rate", "share = rate"),
+            ("load.requests_drafted_at(position) * share", "load.requests * share"),
+        ],
+    ),
+    "drafters/control/cost_table.py": Faults(
+        "control/test_cost_table control/test_disturbance",
+        [
+            (
+                "rising = monotone(logarithms, [",
+                "rising = list(logarithms)\n        monotone(logarithms, [",
+            ),
+            ("share = (k - low) / (high - low)", "share = 0.0"),
+            ("deviation = max(-largest, min(largest, deviation))", "pass"),
+            ("self._pace += machine_share", "self._pace -= machine_share"),
+            ("+ tuning.cost_noise * age_s", ""),
+            ("share * self._scaled(high", "share * self._scaled(low"),
+        ],
+    ),
+    "drafters/control/read_costs.py": Faults(
+        "control/test_controller",
+        [
+            ("return min(target, drafter)", "return max(target, drafter)"),
+        ],
+    ),
+    "drafters/control/traffic.py": Faults(
+        "control/test_controller",
+        [
+            ("self.unread_tokens_per_request = 0.0\n            return", "return"),
+        ],
+    ),
+    "drafters/control/learning.py": Faults(
+        "control/test_learning control/sources/test_choice",
+        [
+            ("if k_drafted != k_verified or step.looked_up:", "if step.looked_up:"),
+            ("if not k_drafted and not self._traffic.is_settled:", "if False:"),
+            ("seconds = step.seconds - reading_s", "seconds = step.seconds"),
+            ("if step.others or step.looked_up:", "if False:"),
+        ],
+    ),
+    "drafters/control/controller.py": Faults(
+        "control/test_controller control/test_probe_loss",
+        [
+            ("(1.0 + self._tuning.hysteresis)", "1.0"),
+            ("return account.forgone_seconds >= account.catch_up_seconds", "return True"),
+            ("self._leaving_zero.is_free = turns_on", "pass"),
+            ("self._probes.allowance_tokens >= lost_seconds * rate", "True"),
+            (
+                "lost = seconds * rate - predictions.by_k[k_verified].tokens",
+                "lost = seconds * rate",
+            ),
+            ("if self._k and self._batch_steps < steps:", "if False:"),
+        ],
+    ),
+    "drafters/control/predictions.py": Faults(
+        "control/test_controller control/test_package",
+        [
+            ("prompt_share * self._read_costs.drafter_price", "0.0"),
+            ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
+        ],
+    ),
+    "drafters/control/sources/planner.py": Faults(
+        "control/sources/test_planner",
+        [
+            ("if LOOKUP not in self._in_use:", "if False:"),
+        ],
+    ),
+    "drafters/control/sources/draft_plan.py": Faults(
+        "control/sources/test_draft_plan",
+        [
+            ("if each.forgone >= plan.read_price * each.unread:", "if True:"),
+            ("if gained <= price:", "if False:"),
+        ],
+    ),
+    "drafters/control/sources/lookup_gains.py": Faults(
+        "control/sources/test_lookup_gains",
+        [
+            ("if mean or settled:", "if True:"),
+            ("step.draft_seconds - reading_s", "reading_s"),
+        ],
+    ),
+    "app/admission/queue.py": Faults(
+        "admission/test_queue",
+        [
+            ("self._running_by_tenant[w.tenant.name], w.arrival", "w.arrival"),
+            ("self.release(slot.result())", "pass"),
+            ("self._remove(waiter)\n                self.dispatch()", "self._remove(waiter)"),
+            (" and not self.saturated()", ""),
+            ("return lasting and", "return"),
+            ("if not self.waiting and self._fits(sequences):", "if self._fits(sequences):"),
+        ],
+    ),
+    "app/admission/limiter.py": Faults(
+        "admission/test_limiter",
+        [
+            ("bucket.level += tokens", "pass"),
+            ("if end > now}", "}"),
+            ("min(float(limit), filled), now", "filled, now"),
+        ],
+    ),
+    "app/admission/estimate.py": Faults(
+        "admission/test_estimate",
+        [
+            ("output_tokens * sequences", "output_tokens"),
+        ],
+    ),
+    "app/admission/tenants.py": Faults(
+        "admission/test_keys",
+        [
+            ("if not 0 < len(secret) <= MAX_KEY_LENGTH:", "if False:"),
+        ],
+    ),
+    "app/admission/controller.py": Faults(
+        "admission/test_controller",
+        [
+            ("self.load.queued > self._slots() * EXTRA_SLOTS_SHARE", "False"),
+        ],
+    ),
+    "drafters/vllm/verification/seeded_sampling.py": Faults(
+        "vllm/verification/test_seeded_sampling",
+        [
+            ("right.long().cumprod(1).sum(1", "right.long().sum(1"),
+            ("columns <= accepted, own", "columns < accepted, own"),
+            ("right = (columns < counts) & (", "right = ("),
+            ("(position + offset + 1)", "(position + 1)"),
+            ("start += count", "start += 1"),
+            ("torch.where(greedy, likeliest, ", "torch.where(~greedy, likeliest, "),
+        ],
+    ),
+    "drafters/vllm/verification/greedy.py": Faults(
+        "vllm/verification/test_greedy",
+        [
+            ("and sampling.no_penalties\n", ""),
+            ("return name is None or ", "return "),
+        ],
+    ),
+    "drafters/vllm/verification/finite.py": Faults(
+        "vllm/verification/test_finite",
+        [
+            ("~(sums < torch.inf)", "sums.isnan()"),
+            ("[ends - 1]", "[ends.clamp(max=len(rows) - 1)]"),
+        ],
+    ),
+    "drafters/vllm/verification/sampled_drafts.py": Faults(
+        "vllm/verification/test_sampled_drafts",
+        [
+            ("self.made[rows] + offsets", "self.made[rows]"),
+        ],
+    ),
+    "drafters/vllm/verification/synthetic.py": Faults(
+        "vllm/verification/test_synthetic",
+        [
+            ("(others + 1) % logits.shape[-1]", "others"),
+        ],
+    ),
+}
+
+
+def test_files(module: str) -> list[str]:
+    """The test files that have to fail for each fault of a module."""
+    folder = "tests/app" if module.startswith("app/") else "tests/drafters"
+    return [f"{folder}/{name}.py" for name in FAULTS[module].tests.split()]
+
+
+def is_killed(tree: Path, module: str, code: str, fault: str) -> bool:
+    """Whether tests fail in `tree`, a copy of the repository, while its module has the fault."""
+    file = tree / module
+    text = file.read_text("utf-8")
+    if text.count(code) != 1:
+        raise SystemExit(f"{module} has {text.count(code)} times {code!r}")
+    file.write_text(text.replace(code, fault), "utf-8")
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-m", "not slow"]
+    command += ["-p", "no:cacheprovider", *test_files(module)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        run = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        file.write_text(text, "utf-8")
+    if run.returncode not in (0, 1):
+        raise SystemExit(run.stdout + run.stderr)
+    return run.returncode == 1
+
+
+def main() -> None:
+    """Try the faults of the modules that the command line names."""
+    names = sys.argv[1:] or [""]
+    tried = survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(REPOSITORY, tree, ignore=NOT_COPIED)
+        for module in (each for each in FAULTS if any(name in each for name in names)):
+            for code, fault in FAULTS[module].edits:
+                killed = is_killed(tree, module, code, fault)
+                tried += 1
+                survivors += not killed
+                before, after = (" ".join(text.split()) for text in (code, fault or "(nothing)"))
+                verdict = "killed" if killed else "SURVIVED"
+                print(f"{verdict:8} {module}: {before} -> {after}", flush=True)
+    print(f"{tried - survivors} of {tried} killed")
+
+
+if __name__ == "__main__":
+    main()

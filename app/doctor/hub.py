@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor.models import Checkpoint
+from drafters.model.head_check import SELECTOR
 from drafters.model.weight_files import StoredTensor
 
+_SELECTOR_FILE = f"{SELECTOR}/model.safetensors"  # of a head with a path selector
 # Bytes of an element, under the names that safetensors uses.
 _SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
@@ -37,13 +39,19 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
         metadata = None  # stays None where there are only torch's own files
         if any(file.endswith(".safetensors") for file in files):
             metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
+        selector = None
+        if _SELECTOR_FILE in files:
+            selector = HfApi().parse_safetensors_file_metadata(
+                repository, _SELECTOR_FILE, revision=revision
+            )
     except Exception as error:  # the hub's own errors, the network's and those of its answers
         raise OSError(_first_line(error)) from None
     tensors: dict[str, StoredTensor] = {}
     for file, contents in metadata.files_metadata.items() if metadata else ():
-        for name, tensor in contents.tensors.items():
-            size = tensor.parameter_count * _SIZES.get(tensor.dtype, 1)
-            tensors[name] = StoredTensor(tensor.dtype, tuple(tensor.shape), Path(file), 0, size)
+        tensors |= _tensors(file, contents)
+    if selector is not None:
+        found = _tensors(_SELECTOR_FILE, selector)
+        tensors |= {f"{SELECTOR}.{name}": tensor for name, tensor in found.items()}
     return Checkpoint(
         folder=repository,
         config=_object(config),
@@ -51,6 +59,15 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
         files=files,
         weights_bytes=sum(tensor.size for tensor in tensors.values()),
     )
+
+
+def _tensors(file: str, contents: Any) -> dict[str, StoredTensor]:
+    """The tensors of a file, from what the hub says of it (SafetensorsFileMetadata)."""
+    tensors = {}
+    for name, tensor in contents.tensors.items():
+        size = tensor.parameter_count * _SIZES.get(tensor.dtype, 1)
+        tensors[name] = StoredTensor(tensor.dtype, tuple(tensor.shape), Path(file), 0, size)
+    return tensors
 
 
 def _object(config: Any) -> Mapping[str, Any]:

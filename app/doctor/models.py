@@ -141,6 +141,8 @@ def check_head(
         )
     taps = _taps(config) or f"vLLM's default layers {list(_default_taps(text))}"
     detail = f"{KINDS[kind]}, {config.get('num_hidden_layers')} layers, taps {taps}, K {k}"
+    if not isinstance(read, str) and (selector := read.path_selector) is not None:
+        detail += f", path selector {selector.kind} of rank {selector.rank}"
     trained_k = head.trained_k or trained_k
     warnings = _warnings(head, target, max_model_len, dtype)
     if trained_k is not None and k > trained_k:

@@ -1,4 +1,8 @@
-"""Reading and writing a head: config.json and model.safetensors under vLLM's names."""
+"""Reading and writing a head: config.json and model.safetensors under vLLM's names.
+
+A path selector is in a file of its own, selector/model.safetensors: vLLM's loaders read the files
+of the head's own folder, and refuse tensors that they do not know.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,47 @@ from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.model.head_check import MAPS, UNUSED, plain_name
+from drafters.model.head_check import MAPS, SELECTOR, UNUSED, plain_name
 from drafters.model.head_values import head_problems
+from drafters.model.selector import PathSelector
 from drafters.model.weight_files import read_weights
 
 WEIGHTS = "model.safetensors"
 
 
 def head_weights(head: DraftHead) -> dict[str, torch.Tensor]:
-    """The head's own tensors under vLLM's names, without those that it borrows from the target."""
-    return {name: value.detach().contiguous() for name, value in head.state_dict().items()}
+    """The head's own tensors under vLLM's names, without those that it borrows from the target and
+    those of its path selector."""
+    return {
+        name: value.detach().contiguous()
+        for name, value in head.state_dict().items()
+        if not name.startswith(f"{SELECTOR}.")
+    }
+
+
+def save_selector(head: DraftHead, folder: Path) -> None:
+    """Write a head's path selector below its folder. A head without one loses what was there."""
+    file = folder / SELECTOR / WEIGHTS
+    if head.selector is None:
+        file.unlink(missing_ok=True)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name: value.detach().contiguous() for name, value in head.selector.state_dict().items()
+    }
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
+    """Read the path selector of a checkpoint, in the type it is stored in; None where the head's
+    configuration has none. Raises ValueError as `load_head` does."""
+    if config.path_selector is None:
+        return None
+    _refuse_problems(folder, config)
+    weights = load_file(folder / SELECTOR / WEIGHTS)
+    selector = PathSelector(config.path_selector, config).to(weights["state.weight"].dtype)
+    selector.load_state_dict(weights)
+    return selector.eval()
 
 
 def save_head(head: DraftHead, folder: Path) -> None:
@@ -27,6 +62,7 @@ def save_head(head: DraftHead, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(head.fc.weight.dtype).removeprefix("torch.")
     save_file(head_weights(head), folder / WEIGHTS, metadata={"format": "pt"})
+    save_selector(head, folder)
     document = head.config.to_json(dtype)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
@@ -42,8 +78,7 @@ def load_head(
     (`drafters.model.round_weights`).
     """
     config = HeadConfig.load(folder, target_layers)
-    if problems := head_problems(folder, config):
-        raise ValueError(f"{folder}: {'; '.join(problems)}")
+    _refuse_problems(folder, config)
     weights = {
         plain_name(name): value
         for name, value in _tensors(folder).items()
@@ -65,8 +100,14 @@ def load_head(
     return head.eval()
 
 
+def _refuse_problems(folder: Path, config: HeadConfig) -> None:
+    if problems := head_problems(folder, config):
+        raise ValueError(f"{folder}: {'; '.join(problems)}")
+
+
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights of a folder: safetensors in one file or in shards, else torch's own files."""
+    """All weights of a folder: safetensors in one file or in shards, else torch's own files; and
+    those of a path selector, with the prefix `selector.`."""
     files = sorted({tensor.file for tensor in read_weights(folder).tensors.values()})
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
@@ -74,6 +115,9 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     if not files:
         for file in sorted(folder.glob("*.bin")):
             tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    selector = folder / SELECTOR / WEIGHTS
+    if selector.is_file():
+        tensors |= {f"{SELECTOR}.{name}": value for name, value in load_file(selector).items()}
     return tensors
 
 

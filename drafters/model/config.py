@@ -14,14 +14,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from drafters.model.rope_scaling import RopeScaling, read_rope
 
 Method = Literal["p-eagle", "eagle3"]
+SelectorKind = Literal["bilinear", "gated"]
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _TAPS_COUNT = "num_aux_hidden_states"
+_SELECTOR = "path_selector"
+_MOST_RANK, _MOST_CANDIDATES = 1024, 64  # a kernel holds a position's scores in its registers
 # Keys of the mask token, which fills P-EAGLE's masked positions; the first that is there counts
 # (vLLM's _init_parallel_drafting_params).
 PLACEHOLDERS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -41,6 +44,37 @@ _LLAMA = frozenset({
 })  # fmt: skip
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
 SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    """The shape of a P-EAGLE head's path selector (`drafters.model.selector`), under the keys of
+    `path_selector` in the head's config.json."""
+
+    kind: SelectorKind
+    rank: int  # of the products that score pairs of tokens
+    candidates: int = 16  # the most probable tokens of a position, among which it chooses
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SelectorKind):
+            raise ValueError(f"{_SELECTOR}.kind {self.kind!r} is not supported")
+        for name, most in (("rank", _MOST_RANK), ("candidates", _MOST_CANDIDATES)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise ValueError(f"{_SELECTOR}.{name} {value!r} is not from 1 to {most}")
+
+    @classmethod
+    def from_json(cls, document: Any) -> SelectorConfig:
+        """Read the value of `path_selector`. Raises ValueError, which names the key, for what is
+        missing, unknown or not supported."""
+        if not isinstance(document, Mapping):
+            raise ValueError(f"{_SELECTOR} is not an object: {document!r}")
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(set(document) - set(names)):
+            raise ValueError(f"{_SELECTOR}.{unknown[0]} is not supported")
+        if missing := [name for name in names[:2] if name not in document]:
+            raise ValueError(f"{_SELECTOR} lacks {', '.join(missing)}")
+        return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +111,8 @@ class HeadConfig:
     # `sliding_attention` or `full_attention` for each layer; empty: all are full.
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None  # tokens that a sliding layer attends to, itself included
+    # Chooses a path through the candidates of P-EAGLE's positions; None: each for itself.
+    path_selector: SelectorConfig | None = None
 
     def __post_init__(self) -> None:
         taps = self.eagle_aux_hidden_state_layer_ids
@@ -101,6 +137,12 @@ class HeadConfig:
             raise ValueError(f"layer_types with {min(unknown)} are not supported")
         if SLIDING in self.layer_types and not (self.sliding_window or 0) > 0:
             raise ValueError(f"layer_types has {SLIDING}, but there is no sliding_window")
+        if self.path_selector is not None:
+            if self.method != "p-eagle":
+                raise ValueError(f"{_SELECTOR} is for P-EAGLE heads, and this one is EAGLE-3's")
+            drafts = self.draft_vocab_size or self.vocab_size
+            if self.path_selector.candidates > drafts:
+                raise ValueError(f"{_SELECTOR}.candidates is more than the {drafts} draft tokens")
 
     @property
     def method(self) -> Method:
@@ -126,7 +168,7 @@ class HeadConfig:
             rope = self.rope_scaling.to_json()
         rope["rope_theta"] = document.pop("rope_theta")
         taps = list(document.pop(_TAPS))
-        for name in ("rope_scaling", "qk_norm", "layer_types", "sliding_window"):
+        for name in ("rope_scaling", "qk_norm", "layer_types", "sliding_window", _SELECTOR):
             del document[name]
         if self.ptd_token_id is None:
             document.pop("ptd_token_id")
@@ -136,6 +178,8 @@ class HeadConfig:
             document["sliding_window"] = self.sliding_window
             if self.qk_norm:  # transformers drops the window of a Qwen3 configuration without it
                 document["use_sliding_window"] = True
+        if self.path_selector is not None:
+            document[_SELECTOR] = asdict(self.path_selector)
         return {
             "architectures": [_QWEN3 if self.qk_norm else "LlamaForCausalLMEagle3"],
             "model_type": "qwen3" if self.qk_norm else "llama",
@@ -195,6 +239,8 @@ class HeadConfig:
         values["layer_types"] = kinds
         if SLIDING not in kinds:
             values["sliding_window"] = None
+        if _SELECTOR in values:
+            values[_SELECTOR] = SelectorConfig.from_json(values[_SELECTOR])
         return cls(**values)
 
     @classmethod
@@ -309,4 +355,5 @@ _OUTSIDE = (
     "norm_before_fc",
     "fc_norm",
     "norm_output",
+    _SELECTOR,
 )

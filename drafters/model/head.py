@@ -9,12 +9,15 @@ A checkpoint of this module loads in vLLM 0.32 unchanged (model_executor/models/
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.layers import MLP, Attention, RMSNorm, Store
+from drafters.model.selector import PathSelector, SelectorTables
 
 
 class DecoderLayer(nn.Module):
@@ -55,7 +58,7 @@ class DraftHead(nn.Module):
 
     Embeddings and output matrix that it lacks are the target's (`share`), as in vLLM for tensors
     that a checkpoint lacks. P-EAGLE trains its own embeddings (paper, table 6); a draft vocabulary
-    needs an output matrix of its own.
+    needs an output matrix of its own. A path selector reads the target's embeddings in any case.
     """
 
     def __init__(
@@ -88,6 +91,9 @@ class DraftHead(nn.Module):
             # Target id of draft id i is i + d2t[i]; t2d marks the target ids that can be drafted.
             self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < size)
+        self.selector: PathSelector | None = None
+        if config.path_selector is not None:
+            self.selector = PathSelector(config.path_selector, config)
         self._shared: dict[str, torch.Tensor] = {}
 
     def share(self, *, embeddings: torch.Tensor, lm_head: torch.Tensor) -> None:
@@ -101,7 +107,28 @@ class DraftHead(nn.Module):
             raise ValueError(f"embeddings of {embeddings.shape[1]} do not fit a head of {size}")
         if self.lm_head is None and lm_head.shape[1] != size:
             raise ValueError(f"an output matrix of {lm_head.shape[1]} does not fit {size}")
+        if self.selector is not None and embeddings.shape[1] != self.config.target_hidden_size:
+            raise ValueError(
+                f"embeddings of {embeddings.shape[1]} do not fit a path selector of "
+                f"{self.config.target_hidden_size}"
+            )
         self._shared = {"embeddings": embeddings, "lm_head": lm_head}
+
+    def add_selector(self, selector: SelectorConfig) -> PathSelector:
+        """Give the head a new path selector, which changes no draft before it is trained, in the
+        head's dtype and on its device. Raises ValueError for an EAGLE-3 head."""
+        self.config = replace(self.config, path_selector=selector)
+        self.selector = PathSelector(selector, self.config).to(self.norm.weight)
+        return self.selector
+
+    def selector_tables(self) -> SelectorTables:
+        """What the path selector needs of each token of the draft vocabulary, from the embeddings
+        of `share`. Raises ValueError without a selector."""
+        if self.selector is None:
+            raise ValueError("the head has no path selector")
+        embeddings = self._borrow("embeddings")
+        drafts = torch.arange(len(self.output_matrix), device=embeddings.device)
+        return self.selector.tables(embeddings[self.to_target(drafts)])
 
     @property
     def own_embeddings(self) -> bool:

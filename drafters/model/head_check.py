@@ -19,6 +19,7 @@ Shape = tuple[int, ...]
 # Tables that other libraries store and every reader computes.
 UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAPS = ("d2t", "t2d")  # of a draft vocabulary
+SELECTOR = "selector"  # the folder within a head's of its path selector, and where a head has it
 FLOATS = frozenset({"F8_E4M3", "BF16", "F16", "F32", "F64"})
 INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U8"})
 
@@ -82,7 +83,24 @@ def expected_tensors(
         shapes["lm_head.weight"] = (drafts or config.vocab_size, size)
     if drafts:
         shapes |= {"d2t": (drafts,), "t2d": (config.vocab_size,)}
-    return shapes
+    return shapes | _selector_tensors(config)
+
+
+def _selector_tensors(config: HeadConfig) -> dict[str, Shape]:
+    """Tensor -> shape of a head's path selector (`drafters.model.selector.PathSelector`)."""
+    selector, size = config.path_selector, config.hidden_size
+    if selector is None:
+        return {}
+    width = selector.rank * (2 if selector.kind == "gated" else 1)
+    shapes: dict[str, Shape] = {
+        "state.weight": (width, size),
+        "state.bias": (width,),
+        "before.weight": (width, config.target_hidden_size),
+        "candidate.weight": (selector.rank, config.target_hidden_size),
+    }
+    if selector.kind == "gated":
+        shapes["norm.weight"] = (size,)
+    return {f"{SELECTOR}.{name}": shape for name, shape in shapes.items()}
 
 
 def tensor_problems(config: HeadConfig, stored: Mapping[str, StoredTensor]) -> list[str]:
@@ -120,12 +138,16 @@ def _why(config: HeadConfig, missing: list[str]) -> str:
         )
     if "mask_hidden" in missing:
         return " (it drafts in parallel by mask_hidden)"
+    if missing[0].startswith(f"{SELECTOR}."):
+        return f" (config.json has path_selector, whose tensors are in {SELECTOR}/)"
     return ""
 
 
 def _why_unknown(config: HeadConfig, unknown: list[str]) -> str:
     if "mask_hidden" in unknown:
         return " (P-EAGLE heads have mask_hidden, and ptd_token_id in config.json)"
+    if config.path_selector is None and unknown[-1].startswith(f"{SELECTOR}."):
+        return f" ({SELECTOR}/ belongs to path_selector, which config.json lacks)"
     return ""
 
 

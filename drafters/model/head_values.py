@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.model.config import HeadConfig
-from drafters.model.head_check import MAPS, UNUSED, plain_name, tensor_problems
+from drafters.model.head_check import MAPS, SELECTOR, UNUSED, plain_name, tensor_problems
 from drafters.model.weight_files import StoredTensor, read_weights
 
 # Type -> NumPy's integers of its size, all bits but the sign, and those of them that are set in
@@ -51,7 +51,8 @@ def head_problems(folder: Path, config: HeadConfig) -> list[str]:
 
 
 def read_head(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors that a folder's weight files describe. Raises OSError and ValueError."""
+    """The tensors that a folder's weight files describe, those of its path selector with the
+    prefix `selector.`. Raises OSError and ValueError."""
     stored = dict(read_weights(folder).tensors)
     for file in [] if stored else sorted(folder.glob("*.bin")):
         stored |= {
@@ -61,7 +62,16 @@ def read_head(folder: Path) -> dict[str, StoredTensor]:
         }  # fmt: skip
     if not stored:
         raise ValueError(f"{folder} has neither *.safetensors nor *.bin")
-    return stored
+    return stored | _selector(folder)
+
+
+def _selector(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a head's path selector, which vLLM's loaders do not see in their folder."""
+    try:
+        tensors = read_weights(folder / SELECTOR).tensors
+    except ValueError as error:
+        raise ValueError(f"{SELECTOR}/: {error}") from None
+    return {f"{SELECTOR}.{name}": tensor for name, tensor in tensors.items()}
 
 
 _TORCH_TYPES = {
@@ -91,7 +101,7 @@ Part = tuple[Any, int]  # integers of a map, or None; how many values are not fi
 def _values(folder: Path) -> Iterator[tuple[str, Iterator[Part]]]:
     """(name, parts) of each tensor that is used."""
     tensors = read_weights(folder).tensors
-    for name, tensor in tensors.items():
+    for name, tensor in (tensors | _selector(folder)).items():
         if not name.endswith(UNUSED):
             yield plain_name(name), _stored_parts(tensor)
     for file in [] if tensors else sorted(folder.glob("*.bin")):

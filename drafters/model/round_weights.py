@@ -4,7 +4,7 @@ vLLM, transformers and `load_head` copy every stored tensor into a parameter of 
 the model computes, which config.json names. So float8_e4m3fn needs no other loader, and no scales
 either: it has four significant bits for values from 2^-6 to 448, and less for smaller ones, while
 the weights of a draft head and of a small target spread by about 0.1. Vectors (norms) stay as they
-are, and so do the tables of a draft vocabulary.
+are, and so do the tables of a draft vocabulary and a path selector, which is in another file.
 
 Usage: python -m drafters.model.round_weights FOLDER [FOLDER ...]
 """

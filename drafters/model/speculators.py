@@ -5,6 +5,8 @@
 
 - config.json keeps the layers' shape in `transformer_layer_config` and names the target, so
   that `vllm serve FOLDER` starts the target with this head.
+- A path selector's key is beside `transformer_layer_config`; its tensors are where they are in the
+  flat layout. The library and vLLM's own drafter ignore both.
 - `mask_hidden` has a batch dimension, and `lm_head` is always there: the library takes missing
   embeddings from the target, but no missing output matrix.
 """
@@ -17,7 +19,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from drafters.model.checkpoint import WEIGHTS, head_weights
+from drafters.model.checkpoint import WEIGHTS, head_weights, save_selector
 from drafters.model.head import DraftHead
 
 SPECULATORS_VERSION = "0.9.0"  # whose layout this is
@@ -51,6 +53,7 @@ def save_speculators(head: DraftHead, folder: Path, *, target: str, draft_tokens
         weights["mask_hidden"] = weights["mask_hidden"][None]  # [1, 1, taps]
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    save_selector(head, folder)
     document = _document(head, target, draft_tokens)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
@@ -64,6 +67,8 @@ def _document(head: DraftHead, target: str, draft_tokens: int) -> dict[str, Any]
     outside = {key: layers.pop(key) for key in _OUTSIDE_OF_LAYERS}
     if config.target_hidden_size == config.hidden_size:
         outside["target_hidden_size"] = None
+    if config.path_selector is not None:
+        outside["path_selector"] = layers.pop("path_selector")
     if mask_token is not None:
         outside["mask_token_id"] = mask_token
         # vLLM 0.32 reads these two of a peagle head only among the layers' keys, not where the

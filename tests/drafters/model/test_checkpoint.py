@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.rope_scaling import RopeScaling
 
@@ -33,8 +33,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True, "attention_bias": True},
     "sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 8},
     "yarn": {"rope_scaling": RopeScaling("yarn", 4.0, 32, truncate=False)},
+    "bilinear-selector": {"path_selector": SelectorConfig("bilinear", 4)},
+    "gated-selector": {
+        "path_selector": SelectorConfig("gated", 4, candidates=5), "target_hidden_size": 8,
+        "draft_vocab_size": 25,
+    },
     "wider-than-the-target": {"target_hidden_size": 8, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
-}
+}  # fmt: skip
 
 
 def random_head(config: HeadConfig, **own: bool) -> DraftHead:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drafters.model.config import HeadConfig, method_of
+from drafters.model.config import HeadConfig, SelectorConfig, method_of
 
 # An EAGLE-3 head as published before the keys had settled.
 OLD: dict[str, Any] = {
@@ -114,6 +114,39 @@ def test_other_mathematics_is_refused_by_its_key(keys: dict[str, Any]) -> None:
 def test_what_is_missing_or_contradicts_is_named(keys: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         HeadConfig.from_json(OLD | keys)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ("bilinear", "path_selector is not an object"),
+        ({"kind": "bilinear"}, "path_selector lacks rank"),
+        ({"kind": "cubic", "rank": 4}, r"path_selector\.kind 'cubic' is not supported"),
+        ({"kind": "gated", "rank": 0}, r"path_selector\.rank 0 is not from 1 to 1024"),
+        ({"kind": "gated", "rank": 4.0}, r"path_selector\.rank 4\.0 is not"),
+        (
+            {"kind": "gated", "rank": 4, "candidates": 65},
+            r"path_selector\.candidates 65 is not from 1 to 64",
+        ),
+        ({"kind": "gated", "rank": 4, "candidates": 41}, "more than the 40 draft tokens"),
+        ({"kind": "gated", "rank": 4, "depth": 2}, r"path_selector\.depth is not supported"),
+    ],
+    ids=str,
+)
+def test_a_path_selector_that_is_not_supported_is_refused_by_its_key(
+    config: HeadConfig, value: Any, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        HeadConfig.from_json(config.to_json("bfloat16") | {"path_selector": value})
+
+
+def test_only_p_eagle_heads_have_a_path_selector(config: HeadConfig) -> None:
+    selector = SelectorConfig("gated", 4)
+    assert config.to_json("bfloat16").get("path_selector") is None
+    document = replace(config, path_selector=selector).to_json("bfloat16")
+    assert document["path_selector"] == {"kind": "gated", "rank": 4, "candidates": 16}
+    with pytest.raises(ValueError, match="path_selector is for P-EAGLE heads"):
+        replace(config, path_selector=selector, ptd_token_id=None)
 
 
 def test_taps_that_are_not_named_are_vllms_default_for_the_targets_depth() -> None:

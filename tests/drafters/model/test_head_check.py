@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from app.cli import main
 from app.doctor.examination import check_models
 from app.settings import REPOSITORY, load
-from drafters.model.checkpoint import WEIGHTS, load_head
-from drafters.model.config import HeadConfig
+from drafters.model.checkpoint import WEIGHTS, load_head, save_head
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.head_check import TargetSizes, expected_tensors, target_problems
 from drafters.model.head_values import head_problems
@@ -166,6 +166,90 @@ def test_mask_hidden_is_what_tells_the_kinds_apart(
             weights["mask_hidden"] = torch.zeros(1, 576)
         save_file(weights, folder / WEIGHTS)
         assert all(words in text for text in verdicts(folder, capsys).values())
+
+
+def with_selector(folder: Path) -> Path:
+    """A copy of the embedded P-EAGLE head with a path selector."""
+    head = load_head(EMBEDDED / "p-eagle")
+    head.add_selector(SelectorConfig("gated", 8))
+    save_head(head, folder)
+    return folder / "selector" / WEIGHTS
+
+
+# What happens to the selector's file, and the words of the verdict.
+SELECTOR_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no file": (
+        Path.unlink,
+        "lacks selector.before.weight, selector.candidate.weight, selector.norm.weight, "
+        "selector.state.bias, selector.state.weight (config.json has path_selector, whose",
+    ),
+    "no tensor": (
+        lambda file: rewrite(file, "before.weight", None), "lacks selector.before.weight (config",
+    ),
+    "unknown tensor": (
+        lambda file: rewrite(file, "after.weight", torch.zeros(8, 192)),
+        "has unknown selector.after.weight",
+    ),
+    "another rank": (
+        lambda file: rewrite(file, "candidate.weight", torch.zeros(4, 192)),
+        "selector.candidate.weight has the shape [4, 192], not [8, 192]",
+    ),
+    "integers": (
+        lambda file: rewrite(file, "state.bias", torch.zeros(16, dtype=torch.int32)),
+        "selector.state.bias has the type I32",
+    ),
+    "NaN": (
+        lambda file: rewrite(file, "state.bias", torch.full((16,), torch.nan)),
+        "selector.state.bias has 16 values that are not finite",
+    ),
+    "truncated": (
+        lambda file: file.write_bytes(file.read_bytes()[:-1]) and None,
+        "selector/: model.safetensors is truncated",
+    ),
+    "no key in config.json": (
+        lambda file: edit_config(file.parents[1], path_selector=None),
+        "has unknown selector.before.weight, selector.candidate.weight, selector.norm.weight, "
+        "selector.state.bias, selector.state.weight (selector/ belongs to path_selector",
+    ),
+    "unknown kind": (
+        lambda file: edit_config(file.parents[1], path_selector={"kind": "cubic", "rank": 8}),
+        "path_selector.kind 'cubic' is not supported",
+    ),
+}  # fmt: skip
+
+
+def rewrite(file: Path, name: str, value: torch.Tensor | None) -> None:
+    weights = load_file(file)
+    weights.pop(name, None)
+    save_file(weights | ({} if value is None else {name: value}), file)
+
+
+def edit_config(folder: Path, **keys: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("damage", SELECTOR_DAMAGES)
+def test_a_damaged_path_selector_is_refused_by_everybody(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, words = SELECTOR_DAMAGES[damage]
+    change(with_selector(tmp_path / "head"))
+    said = verdicts(tmp_path / "head", capsys)
+    assert len(said) == 5
+    assert [caller for caller, text in said.items() if words not in text] == [], said
+
+
+def test_a_sound_path_selector_is_taken_by_everybody_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_selector(tmp_path / "head")
+    assert set(verdicts(tmp_path / "head", capsys).values()) == {""}
+    settings = load({"model": str(TARGET), "drafter": str(tmp_path / "head"), "k": 3}, {})
+    [finding] = [each for each in check_models(settings)[0] if each.check == "head"]
+    assert "path selector gated of rank 8" in finding.detail
+    save_head(load_head(EMBEDDED / "p-eagle"), tmp_path / "head")  # its selector goes with it
+    assert set(verdicts(tmp_path / "head", capsys).values()) == {""}
 
 
 def test_the_layout_of_the_speculators_library(

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.round_weights import main
 
 
 def stored_head(config: HeadConfig, folder: Path, std: float) -> DraftHead:
     torch.manual_seed(0)
-    head = DraftHead(replace(config, draft_vocab_size=25)).to(torch.bfloat16)
+    selector = SelectorConfig("bilinear", 4)
+    config = replace(config, draft_vocab_size=25, path_selector=selector)
+    head = DraftHead(config).to(torch.bfloat16)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=std)
     head.set_draft_vocabulary(torch.arange(15, 40))
@@ -39,7 +41,8 @@ def test_a_rounded_head_loads_in_its_own_type_and_differs_by_a_few_percent(
     assert {weight.dtype for weight in again.parameters()} == {torch.bfloat16}
     for name, old in head.state_dict().items():
         lost = float((again.state_dict()[name].float() - old.float()).norm() / old.float().norm())
-        assert lost <= (0.03 if old.ndim == 2 and len(old) > 1 else 0.0), name
+        rounded = old.ndim == 2 and len(old) > 1 and not name.startswith("selector.")
+        assert lost <= (0.03 if rounded else 0.0), name
     assert load_file(tmp_path / WEIGHTS)["fc.weight"].dtype is torch.float8_e4m3fn
 
 

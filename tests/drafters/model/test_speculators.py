@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafters.model.checkpoint import WEIGHTS, load_head
-from drafters.model.config import HeadConfig
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.rope_scaling import RopeScaling
 from drafters.model.speculators import save_speculators
@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "llama3-rope": {"rope_scaling": RopeScaling("llama3", 8.0, 32)},
     "another-width": {"target_hidden_size": 8},
+    "selector": {"path_selector": SelectorConfig("bilinear", 4), "ptd_token_id": 3},
 }  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def read(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("token", [3, None])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_round_trip(config: HeadConfig, variant: str, token: int | None, tmp_path: Path) -> None:
-    config = replace(config, ptd_token_id=token, **VARIANTS[variant])
+    config = replace(config, **{"ptd_token_id": token} | VARIANTS[variant])
     head = new_head(config, own_embeddings=False)
     save_speculators(head, tmp_path, target="organisation/target", draft_tokens=5)
     again = load_head(tmp_path)
@@ -65,6 +66,7 @@ def test_round_trip(config: HeadConfig, variant: str, token: int | None, tmp_pat
     got = again.state_dict()
     assert torch.equal(got.pop("lm_head.weight"), head.output_matrix)
     wanted = {name: value for name, value in head.state_dict().items() if name != "lm_head.weight"}
+    assert ("selector.state.weight" in got) == (config.path_selector is not None)
     assert set(got) == set(wanted)
     for name, value in wanted.items():
         assert torch.equal(got[name], value), name
@@ -76,9 +78,10 @@ def test_vllm_reads_every_key(
     config: HeadConfig, variant: str, token: int | None, tmp_path: Path
 ) -> None:
     reader = pytest.importorskip("vllm.transformers_utils.configs.speculators")
-    config = replace(config, ptd_token_id=token, **VARIANTS[variant])
+    config = replace(config, **{"ptd_token_id": token} | VARIANTS[variant])
     save_speculators(new_head(config), tmp_path, target="organisation/target", draft_tokens=5)
     understood = reader.SpeculatorsConfig.from_pretrained(tmp_path)
+    token = config.ptd_token_id
     kind = "Eagle3" if token is None else "Peagle"
     family = "Qwen3" if config.qk_norm else "Llama"
     assert understood.architectures == [f"{kind}{family}ForCausalLM"]

@@ -102,6 +102,8 @@ def measure(
         raise ValueError(f"K is {deepest}, but the answers were made for K up to {answers.beyond}")
     agreeing: list[list[int]] = []
     told = time.monotonic()
+    with torch.no_grad():
+        tables = None if head.selector is None else head.selector_tables()
     lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))
     for index, (length, written, tokens) in enumerate(lines):
         if written > 1:  # an answer of one token takes no step with drafts
@@ -112,7 +114,7 @@ def measure(
                 choose = NoisyDrafts(
                     answers.noise, head, prompt=index, length=length, last=last + 1 + deepest
                 )
-            drafted = draft_everywhere(head, target, tokens, first, last, deepest, choose)
+            drafted = draft_everywhere(head, target, tokens, first, last, deepest, choose, tables)
             agreeing.append(agreement(drafted, tokens, first))
         if time.monotonic() - told > _REPORT_EVERY:
             told = time.monotonic()

@@ -16,6 +16,7 @@ from typing import Self
 import torch
 
 from drafters.model.head import DraftHead
+from drafters.model.selector import SelectorTables
 from drafters.train.optimisation.draft_passes import (
     Chooser,
     draft_outputs,
@@ -38,11 +39,13 @@ def draft_everywhere(
     last: int,
     count: int,
     choose: Chooser = most_probable,
+    tables: SelectorTables | None = None,
 ) -> torch.Tensor:
     """Draft `count` tokens from each anchor `first..last`: target ids [anchors, count].
 
     Row a - first follows the entry at a, which holds token a + 1, so it predicts the tokens from
-    a + 2 on. `tokens` must reach to last + 1 at least.
+    a + 2 on. `tokens` must reach to last + 1 at least. `tables` are those of the head's path
+    selector, for a head that has one.
     """
     text = tokens[None, : last + 2].to(target.device)
     states = target.states(text[:, :-1], head.config.eagle_aux_hidden_state_layer_ids)
@@ -54,8 +57,33 @@ def draft_everywhere(
         later = draft_outputs(head, entries, [anchors] * (count - 1), choose=choose)
         outputs = torch.cat([entries.output[:, anchors], *later])  # [count, anchors, hidden]
         places = anchors + 2 + torch.arange(count, device=anchors.device)[:, None]
-        drafted.append(head.to_target(choose(head.logits(outputs), places)).T)
+        if tables is None:
+            chosen = choose(head.logits(outputs), places).T
+        else:
+            chosen = _walk(head, tables, outputs.transpose(0, 1), places, choose)
+        drafted.append(head.to_target(chosen))
     return torch.cat(drafted).to(tokens.device)
+
+
+def _walk(
+    head: DraftHead,
+    tables: SelectorTables,
+    outputs: torch.Tensor,  # [anchors, count, hidden]
+    places: torch.Tensor,  # [count, anchors]
+    choose: Chooser,
+) -> torch.Tensor:
+    """Draft ids `[anchors, count]` along the path that a head's selector chooses. What `choose`
+    is given of the second and later ones are the scores of their candidates, -inf elsewhere."""
+    assert head.selector is not None
+    logits = head.logits(outputs)
+    first = choose(logits[:, 0], places[0])
+
+    def pick(scores: torch.Tensor, candidates: torch.Tensor, position: int) -> torch.Tensor:
+        wide = scores.new_full((len(scores), logits.shape[-1]), -torch.inf)
+        return choose(wide.scatter_(1, candidates, scores), places[position + 1])
+
+    later = head.selector.walk(tables, outputs[:, 1:], logits[:, 1:], first, pick)
+    return torch.cat([first[:, None], later], dim=1)
 
 
 def agreement(

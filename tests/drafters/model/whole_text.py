@@ -21,7 +21,16 @@ def draft(
         ids = torch.cat([tokens, tokens.new_full((slots,), head.config.ptd_token_id)])
         hidden = torch.cat([hidden, head.fuse(head.mask_hidden).expand(slots, -1)])
         output, _ = _causal_pass(head, ids, hidden)
-        return head.to_target(head.logits(output[len(tokens) - 1 :]).argmax(-1))
+        states = output[len(tokens) - 1 :]
+        logits = head.logits(states)
+        if head.selector is None:
+            return head.to_target(logits.argmax(-1))
+        chosen = [logits[0].argmax()]
+        for state, row in zip(states[1:], logits[1:], strict=True):
+            candidates = row.topk(head.selector.config.candidates).indices
+            added = head.selector.corrections(head.selector_tables(), state, chosen[-1], candidates)
+            chosen.append(candidates[(row[candidates] + added).argmax()])
+        return head.to_target(torch.stack(chosen))
     drafted: list[torch.Tensor] = []
     for _ in range(count):  # EAGLE-3: each draft and the state behind it are the next entry
         output, carried = _causal_pass(head, tokens, hidden)

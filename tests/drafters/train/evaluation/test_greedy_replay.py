@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, pad
@@ -25,12 +26,15 @@ from drafters.train.optimisation.step import Batch, accumulate_gradients
 from drafters.train.target import FrozenTarget
 from tests.drafters.model.whole_text import draft
 from tests.drafters.train.conftest import NewHead
+from tests.drafters.train.tiny import VOCABULARY
 
 PROMPTS = [[5, 9, 2, 7], [1, 1, 8, 20, 4, 6, 13], [17], [40, 3, 3]]
 STEPS = 24
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"draft_vocab_size": 30, "norm_before_residual": True},
+    {"path_selector": SelectorConfig("bilinear", 4)},
+    {"path_selector": SelectorConfig("gated", 4, candidates=3), "draft_vocab_size": 30},
     {"ptd_token_id": None},
     {"ptd_token_id": None, "norm_output": True, "draft_vocab_size": 30},
 ]
@@ -126,16 +130,46 @@ def test_walk_equals_naive_speculation(
     assert overshoot > 0  # accepted behind the end, and counted, as an engine counts it
 
 
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["p-eagle", "eagle3", "selector"])
 def test_passes_of_any_size_draft_the_same(
-    target: FrozenTarget, new_head: NewHead, method: str, monkeypatch: pytest.MonkeyPatch
+    target: FrozenTarget, new_head: NewHead, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {} if method == "p-eagle" else {"ptd_token_id": None}
+    changes: dict[str, Any] = {} if kind != "eagle3" else {"ptd_token_id": None}
+    if kind == "selector":
+        changes["path_selector"] = SelectorConfig("gated", 4)
     head, text = new_head(**changes), torch.randint(200, (60,))
-    whole = draft_everywhere(head, target, text, 2, 57, 5)
+    with torch.no_grad():
+        tables = None if head.selector is None else head.selector_tables()
+    whole = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
     for slots in (1, 35):
         monkeypatch.setattr("drafters.train.evaluation.greedy_replay._SLOTS", slots)
-        assert torch.equal(draft_everywhere(head, target, text, 2, 57, 5), whole)
+        again = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
+        assert torch.equal(again, whole)
+
+
+def test_a_selector_changes_drafts_behind_the_first_only(
+    target: FrozenTarget, new_head: NewHead
+) -> None:
+    head = new_head(path_selector=SelectorConfig("bilinear", 4))
+    text = torch.randint(200, (60,))
+    with torch.no_grad():
+        tables = head.selector_tables()
+    plain = draft_everywhere(head, target, text, 2, 57, 5)
+    walked = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
+    assert torch.equal(plain[:, 0], walked[:, 0])
+    assert all(bool((plain[:, place] != walked[:, place]).any()) for place in range(1, 5))
+
+    seen: list[tuple[int, int]] = []
+
+    def choose(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """As NoisyDrafts are asked: with the places, and with what is left of the logits."""
+        assert places.tolist() == list(range(4 + len(seen), 60 + len(seen)))
+        seen.append((int(logits[0].isfinite().sum()), len(logits)))
+        return logits.argmax(-1)
+
+    again = draft_everywhere(head, target, text, 2, 57, 5, choose, tables)
+    assert torch.equal(again, walked)
+    assert seen == [(VOCABULARY, 56)] + [(16, 56)] * 4
 
 
 def test_an_answer_of_one_token_takes_no_step(target: FrozenTarget, new_head: NewHead) -> None:

@@ -84,6 +84,24 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     )  # fmt: skip
     shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's mask token, or its id")
 
+    selector = parser.add_argument_group("path selector")
+    selector.add_argument(
+        "--selector", action="store_true",
+        help="train a path selector for the P-EAGLE head of --init, and nothing else: OUT is a copy "
+        "of that head, with the selector",
+    )  # fmt: skip
+    selector.add_argument(
+        "--rank",
+        type=int,
+        default=256,
+        metavar="R",
+        help="size of the products that score two tokens",
+    )
+    selector.add_argument(
+        "--dropout", type=float, default=loop.dropout, metavar="P",
+        help="share of a product that each update leaves out",
+    )  # fmt: skip
+
     training = parser.add_argument_group("training")
     budget = training.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, help="budget: minutes of training")

@@ -18,6 +18,7 @@ from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN, sample_chains
 from drafters.train.optimisation.loss import DraftLoss, Kind
 from drafters.train.optimisation.optimizer import MixedOptimizer, trapezoid
+from drafters.train.optimisation.selector_step import accumulate_selector_gradients
 from drafters.train.optimisation.step import Batch, accumulate_gradients
 from drafters.train.progress import Progress
 from drafters.train.runtime import return_memory
@@ -42,6 +43,9 @@ class LoopOptions:
     retain: float = RETAIN  # 1: full depth, no COD
     loss: Kind = "labels"
     partitions: int = 0  # parts of a sequence's drafts; 0: as few as keep the mask small
+    selector: bool = False  # train the head's path selector, and nothing else
+    weight_decay: float = 0.0  # of matrices
+    dropout: float = 0.0  # of a path selector's queries
     seed: int = 0
 
 
@@ -74,7 +78,17 @@ class Trainer:
         self.head, self.options, self.progress = head, options, progress
         self._texts, self._states = texts, states
         self._loss = DraftLoss(head, target.lm_head, options.loss)
-        self._optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
+        self._gradients = accumulate_gradients
+        if options.selector:
+            self._gradients = accumulate_selector_gradients
+            assert head.selector is not None
+            head.requires_grad_(False)
+            head.selector.requires_grad_(True)
+            head.selector.dropout.p = options.dropout
+        self._optimizer = MixedOptimizer(
+            head, muon_lr=options.muon_lr, adam_lr=options.adam_lr,
+            weight_decay=options.weight_decay,
+        )  # fmt: skip
         self._device = target.device
         self._order = torch.Generator().manual_seed(options.seed)
         self._chains = torch.Generator().manual_seed(options.seed + 1)
@@ -172,7 +186,7 @@ class Trainer:
             _widen(states.final, context) if options.loss == "distribution" else None,
         )
         drafts = sum(map(len, chains))
-        losses = accumulate_gradients(
+        losses = self._gradients(
             self._loss,
             batch,
             [chain.to(self._device) for chain in chains],

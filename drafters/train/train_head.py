@@ -39,6 +39,7 @@ from drafters.train.optimisation.head_init import (
     known_head,
     mask_token_of,
     new_head,
+    new_selector,
 )
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
@@ -74,6 +75,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    if args.loss is None:
+        args.loss = "distribution" if args.selector and target.softcap is None else "labels"
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
     texts = _responses(target, _prompts(target, args), work, args)
@@ -126,10 +129,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "steps": progress.steps,
         "minutes": round(progress.seconds / 60, 1),
         "init": read_provenance(args.init),
-        "loss_per_depth": [round(loss, 4) for loss in trainer.smoothed.tolist()],
+        "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
     saved.unlink(missing_ok=True)
-    print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.smoothed.tolist()))
+    print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")
 
 
@@ -223,6 +226,8 @@ def _head(
 ) -> DraftHead:
     if args.selector and (args.init is None or args.layout != "flat"):
         raise ValueError("--selector is for the head of --init, and keeps its layout")
+    if args.selector and args.k_train < 2:
+        raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
         return new_head(target, _plan(target, texts, args), dtype)
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
@@ -230,7 +235,7 @@ def _head(
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
     head = known_head(target, args.init, dtype)
     if args.selector:
-        head.add_selector(SelectorConfig("gated", args.rank))
+        new_selector(head, target, SelectorConfig("gated", args.rank), args.seed)
     return head
 
 
@@ -260,7 +265,8 @@ def _token_budget(texts: Texts, args: argparse.Namespace) -> int | None:
         return int(args.tokens)
     # An update counts drafts of depth 0, which a response's first token is not.
     drafted = sum(max(len(text.tokens) - text.prompt - 1, 0) for text in texts)
-    return max(round(args.epochs * drafted), 1)
+    epochs = args.epochs or (1.0 if args.selector else 3.0)
+    return max(round(epochs * drafted), 1)
 
 
 def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:

@@ -44,8 +44,7 @@ class LoopOptions:
     loss: Kind = "labels"
     partitions: int = 0  # parts of a sequence's drafts; 0: as few as keep the mask small
     selector: bool = False  # train the head's path selector, and nothing else
-    weight_decay: float = 0.0  # of matrices
-    dropout: float = 0.0  # of a path selector's queries
+    dropout: float = 0.1  # of a path selector's queries
     seed: int = 0
 
 
@@ -85,10 +84,7 @@ class Trainer:
             head.requires_grad_(False)
             head.selector.requires_grad_(True)
             head.selector.dropout.p = options.dropout
-        self._optimizer = MixedOptimizer(
-            head, muon_lr=options.muon_lr, adam_lr=options.adam_lr,
-            weight_decay=options.weight_decay,
-        )  # fmt: skip
+        self._optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
         self._device = target.device
         self._order = torch.Generator().manual_seed(options.seed)
         self._chains = torch.Generator().manual_seed(options.seed + 1)
@@ -96,6 +92,13 @@ class Trainer:
         self._taken = 0  # batches of the epoch that began at `_epoch_state`
         self.smoothed = torch.zeros(options.k_train)
         self._seen = torch.zeros(options.k_train)
+
+    @property
+    def loss_per_depth(self) -> list[float]:
+        """The smoothed loss of each depth that is trained: of a path selector from the second draft
+        token on."""
+        losses: list[float] = self.smoothed.tolist()
+        return losses[1:] if self.options.selector else losses
 
     def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
         """Train until the budget is spent; rewrite `file` every `save_every` seconds."""
@@ -200,8 +203,8 @@ class Trainer:
         self.progress.advance(
             int(counts[0]),
             loss=float(losses.sums.sum() / losses.counts.sum().clamp(min=1)),
-            first=float(self.smoothed[0]),
-            last=float(self.smoothed[-1]),
+            first=self.loss_per_depth[0],
+            last=self.loss_per_depth[-1],
             norm=norm,
         )
 

@@ -1,9 +1,9 @@
 """One training step of a path selector: its gradients over a batch, with the head frozen.
 
-A place is a draft token behind an anchor's first one whose true token is among the candidates of
-its position. The selector has to choose it there, given the true token before. In serving the
-token before is the selector's own choice, but where that is not the true one, verification has
-ended the draft already and no later choice counts.
+A place is a draft token behind an anchor's first one. There the selector has to choose among the
+candidates as the target does, given the true token before. In serving the token before is the
+selector's own choice, but where that is not the true one, verification has ended the draft already
+and no later choice counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Places:
     before: torch.Tensor  # [places]: draft ids of the true tokens before
     logits: torch.Tensor  # [places, candidates]
     candidates: torch.Tensor  # [places, candidates]: draft ids
-    right: torch.Tensor  # [places]: which candidate is the true token
+    wanted: torch.Tensor  # [places, candidates]: probabilities, float32
     depths: torch.Tensor  # [places]: 1 for the second draft token
 
 
@@ -51,7 +51,7 @@ def accumulate_selector_gradients(
     places = _places(loss, batch, chains, partitions)
     if places is None:
         return DepthLosses(sums, counts)
-    losses = selector_losses(loss.head, places)
+    losses = _losses(loss.head, places)
     losses.mean().backward()
     depths = places.depths.cpu()
     sums.index_add_(0, depths, losses.detach().cpu())
@@ -59,8 +59,8 @@ def accumulate_selector_gradients(
     return DepthLosses(sums, counts)
 
 
-def selector_losses(head: DraftHead, places: Places) -> torch.Tensor:
-    """The cross-entropy of the true tokens among the candidates: float32 [places]."""
+def _losses(head: DraftHead, places: Places) -> torch.Tensor:
+    """The cross-entropy of what is wanted among the candidates: float32 [places]."""
     selector = head.selector
     assert selector is not None
     # Of a large vocabulary a batch has few tokens: only they need rows of the tables.
@@ -69,7 +69,7 @@ def selector_losses(head: DraftHead, places: Places) -> torch.Tensor:
     )
     tables = head.selector_tables(functional.pad(drafts, (0, bucket(len(drafts)) - len(drafts))))
     added = selector.corrections(tables, places.states, rows[:, 0], rows[:, 1:])
-    return functional.cross_entropy(places.logits.float() + added, places.right, reduction="none")
+    return functional.cross_entropy(places.logits.float() + added, places.wanted, reduction="none")
 
 
 @torch.no_grad()
@@ -83,31 +83,39 @@ def _places(
         for depth, (output, anchors) in enumerate(zip(outputs, part, strict=True), 1):
             before, true = (loss.wanted(batch.labels(anchors + depth + ahead)) for ahead in (1, 2))
             known = (before >= 0) & (true >= 0)
-            found.append(_reachable(loss.head, output[known], before[known], true[known], depth))
+            final = None
+            if batch.final is not None:
+                behind = (anchors + depth + 1).clamp(max=batch.context - 1)
+                final = batch.final[:, behind][known]
+            found.append(_of_depth(loss, depth, output[known], before[known], true[known], final))
     joined = [torch.cat(items) for items in zip(*map(_tensors, found), strict=True)]
     return Places(*joined) if joined and len(joined[0]) else None
 
 
-def _reachable(
-    head: DraftHead,
+def _of_depth(
+    loss: DraftLoss,
+    depth: int,
     states: torch.Tensor,  # [n, hidden]
     before: torch.Tensor,  # [n]: draft ids
     true: torch.Tensor,  # [n]: draft ids
-    depth: int,
+    final: torch.Tensor | None,  # [n, hidden]: the target's states before the true tokens
 ) -> Places:
-    """Those of n draft tokens whose true token is among the candidates."""
+    """The places among n draft tokens, of which the true token is wanted, or what the target gives
+    to the candidates."""
+    head, count = loss.head, len(states)
     assert head.config.path_selector is not None
-    count = len(states)
     padded = functional.pad(states, (0, 0, 0, bucket(count) - count))
     logits, candidates = top_candidates(
         head.logits(padded)[:count], head.config.path_selector.candidates
     )
-    same = candidates == true[:, None]
-    kept = same.any(1)
-    return Places(
-        states[kept], before[kept], logits[kept], candidates[kept], same[kept].int().argmax(1),
-        torch.full_like(true, depth)[kept],
-    )  # fmt: skip
+    if final is None:
+        wanted = (candidates == true[:, None]).float()
+    else:
+        rows = loss.lm_head[head.to_target(candidates)]
+        wanted = (rows @ final[..., None])[..., 0].float().softmax(-1)
+    kept = wanted.any(1)
+    depths = torch.full_like(true, depth)
+    return Places(*(item[kept] for item in (states, before, logits, candidates, wanted, depths)))
 
 
 def _tensors(places: Places) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.selector import top_candidates
 from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
-from drafters.train.optimisation.loss import DraftLoss
+from drafters.train.optimisation.loss import DraftLoss, Kind
 from drafters.train.optimisation.selector_step import accumulate_selector_gradients
 from drafters.train.optimisation.step import Batch
 from drafters.train.target import FrozenTarget
@@ -43,7 +45,9 @@ def chains(*sets: list[int]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def one_by_one(head: DraftHead, batch: Batch, sets: list[torch.Tensor]) -> dict[int, list]:
+def one_by_one(
+    head: DraftHead, lm_head: torch.Tensor, batch: Batch, sets: list[torch.Tensor]
+) -> dict[int, list]:
     """Losses by depth, of one place after another."""
     losses: dict[int, list[torch.Tensor]] = {depth + 1: [] for depth in range(len(sets))}
     tables = head.selector_tables()
@@ -61,29 +65,35 @@ def one_by_one(head: DraftHead, batch: Batch, sets: list[torch.Tensor]) -> dict[
                 if before not in drafts or true not in drafts:
                     continue
                 top, candidates = top_candidates(head.logits(output[row, 0]), 64)
-                if drafts.index(true) not in candidates:
+                if batch.final is None:
+                    wanted = (candidates == drafts.index(true)).float()
+                else:
+                    logits = lm_head[head.to_target(candidates)] @ batch.final[row, place - 1]
+                    wanted = logits.softmax(-1)
+                if not wanted.any():
                     continue
                 scores = top + head.selector.corrections(
                     tables, output[row, 0], torch.tensor(drafts.index(before)), candidates
                 )
-                right = candidates.tolist().index(drafts.index(true))
-                losses[depth].append(-scores.log_softmax(-1)[right])
+                losses[depth].append(-(wanted * scores.log_softmax(-1)).sum())
     return losses
 
 
-def test_the_loss_is_that_of_all_places_one_by_one(head: DraftHead, batch: Batch) -> None:
+@pytest.mark.parametrize("kind", ["labels", "distribution"])
+def test_the_loss_is_that_of_all_places_one_by_one(
+    head: DraftHead, target: FrozenTarget, batch: Batch, kind: Kind
+) -> None:
     # A place counted in the prompt, behind the end, or against the wrong token changes the sums.
+    if kind == "distribution":
+        final = target.states(batch.tokens[:, :-1], (0,)).final
+        batch = replace(batch, final=final)
     sets = chains(list(range(3, 22)), list(range(3, 21)), list(range(3, 20, 2)))
-    wanted = one_by_one(head, batch, sets)
-    found = accumulate_selector_gradients(
-        DraftLoss(head, head.output_matrix, "labels"), batch, sets
-    )
+    wanted = one_by_one(head, target.lm_head, batch, sets)
+    found = accumulate_selector_gradients(DraftLoss(head, target.lm_head, kind), batch, sets)
     counts = [len(losses) for losses in wanted.values()]
     assert min(counts) > 0
-    assert found.counts.tolist() == [
-        sum(n - p - 1 for n, p in zip(ENDS, PROMPTS, strict=True)),
-        *counts,
-    ]
+    anchors = sum(end - prompt - 1 for end, prompt in zip(ENDS, PROMPTS, strict=True))
+    assert found.counts.tolist() == [anchors, *counts]
     sums = torch.tensor([0.0, *(float(sum(losses)) for losses in wanted.values())])
     torch.testing.assert_close(found.sums, sums)
 

@@ -126,6 +126,7 @@ class Trainer:
                 "epoch_state": self._epoch_state,
                 "taken": self._taken,
                 "chains_state": self._chains.get_state(),
+                "dropout_state": torch.get_rng_state(),
                 "smoothed": self.smoothed,
                 "seen": self._seen,
             },
@@ -145,6 +146,7 @@ class Trainer:
         self._order.set_state(state["epoch_state"])
         self._taken = state["taken"]
         self._chains.set_state(state["chains_state"])
+        torch.set_rng_state(state["dropout_state"])
         self.smoothed, self._seen = state["smoothed"], state["seen"]
 
     def _identity(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ of the head's own folder, and refuse tensors that they do not know.
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -52,9 +54,21 @@ def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
         return None
     _refuse_problems(folder, config)
     weights = load_file(folder / SELECTOR / WEIGHTS)
-    selector = PathSelector(config.path_selector, config).to(weights["state.weight"].dtype)
+    selector = PathSelector(config.path_selector, config).to(weights["state.bias"].dtype)
     selector.load_state_dict(weights)
     return selector.eval()
+
+
+def add_selector_file(head: DraftHead, source: Path, folder: Path) -> None:
+    """Write a copy of the checkpoint in `source`, in its layout and types, with the path selector
+    of `head`. The two folders may be one."""
+    if folder.resolve() != source.resolve():
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    save_selector(head, folder)
+    file = folder / "config.json"
+    selector = head.config.path_selector
+    document = json.loads(file.read_text()) | {"path_selector": selector and asdict(selector)}
+    file.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def save_head(head: DraftHead, folder: Path) -> None:

@@ -121,13 +121,14 @@ class DraftHead(nn.Module):
         self.selector = PathSelector(selector, self.config).to(self.norm.weight)
         return self.selector
 
-    def selector_tables(self) -> SelectorTables:
-        """What the path selector needs of each token of the draft vocabulary, from the embeddings
-        of `share`. Raises ValueError without a selector."""
+    def selector_tables(self, drafts: torch.Tensor | None = None) -> SelectorTables:
+        """What the path selector needs of each token of the draft vocabulary, or of the draft ids
+        `drafts`, from the embeddings of `share`. Raises ValueError without a selector."""
         if self.selector is None:
             raise ValueError("the head has no path selector")
         embeddings = self._borrow("embeddings")
-        drafts = torch.arange(len(self.output_matrix), device=embeddings.device)
+        if drafts is None:
+            drafts = torch.arange(len(self.output_matrix), device=embeddings.device)
         return self.selector.tables(embeddings[self.to_target(drafts)])
 
     @property

@@ -14,13 +14,15 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from drafters.model.checkpoint import save_head
-from drafters.model.config import Method
+from drafters.model.checkpoint import add_selector_file, save_head
+from drafters.model.config import Method, SelectorConfig
 from drafters.model.head import DraftHead
+from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
@@ -37,6 +39,7 @@ from drafters.train.optimisation.head_init import (
     known_head,
     mask_token_of,
     new_head,
+    new_selector,
 )
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
@@ -72,6 +75,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    if args.loss is None:
+        args.loss = "distribution" if args.selector and target.softcap is None else "labels"
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
     texts = _responses(target, _prompts(target, args), work, args)
@@ -98,6 +103,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         retain=args.retain,
         loss=args.loss,
         partitions=args.partitions,
+        selector=args.selector,
+        dropout=args.dropout,
         seed=args.seed,
     )
     trainer = Trainer(head, target, texts, states, progress, options)
@@ -109,12 +116,9 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     trainer.run(saved)
     if not args.dtype:
         head = head.to(target.stored)
-    if args.layout == "speculators":
-        save_speculators(head, args.out, target=args.target, draft_tokens=args.k_train)
-    else:
-        save_head(head, args.out)
-    write_provenance(args.out, ["aerie train", *argv], args.seed, {
+    write_provenance(_save(head, args), ["aerie train", *argv], args.seed, {
         "method": head.config.method,
+        "path_selector": head.config.path_selector and asdict(head.config.path_selector),
         "target_sha256": target.fingerprint,
         "data_sha256": texts.sha256,
         "k_train": args.k_train,
@@ -125,11 +129,23 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "steps": progress.steps,
         "minutes": round(progress.seconds / 60, 1),
         "init": read_provenance(args.init),
-        "loss_per_depth": [round(loss, 4) for loss in trainer.smoothed.tolist()],
+        "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
     saved.unlink(missing_ok=True)
-    print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.smoothed.tolist()))
+    print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")
+
+
+def _save(head: DraftHead, args: argparse.Namespace) -> Path:
+    """Write the head, or its path selector; returns the folder for the record of the run."""
+    if args.selector:
+        add_selector_file(head, args.init, args.out)
+        return Path(args.out) / SELECTOR
+    if args.layout == "speculators":
+        save_speculators(head, args.out, target=args.target, draft_tokens=args.k_train)
+    else:
+        save_head(head, args.out)
+    return Path(args.out)
 
 
 def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
@@ -208,12 +224,19 @@ def _answers(
 def _head(
     target: FrozenTarget, texts: Texts, args: argparse.Namespace, dtype: torch.dtype
 ) -> DraftHead:
+    if args.selector and (args.init is None or args.layout != "flat"):
+        raise ValueError("--selector is for the head of --init, and keeps its layout")
+    if args.selector and args.k_train < 2:
+        raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
         return new_head(target, _plan(target, texts, args), dtype)
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
-    return known_head(target, args.init, dtype)
+    head = known_head(target, args.init, dtype)
+    if args.selector:
+        new_selector(head, target, SelectorConfig("gated", args.rank), args.seed)
+    return head
 
 
 def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:
@@ -242,7 +265,8 @@ def _token_budget(texts: Texts, args: argparse.Namespace) -> int | None:
         return int(args.tokens)
     # An update counts drafts of depth 0, which a response's first token is not.
     drafted = sum(max(len(text.tokens) - text.prompt - 1, 0) for text in texts)
-    return max(round(args.epochs * drafted), 1)
+    epochs = args.epochs or (1.0 if args.selector else 3.0)
+    return max(round(epochs * drafted), 1)
 
 
 def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:

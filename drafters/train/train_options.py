@@ -84,11 +84,31 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     )  # fmt: skip
     shape.add_argument("--mask-token", metavar="TOKEN", help="P-EAGLE's mask token, or its id")
 
+    selector = parser.add_argument_group("path selector")
+    selector.add_argument(
+        "--selector", action="store_true",
+        help="train a path selector for the P-EAGLE head of --init, and nothing else: OUT is a "
+        "copy of that head, with the selector",
+    )  # fmt: skip
+    selector.add_argument(
+        "--rank",
+        type=int,
+        default=256,
+        metavar="R",
+        help="size of the products that score two tokens",
+    )
+    selector.add_argument(
+        "--dropout", type=float, default=loop.dropout, metavar="P",
+        help="share of a product that each update leaves out",
+    )  # fmt: skip
+
     training = parser.add_argument_group("training")
     budget = training.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, help="budget: minutes of training")
     budget.add_argument("--tokens", type=int, help="budget: drafts of depth 0")
-    budget.add_argument("--epochs", type=float, default=3.0, help="budget: passes over the data")
+    budget.add_argument(
+        "--epochs", type=float, help="budget: passes over the data [3; of a path selector 1]"
+    )
     training.add_argument(
         "--k-train", type=int, default=K_TRAIN, metavar="K",
         help="drafts per anchor, at depths 0 to K - 1",
@@ -98,8 +118,9 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="COD: depth d keeps a share R^d of the anchors; 1 keeps all",
     )  # fmt: skip
     training.add_argument(
-        "--loss", choices=("labels", "distribution"), default=loop.loss,
-        help="compare drafts with the tokens of the text, or with the target's probabilities",
+        "--loss", choices=("labels", "distribution"),
+        help="compare drafts with the tokens of the text, or with the target's probabilities "
+        "[labels; for a path selector distribution]",
     )  # fmt: skip
     training.add_argument(
         "--batch-tokens", type=int, default=loop.batch_tokens, help="padded tokens of an update"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from drafters.model.checkpoint import load_head
-from drafters.model.config import HeadConfig, Method
+from drafters.model.config import HeadConfig, Method, SelectorConfig
 from drafters.model.config import default_taps as vllm_taps
 from drafters.model.head import DraftHead
 from drafters.model.head_check import TargetSizes, target_problems
@@ -136,6 +136,19 @@ def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftH
             head.set_draft_vocabulary(ids)
             head.lm_head.weight.copy_(target.lm_head[ids.to(target.device)])
     return _lend(target, head, dtype)
+
+
+def new_selector(head: DraftHead, target: FrozenTarget, config: SelectorConfig, seed: int) -> None:
+    """Give a head a new path selector; one that it has is replaced. Raises ValueError for EAGLE-3.
+
+    Embeddings are far smaller than the head's states: the weights that multiply them begin larger,
+    so that the token before counts as much as the state.
+    """
+    torch.manual_seed(seed)
+    selector = head.add_selector(config)
+    with torch.no_grad():
+        # A layer that torch initialises gives 1/sqrt(3) of what it is given.
+        selector.before.weight *= 3**0.5 / target.embeddings.float().square().mean().sqrt()
 
 
 def _lend(target: FrozenTarget, head: DraftHead, dtype: torch.dtype) -> DraftHead:

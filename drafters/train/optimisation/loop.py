@@ -18,6 +18,7 @@ from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN, sample_chains
 from drafters.train.optimisation.loss import DraftLoss, Kind
 from drafters.train.optimisation.optimizer import MixedOptimizer, trapezoid
+from drafters.train.optimisation.selector_step import accumulate_selector_gradients
 from drafters.train.optimisation.step import Batch, accumulate_gradients
 from drafters.train.progress import Progress
 from drafters.train.runtime import return_memory
@@ -42,6 +43,8 @@ class LoopOptions:
     retain: float = RETAIN  # 1: full depth, no COD
     loss: Kind = "labels"
     partitions: int = 0  # parts of a sequence's drafts; 0: as few as keep the mask small
+    selector: bool = False  # train the head's path selector, and nothing else
+    dropout: float = 0.1  # of a path selector's queries
     seed: int = 0
 
 
@@ -74,6 +77,13 @@ class Trainer:
         self.head, self.options, self.progress = head, options, progress
         self._texts, self._states = texts, states
         self._loss = DraftLoss(head, target.lm_head, options.loss)
+        self._gradients = accumulate_gradients
+        if options.selector:
+            self._gradients = accumulate_selector_gradients
+            assert head.selector is not None
+            head.requires_grad_(False)
+            head.selector.requires_grad_(True)
+            head.selector.dropout.p = options.dropout
         self._optimizer = MixedOptimizer(head, muon_lr=options.muon_lr, adam_lr=options.adam_lr)
         self._device = target.device
         self._order = torch.Generator().manual_seed(options.seed)
@@ -82,6 +92,13 @@ class Trainer:
         self._taken = 0  # batches of the epoch that began at `_epoch_state`
         self.smoothed = torch.zeros(options.k_train)
         self._seen = torch.zeros(options.k_train)
+
+    @property
+    def loss_per_depth(self) -> list[float]:
+        """The smoothed loss of each depth that is trained: of a path selector from the second draft
+        token on."""
+        losses: list[float] = self.smoothed.tolist()
+        return losses[1:] if self.options.selector else losses
 
     def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
         """Train until the budget is spent; rewrite `file` every `save_every` seconds."""
@@ -109,6 +126,7 @@ class Trainer:
                 "epoch_state": self._epoch_state,
                 "taken": self._taken,
                 "chains_state": self._chains.get_state(),
+                "dropout_state": torch.get_rng_state(),
                 "smoothed": self.smoothed,
                 "seen": self._seen,
             },
@@ -128,6 +146,7 @@ class Trainer:
         self._order.set_state(state["epoch_state"])
         self._taken = state["taken"]
         self._chains.set_state(state["chains_state"])
+        torch.set_rng_state(state["dropout_state"])
         self.smoothed, self._seen = state["smoothed"], state["seen"]
 
     def _identity(self) -> dict[str, Any]:
@@ -172,7 +191,7 @@ class Trainer:
             _widen(states.final, context) if options.loss == "distribution" else None,
         )
         drafts = sum(map(len, chains))
-        losses = accumulate_gradients(
+        losses = self._gradients(
             self._loss,
             batch,
             [chain.to(self._device) for chain in chains],
@@ -186,8 +205,8 @@ class Trainer:
         self.progress.advance(
             int(counts[0]),
             loss=float(losses.sums.sum() / losses.counts.sum().clamp(min=1)),
-            first=float(self.smoothed[0]),
-            last=float(self.smoothed[-1]),
+            first=self.loss_per_depth[0],
+            last=self.loss_per_depth[-1],
             norm=norm,
         )
 

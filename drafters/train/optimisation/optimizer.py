@@ -34,6 +34,7 @@ class MixedOptimizer:
             self._master.append(master)
             # Rows of a table are independent: orthogonalising their updates makes no sense.
             table = "embed" in name or "lm_head" in name or "mask_hidden" in name
+            table = table or name.startswith("selector.")  # whose rows belong to token pairs
             (others if parameter.ndim != 2 or table else matrices).append(master)
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)

@@ -237,3 +237,57 @@ def test_a_server_gets_the_api_key_of_the_environment(
     assert train(target_folder, prompts, tmp_path / "head", "--server", server.url) == 1
     sent = {headers.get("Authorization") for headers in server.headers}
     assert sent == {f"Bearer {key}" if key else None}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != "config.json"
+    }
+
+
+def test_a_selector_is_trained_for_a_head_that_stays_as_it_is(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, out = tmp_path / "head", tmp_path / "out"
+    # A layout that `aerie train` would not write by itself: a published head keeps its own.
+    first = ["--mask-token", "<|im_end|>", "--layout", "speculators"]
+    assert train(target_folder, prompts, head, *first) == 0
+    was, config = files_of(head), json.loads((head / "config.json").read_text())
+    options = ["train", "--target", str(target_folder), "--prompts", str(prompts),
+               "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens",
+               "600", "--threads", "1", "--device", "cpu", "--selector", "--rank", "4"]  # fmt: skip
+    assert aerie([*options, "--init", str(head), "--out", str(out)]) == 0
+    now = files_of(out)
+    assert was == {name: now[name] for name in was}
+    assert set(now) - set(was) == {"selector/model.safetensors", "selector/provenance.json"}
+    selector = {"kind": "gated", "rank": 4, "candidates": 16}
+    assert json.loads((out / "config.json").read_text()) == {**config, "path_selector": selector}
+    record = json.loads(now["selector/provenance.json"])
+    assert record["path_selector"] == selector and record["tokens"] >= 600
+    loaded = load_head(out, target_layers=3)
+    assert loaded.selector is not None and loaded.selector.candidate.weight.any()
+
+    # Into the same folder, in the place of the one that is there.
+    assert aerie([*options, "--rank", "3", "--init", str(out), "--out", str(out)]) == 0
+    again = load_head(out, target_layers=3)
+    assert again.selector is not None and again.selector.config.rank == 3
+    assert was == {name: files_of(out)[name] for name in was}
+
+    capsys.readouterr()
+    assert aerie([*options, "--out", str(tmp_path / "none")]) == 1
+    assert "--selector is for the head of --init" in capsys.readouterr().err
+
+
+def test_an_eagle3_head_has_no_selector(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = tmp_path / "head"
+    assert train(target_folder, prompts, head, "--method", "eagle3") == 0
+    assert aerie([
+        "train", "--target", str(target_folder), "--prompts", str(prompts), "--device", "cpu",
+        "--out", str(tmp_path / "out"), "--response-tokens", "16", "--max-length", "120",
+        "--init", str(head), "--selector",
+    ]) == 1  # fmt: skip
+    assert "EAGLE-3" in capsys.readouterr().err

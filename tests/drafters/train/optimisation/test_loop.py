@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
+from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.token_sequences import Text, Texts
@@ -145,3 +147,34 @@ def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
     got = cross_entropy_backward(source * 1.0, weight, labels)
     torch.testing.assert_close(got, wanted.detach())
     torch.testing.assert_close([source.grad, weight.grad], list(gradients))
+
+
+def selector_trainer(target: FrozenTarget, texts: Texts, head: DraftHead, tokens: int) -> Trainer:
+    options = replace(OPTIONS, selector=True, muon_lr=0.02, adam_lr=0.02)
+    states = StateStore(
+        target, texts, (0, 1, 2), folder=Path(), limit_bytes=0, with_final=False
+    )  # fmt: skip
+    return Trainer(head, target, texts, states, Progress(tokens=tokens), options)
+
+
+def test_a_selector_learns_what_a_frozen_head_does_not_know(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    # The head is untrained, but the texts' next tokens follow from the ones before.
+    head = trainer(target, texts, 1).head
+    head.add_selector(SelectorConfig("gated", 8, candidates=64))
+    old = {name: value.clone() for name, value in head.state_dict().items()}
+    first = selector_trainer(target, texts, head, 1)
+    first.run()
+    long = selector_trainer(target, texts, head, 15_000)
+    long.save(tmp_path / "run.pt")
+    long.run()
+    assert len(long.loss_per_depth) == OPTIONS.k_train - 1  # none chooses the first draft token
+    for early, late in zip(first.loss_per_depth, long.loss_per_depth, strict=True):
+        assert 0.0 < late < 0.3 * early
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, old[name]) != name.startswith("selector."), name
+    again = selector_trainer(target, texts, head, 15_000)
+    again.load(tmp_path / "run.pt")
+    again.run()
+    assert torch.equal(again.smoothed, long.smoothed)

@@ -19,7 +19,7 @@ import triton.language as tl
 COLUMNS = 128  # elements of a query that are made together
 
 
-@triton.jit(do_not_specialize=["begin", "end"])
+@triton.jit(do_not_specialize=["positions", "begin", "end"])
 def walk_kernel(
     top, candidates, projected, before_table, candidate_table, tokens, scores,
     positions, count, rank, begin, end,

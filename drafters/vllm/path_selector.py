@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from drafters.model.checkpoint import WEIGHTS, load_selector
 from drafters.model.config import HeadConfig
@@ -53,14 +53,12 @@ def load_served_selector(
     embeddings are on another pipeline stage.
     """
     config = vllm_config.speculative_config.draft_model_config
-    folder = _folder(config.model, config.revision)
-    if "path_selector" not in json.loads((folder / "config.json").read_text("utf-8")):
+    document = get_hf_file_to_dict("config.json", config.model, config.revision) or {}
+    if document.get("path_selector") is None:
         return None
     depth = vllm_config.model_config.get_total_num_hidden_layers()
-    head_config = HeadConfig.load(folder, depth)
-    if not (folder / SELECTOR / WEIGHTS).is_file():
-        _folder(config.model, config.revision, f"{SELECTOR}/{WEIGHTS}")
-    module = load_selector(folder, head_config)
+    head_config = HeadConfig.from_json(document, depth)
+    module = load_selector(_folder(config.model, config.revision), head_config)
     if module is None:
         return None
     module = module.to(device=device, dtype=config.dtype)
@@ -79,16 +77,16 @@ def load_served_selector(
     return ServedSelector(module, tables, draft_ids)
 
 
-def _folder(model: str, revision: str | None, file: str = "config.json") -> Path:
-    """The folder of a head that has `file`. A repository's is the snapshot in the hub's cache, into
-    which the file is downloaded if it is not there."""
+def _folder(model: str, revision: str | None) -> Path:
+    """The folder of a head with a path selector: of a repository the snapshot in the hub's cache,
+    into which the selector is downloaded if it is not there."""
     folder = Path(model)
     if folder.is_dir():
         return folder
     from huggingface_hub import hf_hub_download
 
-    found = Path(hf_hub_download(model, file, revision=revision))
-    return found.parents[file.count("/")]
+    file = hf_hub_download(model, f"{SELECTOR}/{WEIGHTS}", revision=revision)
+    return Path(file).parents[1]
 
 
 def _embeddings(target_model: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from app.cli import main as aerie
 from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import SelectorConfig
 from drafters.train.data.examples import encode, read_examples
 from drafters.train.embedded import EMBEDDED, pretrain, prompts
 from drafters.train.embedded.tokenizer import MASK
@@ -29,6 +30,7 @@ pytestmark = [
 ]
 
 K, ANSWER, HELD_OUT = 5, 48, 12  # drafts, tokens of an answer, prompts
+HEADS = ("head", "untrained", "selector")  # the last: "head" with a random path selector
 SCRIPT = Path(__file__).with_name("engine_acceptance.py")
 PROVENANCE = {
     "argv", "seed", "git", "python", "torch", "transformers", "tokenizers", "processors",
@@ -39,7 +41,7 @@ PROVENANCE = {
 
 @dataclass(frozen=True)
 class Recipe:
-    folder: Path  # target/, head/, untrained/, held-out.jsonl
+    folder: Path  # target/, held-out.jsonl and the HEADS
     first_loss: list[float]  # per depth, of the first batch before any update
 
 
@@ -72,6 +74,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     frozen = FrozenTarget.load(target)
     plan = HeadPlan(layers=2, mask_token=mask_token_of(frozen, MASK))
     save_head(new_head(frozen, plan, torch.bfloat16), folder / "untrained")
+    head = load_head(folder / "head")
+    for parameter in head.add_selector(SelectorConfig("bilinear", 16)).parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    save_head(head, folder / "selector")
     return Recipe(folder, first_loss)
 
 
@@ -79,7 +85,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 def evaluated(recipe: Recipe) -> dict[str, float]:
     """Head -> acceptance length by `aerie evaluate`."""
     lengths = {}
-    for name in ("head", "untrained"):
+    for name in HEADS:
         printed = io.StringIO()
         with redirect_stdout(printed):
             assert not aerie([
@@ -101,7 +107,7 @@ def served(recipe: Recipe) -> dict[str, float]:
     examples = read_examples([folder / "held-out.jsonl"])
     job = {
         "target": str(folder / "target"),
-        "heads": {name: str(folder / name) for name in ("head", "untrained")},
+        "heads": {name: str(folder / name) for name in HEADS},
         "prompts": [encode(example, tokenizer, max_tokens=400) for example in examples],
         "max_tokens": ANSWER,
         "k": K,
@@ -138,6 +144,7 @@ def test_the_provenance_is_complete(recipe: Recipe) -> None:
 def test_evaluate_sees_what_training_gained(evaluated: dict[str, float]) -> None:
     assert evaluated["untrained"] < 1.2
     assert evaluated["head"] > evaluated["untrained"] + 0.5
+    assert evaluated["selector"] != evaluated["head"]  # the walk takes another path
 
 
 def test_so_does_vllm_and_the_two_agree(

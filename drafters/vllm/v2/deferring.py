@@ -24,7 +24,7 @@ from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
-from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.graphs import drafted
 from drafters.vllm.verification.greedy import greedy_draft_tokens, most_probable
 
@@ -49,7 +49,7 @@ class DeferringSpeculator(DraftModelSpeculator):
 
     hidden_states: torch.Tensor  # [tokens of the largest pass, hidden], which a pass reads
     mask_token = 0  # the token of masked slots
-    sampling: DraftSampling | None = None  # set by the runner where drafts may be drawn
+    sampling: DeviceDraftSampling | None = None  # set by the runner where drafts may be drawn
     _mask_state: torch.Tensor  # and their hidden state: [hidden]
 
     def __init__(

@@ -33,7 +33,7 @@ BISECTIONS = 12
 DEPTH = 20.0
 
 
-class DraftSampling:
+class DeviceDraftSampling:
     """What the requests in vLLM's slots are sampled with, in tensors that CUDA graphs can keep."""
 
     def __init__(self, states: Any, device: torch.device, *, use_fp64: bool) -> None:

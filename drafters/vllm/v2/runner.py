@@ -11,7 +11,7 @@ from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v2.deferring import DeferringSpeculator
-from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.rejection_sampler import PositionRejectionSampler
 from drafters.vllm.v2.request_limits import RequestLimits
 from drafters.vllm.v2.sequential import SequentialSpeculator
@@ -63,7 +63,7 @@ class V2DraftingRunner(Base):
         )  # fmt: skip
         speculator = self.own_speculator
         if own.by_position and speculator is not None and speculator.draft_logits is None:
-            speculator.sampling = DraftSampling(
+            speculator.sampling = DeviceDraftSampling(
                 self.sampler.sampling_states, self.device, use_fp64=self.sampler.use_fp64_gumbel
             )
 

@@ -16,7 +16,7 @@ import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.rejection_sampler import match
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,10 +43,10 @@ class States:
 
 def sampling(
     temperatures: list[float], top_k: int = VOCABULARY, top_p: float = 1.0, min_p: float = 0.0
-) -> DraftSampling:
+) -> DeviceDraftSampling:
     """One request in each slot, all in the batch."""
     states = States(temperatures, top_k, top_p, min_p)
-    made = DraftSampling(states, DEVICE, use_fp64=False)
+    made = DeviceDraftSampling(states, DEVICE, use_fp64=False)
     made.refresh(np.arange(states.max_num_reqs))
     return made
 
@@ -78,7 +78,7 @@ def noise(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> to
     return -(-(-uniform).log1p()).log()
 
 
-def targets(made: DraftSampling, scaled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def targets(made: DeviceDraftSampling, scaled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """What vLLM samples from `scaled`, logits / T as its options leave them: one row a request."""
     rows = torch.arange(len(scaled), device=DEVICE)
     return gumbel_sample(
@@ -88,7 +88,7 @@ def targets(made: DraftSampling, scaled: torch.Tensor, positions: torch.Tensor) 
 
 
 def drawn(
-    made: DraftSampling, logits: torch.Tensor, positions: torch.Tensor, ids: Any = None
+    made: DeviceDraftSampling, logits: torch.Tensor, positions: torch.Tensor, ids: Any = None
 ) -> torch.Tensor:
     """One draft for each request, where the greedy one is -9."""
     tokens = torch.full((len(logits),), -9, device=DEVICE)
@@ -175,7 +175,7 @@ def test_a_smaller_draft_vocabulary_has_the_noise_of_the_targets_ids() -> None:
 def test_options_are_taken_over_when_a_batch_needs_them() -> None:
     """Catches: a slot's former temperature for a greedy request that came after."""
     states = States([0.0, 0.0], VOCABULARY, 1.0, 0.0)
-    made = DraftSampling(states, DEVICE, use_fp64=False)
+    made = DeviceDraftSampling(states, DEVICE, use_fp64=False)
     for temperature in (0.7, 0.0):
         states.temperature.np[1] = temperature
         states.temperature.gpu[1] = temperature

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platf
 
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from drafters.vllm.v2.draft_sampling import DraftSampling
+from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.rejection_sampler import PositionRejectionSampler
 from drafters.vllm.v2.request_limits import RequestLimits
 from drafters.vllm.v2.runner import V2DraftingRunner
@@ -63,7 +63,7 @@ def test_drafts_are_drawn_where_they_are_verified_by_position(
     runner = Runner(method, draft_logits=draft_logits)
     runner.load_model()
     assert isinstance(runner.rejection_sampler, PositionRejectionSampler)
-    assert isinstance(runner.own_speculator.sampling, DraftSampling) == drawn
+    assert isinstance(runner.own_speculator.sampling, DeviceDraftSampling) == drawn
 
 
 @pytest.mark.parametrize(

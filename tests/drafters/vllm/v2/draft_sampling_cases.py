@@ -78,7 +78,9 @@ def noise(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> to
     return -(-(-uniform).log1p()).log()
 
 
-def targets(made: DeviceDraftSampling, scaled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def targets(
+    made: DeviceDraftSampling, scaled: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
     """What vLLM samples from `scaled`, logits / T as its options leave them: one row a request."""
     rows = torch.arange(len(scaled), device=DEVICE)
     return gumbel_sample(

@@ -47,6 +47,7 @@ class Drafter(EagleProposer, ABC):
 
     masked_per_token: int  # masked positions in a pass for each draft token after the first
     carries: bool  # whether a pass continues from the hidden states of the one before
+    _selector: ServedSelector | None = None  # of a P-EAGLE head that has one
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
@@ -66,7 +67,6 @@ class Drafter(EagleProposer, ABC):
         self.synchronized = 0.0  # `perf_counter` when the device had last finished all its work
         self._target_vocabulary = vllm_config.model_config.get_vocab_size()
         self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
-        self._selector: ServedSelector | None = None  # of a P-EAGLE head
         self._sampling: DraftSampling | None = None  # of this step, where not all are greedy
         self._contexts: DrafterKVState | None = None
         self._store: torch.Tensor | None = None  # [max_num_seqs * window, taps * hidden]

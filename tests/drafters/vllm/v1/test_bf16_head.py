@@ -55,16 +55,16 @@ def test_only_a_float32_matrix_is_worth_a_twin(layer: Any) -> None:
 def test_it_pays_up_to_as_many_rows_as_a_trial_says(
     monkeypatch: pytest.MonkeyPatch, faster: int, most: int
 ) -> None:
-    def seconds(layers: Any, x: torch.Tensor) -> float:
-        return 1.0 if x.dtype == torch.float32 else 0.5 if len(x) <= faster else 2.0
+    def fastest(layers: Any, x: torch.Tensor) -> tuple[float, bool]:
+        return (1.0 if x.dtype == torch.float32 else 0.5 if len(x) <= faster else 2.0), True
 
-    monkeypatch.setattr(cpu_matmul, "_seconds", seconds)
+    monkeypatch.setattr(cpu_matmul, "_fastest", fastest)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     assert bf16_head.pays_up_to.__wrapped__() == most
 
 
 def test_a_processor_without_it_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_matmul, "_seconds", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(cpu_matmul, "_fastest", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert bf16_head.pays_up_to.__wrapped__() == 0
 

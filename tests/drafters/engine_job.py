@@ -18,6 +18,7 @@ def marks() -> list[pytest.MarkDecorator]:
     on_cpu = platforms.current_platform.is_cpu()
     return [
         pytest.mark.slow,
+        pytest.mark.timeout(1800),  # the job has a limit of its own, which says what it was for
         pytest.mark.skipif(not on_cpu, reason="drives vLLM's CPU build"),
     ]
 

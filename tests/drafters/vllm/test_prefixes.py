@@ -64,7 +64,7 @@ def results(
         save_head(new_head(parallel), folder / kind)
         engines[kind] = {"model": target, "head": str(folder / kind), "parallel": parallel}
     job = {"v2": v2, "turns": TURNS, "tokens": TOKENS, "engines": engines}
-    result = engine_job.run(SCRIPT, folder, job, timeout=280)
+    result = engine_job.run(SCRIPT, folder, job, timeout=900)
     assert result["p-eagle"]["groups"] == REPLICAS[name].groups
     return result
 
@@ -81,5 +81,6 @@ def test_prompts_and_chats_are_found(results: dict[str, Any]) -> None:
     """Catches: a test that compares nothing with nothing."""
     cached, groups = results["none"]["cached"], results["none"]["groups"]
     assert cached[0] == 0 and cached[1] == 2 * BLOCK
-    # The next turn finds its prompt and, beside full attention alone, a block of the answer.
-    assert min(cached[-3:]) == len(BEGINNING) + (BLOCK if groups == 1 else 0)
+    # The next turn finds its prompt and, beside full attention alone, a block of the answer. Blocks
+    # of two sizes are found in multiples of the larger one.
+    assert min(cached[-3:]) >= (len(BEGINNING) + BLOCK if groups == 1 else 2 * BLOCK)

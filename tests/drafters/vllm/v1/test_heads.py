@@ -192,7 +192,7 @@ def steps(
         }
     folder = tmp_path_factory.mktemp("engines")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30, "stock": True}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=280)
+    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result
 
 
@@ -280,7 +280,7 @@ def restless(
     }
     folder = tmp_path_factory.mktemp("restless")
     job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 90, "stock": False}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=280)
+    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result
 
 

@@ -64,7 +64,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "prompts": PROMPTS,
         "max_tokens": LENGTH,
     }
-    result = engine_job.run(SCRIPT, folder, job, timeout=280)
+    result = engine_job.run(SCRIPT, folder, job, timeout=900)
     return Run(name, target, load_head(folder / "head"), result)
 
 

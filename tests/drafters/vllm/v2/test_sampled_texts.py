@@ -55,7 +55,7 @@ def results(
         "prompt": PROMPT, "tokens": TOKENS, "k_max": K_MAX, "texts": texts,
         "kinds": {"plain": {"count": COUNT, "options": KIND}},
     }  # fmt: skip
-    return engine_job.run(SCRIPT, folder, job, timeout=580)
+    return engine_job.run(SCRIPT, folder, job, timeout=1500)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -57,7 +57,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("texts")
     engines["selector"]["head"] = str(with_random_selector(folder / "selector"))
     result: dict[str, dict[str, Any]] = engine_job.run(
-        SCRIPT, folder, {"engines": engines}, timeout=580
+        SCRIPT, folder, {"engines": engines}, timeout=1500
     )
     return result
 

@@ -85,7 +85,7 @@ def steps(
     folder = tmp_path_factory.mktemp("v2")
     # Some of two at a time end at K = 0, and the next ones get their slots.
     job = {"engines": engines, "max_tokens": 40}
-    result: Steps = engine_job.run(SCRIPT, folder, job, timeout=280)
+    result: Steps = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result
 
 

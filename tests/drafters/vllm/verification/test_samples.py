@@ -113,7 +113,7 @@ def samples(
         **save_models(target, folder), "prompt": PROMPT, "tokens": TOKENS, "k_max": K_MAX,
         "kinds": KINDS,
     }  # fmt: skip
-    return engine_job.run(Path(__file__).parents[1] / "engine_samples.py", folder, job, timeout=280)
+    return engine_job.run(Path(__file__).parents[1] / "engine_samples.py", folder, job, timeout=900)
 
 
 @pytest.fixture(params=HEADS)

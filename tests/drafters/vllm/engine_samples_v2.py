@@ -6,8 +6,7 @@ step. A job also has "texts", requests of which each has a seed or is greedy:
 They are generated in the ways of each head: at K = 0 ("none"), at another K at every step
 ("changing"), a few at a time at the largest K ("drawn"), and at that K with the head's most
 probable drafts ("most probable"). RESULT gets for each head {"texts": {way: [[id, ...], ...]},
-"steps": {way: [requests' steps with drafts, drafts accepted of them]}}, and "counts" and "accepted"
-as there if its kinds are to be counted.
+"steps": {way: [requests' steps with drafts, drafts accepted of them]}}.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from random import Random
 from typing import Any
 
 from engine_drafts_v2 import AsyncDraftingScheduler  # before vllm: it chooses the interpreter
-from engine_samples import Counting, count_texts, new_engine
+from engine_samples import Counting, new_engine
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -78,9 +77,6 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
         batch = 5 if way == "drawn" else 128
         result["texts"][way] = texts(engine, job["texts"], policy, batch)
         result["steps"][way] = [policy.steps, policy.accepted]
-    engine.collective_rpc(set_drawing, args=(True,))
-    if head["counted"]:
-        result |= count_texts(engine, job, Counting(job["k_max"], Random(2), lookups=False))
     del engine
     cleanup_dist_env_and_memory()
     return result

@@ -14,8 +14,6 @@ from tests.drafters import engine_job
 from tests.drafters.vllm.verification.test_samples import (
     HEADS,
     PROMPT,
-    deviation,
-    expected,
     save_models,
     tiny_target,
 )
@@ -25,8 +23,6 @@ pytestmark = engine_job.marks()
 
 SCRIPT = Path(__file__).parents[1] / "engine_samples_v2.py"
 K_MAX = 3
-COUNT, TOKENS = 250, 2
-KIND = {"temperature": 1.0}
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.0},
@@ -48,13 +44,10 @@ def results(
     """Head -> what its engine sampled."""
     folder = tmp_path_factory.mktemp("sampled")
     job = save_models(target, folder)
-    for name, head in job["heads"].items():
-        head |= {"ways": WAYS, "counted": name == "p-eagle"}
+    for head in job["heads"].values():
+        head["ways"] = WAYS
     texts = {"prompts": [PROMPT[n:] for n in (0, 7, 15)], "tokens": 10, "options": OPTIONS}
-    job |= {
-        "prompt": PROMPT, "tokens": TOKENS, "k_max": K_MAX, "texts": texts,
-        "kinds": {"plain": {"count": COUNT, "options": KIND}},
-    }  # fmt: skip
+    job |= {"k_max": K_MAX, "texts": texts}
     return engine_job.run(SCRIPT, folder, job, timeout=1500)
 
 
@@ -75,16 +68,3 @@ def test_more_drawn_drafts_are_accepted(name: str, results: dict[str, Any]) -> N
     print(f"{name}: accepted of a step's drafts {rates}")
     assert steps["drawn"][0] > 40
     assert rates["drawn"] > 1.3 * rates["most probable"]
-
-
-def test_texts_come_as_often_as_the_target_says(
-    target: LlamaForCausalLM, results: dict[str, Any]
-) -> None:
-    """Requests without a seed, at another K at every step."""
-    result = results["p-eagle"]
-    counts = result["counts"]["plain"]
-    assert sum(counts.values()) == COUNT and result["accepted"] > COUNT / 10
-    z = deviation(counts, expected(target, KIND, TOKENS))
-    print(f"{z:+.2f} standard deviations, {result['accepted']} drafts accepted")
-    assert z < 4
-    assert deviation(counts, expected(target, {"temperature": 2.0}, TOKENS)) > 4

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor.models import Checkpoint
-from drafters.model.head_check import SELECTOR
+from drafters.model.head_check import SELECTOR, SELECTOR_FILE
 from drafters.model.weight_files import StoredTensor
 
-_SELECTOR_FILE = f"{SELECTOR}/model.safetensors"  # of a head with a path selector
 # Bytes of an element, under the names that safetensors uses.
 _SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
@@ -40,9 +39,9 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
         if any(file.endswith(".safetensors") for file in files):
             metadata = HfApi().get_safetensors_metadata(repository, revision=revision)
         selector = None
-        if _SELECTOR_FILE in files:
+        if SELECTOR_FILE in files:
             selector = HfApi().parse_safetensors_file_metadata(
-                repository, _SELECTOR_FILE, revision=revision
+                repository, SELECTOR_FILE, revision=revision
             )
     except Exception as error:  # the hub's own errors, the network's and those of its answers
         raise OSError(_first_line(error)) from None
@@ -50,7 +49,7 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
     for file, contents in metadata.files_metadata.items() if metadata else ():
         tensors |= _tensors(file, contents)
     if selector is not None:
-        found = _tensors(_SELECTOR_FILE, selector)
+        found = _tensors(SELECTOR_FILE, selector)
         tensors |= {f"{SELECTOR}.{name}": tensor for name, tensor in found.items()}
     return Checkpoint(
         folder=repository,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.model.head_check import MAPS, SELECTOR, UNUSED, plain_name
+from drafters.model.head_check import MAPS, SELECTOR, SELECTOR_FILE, UNUSED, plain_name
 from drafters.model.head_values import head_problems
 from drafters.model.selector import PathSelector
 from drafters.model.weight_files import read_weights
@@ -36,7 +36,7 @@ def head_weights(head: DraftHead) -> dict[str, torch.Tensor]:
 
 def save_selector(head: DraftHead, folder: Path) -> None:
     """Write a head's path selector below its folder. A head without one loses what was there."""
-    file = folder / SELECTOR / WEIGHTS
+    file = folder / SELECTOR_FILE
     if head.selector is None:
         file.unlink(missing_ok=True)
         return
@@ -53,7 +53,7 @@ def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
     if config.path_selector is None:
         return None
     _refuse_problems(folder, config)
-    weights = load_file(folder / SELECTOR / WEIGHTS)
+    weights = load_file(folder / SELECTOR_FILE)
     selector = PathSelector(config.path_selector, config).to(weights["state.bias"].dtype)
     selector.load_state_dict(weights)
     return selector.eval()
@@ -129,7 +129,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     if not files:
         for file in sorted(folder.glob("*.bin")):
             tensors |= torch.load(file, map_location="cpu", weights_only=True)
-    selector = folder / SELECTOR / WEIGHTS
+    selector = folder / SELECTOR_FILE
     if selector.is_file():
         tensors |= {f"{SELECTOR}.{name}": value for name, value in load_file(selector).items()}
     return tensors

@@ -69,10 +69,9 @@ class SelectorConfig:
         missing, unknown or not supported."""
         if not isinstance(document, Mapping):
             raise ValueError(f"{_SELECTOR} is not an object: {document!r}")
-        names = [field.name for field in fields(cls)]
-        if unknown := sorted(set(document) - set(names)):
+        if unknown := sorted(set(document) - {field.name for field in fields(cls)}):
             raise ValueError(f"{_SELECTOR}.{unknown[0]} is not supported")
-        if missing := [name for name in names[:2] if name not in document]:
+        if missing := [name for name in ("kind", "rank") if name not in document]:
             raise ValueError(f"{_SELECTOR} lacks {', '.join(missing)}")
         return cls(**document)
 

@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAPS = ("d2t", "t2d")  # of a draft vocabulary
 SELECTOR = "selector"  # the folder within a head's of its path selector, and where a head has it
+SELECTOR_FILE = f"{SELECTOR}/model.safetensors"  # in a head's folder
 FLOATS = frozenset({"F8_E4M3", "BF16", "F16", "F32", "F64"})
 INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U8"})
 

@@ -114,6 +114,15 @@ class PathSelector(nn.Module):
             chosen.append(before)
         return torch.stack(chosen, dim=1) if chosen else candidates[..., 0]
 
+    @staticmethod
+    def over_vocabulary(
+        scores: torch.Tensor, candidates: torch.Tensor, vocabulary: int
+    ) -> torch.Tensor:
+        """Scores of candidates, both `[n, m]`, as logits of a whole draft vocabulary, -inf
+        elsewhere: `[n, vocabulary]`."""
+        wide = scores.new_full((len(scores), vocabulary), -torch.inf)
+        return wide.scatter_(1, candidates, scores)
+
 
 def top_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest logits of each row, largest first, and their draft ids: both `[..., count]`.

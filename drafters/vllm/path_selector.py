@@ -10,9 +10,9 @@ import torch
 from vllm.config import VllmConfig
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from drafters.model.checkpoint import WEIGHTS, load_selector
+from drafters.model.checkpoint import load_selector
 from drafters.model.config import HeadConfig
-from drafters.model.head_check import SELECTOR
+from drafters.model.head_check import SELECTOR_FILE
 from drafters.model.selector import PathSelector, Pick, SelectorTables
 
 _CHUNK = 8192  # rows of the target's embeddings that are copied at a time
@@ -59,8 +59,7 @@ def load_served_selector(
     depth = vllm_config.model_config.get_total_num_hidden_layers()
     head_config = HeadConfig.from_json(document, depth)
     module = load_selector(_folder(config.model, config.revision), head_config)
-    if module is None:
-        return None
+    assert module is not None  # config.json has one
     module = module.to(device=device, dtype=config.dtype)
     drafts = head_config.draft_vocab_size or head_config.vocab_size
     ids = torch.arange(drafts, device=device)
@@ -85,7 +84,7 @@ def _folder(model: str, revision: str | None) -> Path:
         return folder
     from huggingface_hub import hf_hub_download
 
-    file = hf_hub_download(model, f"{SELECTOR}/{WEIGHTS}", revision=revision)
+    file = hf_hub_download(model, SELECTOR_FILE, revision=revision)
     return Path(file).parents[1]
 
 

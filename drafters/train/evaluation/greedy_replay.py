@@ -74,15 +74,16 @@ def _walk(
 ) -> torch.Tensor:
     """Draft ids `[anchors, count]` along the path that a head's selector chooses. What `choose`
     is given of the second and later ones are the scores of their candidates, -inf elsewhere."""
-    assert head.selector is not None
+    selector = head.selector
+    assert selector is not None
     logits = head.logits(outputs)
     first = choose(logits[:, 0], places[0])
 
     def pick(scores: torch.Tensor, candidates: torch.Tensor, position: int) -> torch.Tensor:
-        wide = scores.new_full((len(scores), logits.shape[-1]), -torch.inf)
-        return choose(wide.scatter_(1, candidates, scores), places[position + 1])
+        wide = selector.over_vocabulary(scores, candidates, logits.shape[-1])
+        return choose(wide, places[position + 1])
 
-    later = head.selector.walk(tables, outputs[:, 1:], logits[:, 1:], first, pick)
+    later = selector.walk(tables, outputs[:, 1:], logits[:, 1:], first, pick)
     return torch.cat([first[:, None], later], dim=1)
 
 

@@ -77,7 +77,8 @@ def _places(
     loss: DraftLoss, batch: Batch, chains: Sequence[torch.Tensor], partitions: int
 ) -> Places | None:
     """All places of a batch; None if there is none."""
-    entries, found = real_entries(loss.head, batch.tokens, batch.taps), list[Places]()
+    entries = real_entries(loss.head, batch.tokens, batch.taps)
+    found: list[Places] = []
     for part in segments(chains, partitions, batch.context):
         outputs = draft_outputs(loss.head, entries, part, batch.tokens)
         for depth, (output, anchors) in enumerate(zip(outputs, part, strict=True), 1):

@@ -29,7 +29,11 @@ from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
 from drafters.vllm.v1.kv_state import DrafterKVState
 from drafters.vllm.v1.layout import Layout, Rows, lay_out, stored
-from drafters.vllm.verification.greedy import greedy_draft_tokens, most_probable
+from drafters.vllm.verification.greedy import (
+    draft_vocabulary,
+    greedy_draft_tokens,
+    most_probable,
+)
 from drafters.vllm.verification.sampled_drafts import DraftSampling
 
 Ints = npt.NDArray[np.int64]
@@ -83,9 +87,7 @@ class Drafter(EagleProposer, ABC):
             super().load_model(target_model)
         head = self.model.lm_head
         self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
-        offsets = self.model.draft_id_to_target_id
-        if offsets is not None:
-            self._target_ids = torch.arange(len(offsets), device=offsets.device) + offsets
+        self._target_ids = draft_vocabulary(self.model)
         self._selector = load_served_selector(
             self.vllm_config, target_model, self.model, self.device
         )

@@ -58,8 +58,11 @@ class ParallelDrafter(Drafter):
         """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`, along the path that the
         selector chooses; `begins` says where those of each of `rows` begin."""
         which = np.flatnonzero(rows.k)
-        counts, owners, longest = rows.k[which], rows.index[which], int(rows.k.max())
-        logits, uniform = self._logits(hidden), bool((counts == longest).all())
+        counts = rows.k[which]
+        owners = rows.index[which]
+        longest = int(counts.max())
+        logits = self._logits(hidden)
+        uniform = bool((counts == longest).all())
         if not uniform:  # those of shorter drafts are filled up with what nobody reads
             columns = np.minimum(np.arange(longest), counts[:, None] - 1)
             places = self._device((begins[which, None] + columns).ravel())
@@ -69,8 +72,7 @@ class ParallelDrafter(Drafter):
         first = selector.to_draft(self._drawn(logits[:, 0], owners, zeros))
 
         def draw(scores: torch.Tensor, candidates: torch.Tensor, position: int) -> torch.Tensor:
-            wide = scores.new_full((len(scores), logits.shape[-1]), -torch.inf)
-            wide.scatter_(1, candidates, scores)
+            wide = selector.module.over_vocabulary(scores, candidates, logits.shape[-1])
             return selector.to_draft(self._drawn(wide, owners, zeros + position + 1))
 
         pick = None if self._sampling is None else draw

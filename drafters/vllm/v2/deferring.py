@@ -26,7 +26,11 @@ from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.graphs import drafted
-from drafters.vllm.verification.greedy import greedy_draft_tokens, most_probable
+from drafters.vllm.verification.greedy import (
+    draft_vocabulary,
+    greedy_draft_tokens,
+    most_probable,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -83,9 +87,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         )
         self._gathered = self._store.new_zeros((self.most_entered, width))
         self._mask_state = self._store.new_zeros(self.hidden_size)
-        self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
-        if (offsets := model.draft_id_to_target_id) is not None:
-            self._target_ids = torch.arange(len(offsets), device=offsets.device) + offsets
+        self._target_ids = draft_vocabulary(model)
         return model
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:

@@ -39,7 +39,8 @@ class DeviceDraftSampling:
     def __init__(self, states: Any, device: torch.device, *, use_fp64: bool) -> None:
         """`states`: SamplingStates of vLLM's sampler. `use_fp64`: whether that one draws its noise
         in float64."""
-        self._states, self._use_fp64 = states, use_fp64
+        self._states = states
+        self._use_fp64 = use_fp64
         slots = states.max_num_reqs
         self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)

@@ -234,10 +234,12 @@ class ParallelSpeculator(DeferringSpeculator):
             if draft:
                 selector_triton.walk(*walked, begin=draft - 1, end=draft)
             tokens = target_ids(self.model, path[:, draft].contiguous())
-            law, ids = logits[:, 0], self._target_ids
             if draft:
                 law = scores[:, draft - 1]
                 ids = target_ids(self.model, candidates[:, draft - 1]).contiguous()
+            else:
+                law = logits[:, 0]
+                ids = self._target_ids
             self.sampling.draw(tokens, law, ids, slots, positions + draft)
             path[:, draft] = selector.to_draft(tokens)
         return target_ids(self.model, path).flatten()

@@ -81,6 +81,13 @@ def most_probable(head: Any, logits: torch.Tensor) -> torch.Tensor:
     return target_ids(head, argmax(logits))
 
 
+def draft_vocabulary(head: Any) -> torch.Tensor | None:
+    """The target's id of each of the head's ids: int64 `[draft vocabulary]`; None where a head has
+    the target's."""
+    offsets = head.draft_id_to_target_id
+    return None if offsets is None else torch.arange(len(offsets), device=offsets.device) + offsets
+
+
 def target_ids(head: Any, ids: torch.Tensor) -> torch.Tensor:
     """The target's ids of draft ids `[tokens]`."""
     offsets = head.draft_id_to_target_id

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -125,11 +126,12 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
+def main(sampled: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]) -> None:
+    """Write what is `sampled` with each head of the job."""
     job = json.loads(Path(sys.argv[1]).read_text())
     result = {name: sampled(job, head) for name, head in job["heads"].items()}
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(sampled)

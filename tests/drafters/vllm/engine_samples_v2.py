@@ -11,14 +11,11 @@ probable drafts ("most probable"). RESULT gets for each head {"texts": {way: [[i
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from engine_drafts_v2 import AsyncDraftingScheduler  # before vllm: it chooses the interpreter
-from engine_samples import Counting, new_engine
+from engine_samples import Counting, main, new_engine
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -82,11 +79,5 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    result = {name: sampled(job, head) for name, head in job["heads"].items()}
-    Path(sys.argv[2]).write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    main(sampled)

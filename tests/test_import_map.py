@@ -143,6 +143,7 @@ MAP: dict[str, set[str]] = {
     "drafters": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
+    "drafters.learning": set(),
     "drafters.lookup": POLICY,
     "drafters.gguf_conversion": set(),
     "drafters.graph_sizes": set(),

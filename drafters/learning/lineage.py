@@ -1,0 +1,142 @@
+"""Generations of a head: which were trained from captured traffic, what was shown of each, and
+which one drafts.
+
+    generations/0001/config.json, model.safetensors, selector/, ...   the head
+    generations/0001/provenance.json    parent, range of data, steps, figures of the replay
+    generations/0001/trial.json         what service showed
+    in_force                            the number of the generation that drafts
+    pinned                              the number of one that an operator chose: nothing is tried
+
+Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
+kill at any point leaves what was there before or what was meant. Number 0 is the head that the
+gateway was started with, and has no folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = "generations"
+STARTED_WITH = 0  # the number of the head that the gateway was started with
+
+# Verdicts on a generation.
+CANDIDATE = "candidate"  # the replay favours it; service has not been asked yet
+KEPT = "kept"
+ROLLED_BACK = "rolled back"
+REFUSED = "refused"  # the replay does not favour it: its weights are gone
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A head that was trained further."""
+
+    number: int
+    folder: Path  # of the head's files
+    provenance: Mapping[str, Any]
+    trial: Mapping[str, Any] | None  # None until it was tried in service
+
+    @property
+    def verdict(self) -> str:
+        """CANDIDATE, KEPT, ROLLED_BACK or REFUSED."""
+        if self.trial is not None:
+            return str(self.trial["verdict"])
+        return str(self.provenance["verdict"])
+
+
+class Lineage:
+    """The generations in a folder of learning."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def generations(self) -> list[Generation]:
+        """All generations, the oldest first."""
+        found = []
+        for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
+            provenance = _read(folder / "provenance.json")
+            if folder.name.isdigit() and provenance is not None:
+                trial = _read(folder / "trial.json")
+                found.append(Generation(int(folder.name), folder, provenance, trial))
+        return found
+
+    def generation(self, number: int) -> Generation:
+        """The generation of this number. Raises KeyError if there is none."""
+        for generation in self.generations():
+            if generation.number == number:
+                return generation
+        raise KeyError(number)
+
+    def add(self, head: Path, provenance: Mapping[str, Any]) -> Generation:
+        """Add the head in the folder `head`, which is moved, under the next number.
+
+        `provenance` has a `verdict`, CANDIDATE or REFUSED. Of a refused head only the provenance is
+        kept. Raises OSError.
+        """
+        number = max((known.number for known in self.generations()), default=STARTED_WITH) + 1
+        place = self._folder / FOLDER / f"{number:04d}"
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        source = head
+        if provenance["verdict"] == REFUSED:
+            source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
+        _replace(source / "provenance.json", provenance)
+        os.rename(source, place)
+        if source is not head:
+            shutil.rmtree(head)
+        return self.generation(number)
+
+    def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
+        """Keep what service showed of a generation: `verdict` (KEPT or ROLLED_BACK), and figures."""
+        _replace(self.generation(number).folder / "trial.json", trial)
+
+    def in_force(self) -> int:
+        """The number of the generation that drafts."""
+        return self._number("in_force") or STARTED_WITH
+
+    def put_in_force(self, number: int) -> None:
+        """Say that the generation of this number drafts from now on, also after a restart."""
+        _replace(self._folder / "in_force", number)
+
+    def pinned(self) -> int | None:
+        """The number of the generation that an operator chose; None if the proof chooses."""
+        return self._number("pinned")
+
+    def pin(self, number: int | None) -> None:
+        """Choose a generation, whatever was shown of it; None lets the proof choose again.
+
+        Raises KeyError if there is no such generation, or its weights are gone.
+        """
+        if number not in (None, STARTED_WITH) and self.generation(number).verdict == REFUSED:
+            raise KeyError(number)
+        _replace(self._folder / "pinned", number)
+
+    def _number(self, name: str) -> int | None:
+        found = _read(self._folder / name)
+        return int(found) if found is not None else None
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _replace(file: Path, content: Any) -> None:
+    """Write a file of JSON for its owner alone, which appears whole. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w") as out:
+            json.dump(content, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise

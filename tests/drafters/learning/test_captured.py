@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.learning.captured import Captured, read
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
+STEPS = st.lists(st.tuples(st.integers(0, 32), st.integers(0, 32)), max_size=8)
+
+
+@given(IDS, IDS, STEPS, st.text(max_size=10))
+def test_a_line_is_read_as_it_was_written(prompt, answer, steps, tenant):
+    written = Captured(12.5, tenant, 3, prompt, answer, steps)
+    line = written.line()
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    found = Captured.of_line(line)
+    assert (list(found.prompt), list(found.answer), list(found.steps)) == (prompt, answer, steps)
+    assert (found.at, found.tenant, found.generation) == (12.5, tenant, 3)
+
+
+def test_files_are_read_in_order_without_what_is_no_sequence(tmp_path: Path):
+    lines = [Captured(float(n), "", 0, [n], [n], []).line() for n in range(3)]
+    (tmp_path / "b.jsonl").write_bytes(lines[2])
+    (tmp_path / "a.jsonl").write_bytes(lines[0] + b"{}\nnothing\n" + lines[1] + lines[2][:-9])
+    assert [found.at for found in read(tmp_path)] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"at": 1}', b"null"])
+def test_a_line_that_is_none_raises_value_error(line):
+    with pytest.raises(ValueError):
+        Captured.of_line(line)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, Lineage
+
+
+def head(folder: Path) -> Path:
+    place = folder / "made"
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_text("weights")
+    return place
+
+
+def test_generations_are_numbered_and_keep_what_is_known_of_them(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    assert lineage.generations() == [] and lineage.in_force() == 0 and lineage.pinned() is None
+    first = lineage.add(head(tmp_path), {"verdict": CANDIDATE, "steps": 40})
+    second = lineage.add(head(tmp_path), {"verdict": CANDIDATE})
+    assert [first.number, second.number] == [1, 2]
+    assert (first.folder / "model.safetensors").read_text() == "weights"
+    assert first.provenance["steps"] == 40 and first.verdict == CANDIDATE
+    lineage.record_trial(1, {"verdict": KEPT, "ratio": 1.1})
+    lineage.put_in_force(1)
+    again = Lineage(tmp_path)
+    assert again.generation(1).verdict == KEPT and again.in_force() == 1
+    assert again.generation(2).verdict == CANDIDATE
+    with pytest.raises(KeyError):
+        again.generation(3)
+
+
+def test_of_a_refused_head_only_its_provenance_is_kept(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    refused = lineage.add(head(tmp_path), {"verdict": REFUSED})
+    assert [file.name for file in refused.folder.iterdir()] == ["provenance.json"]
+    assert not (tmp_path / "made").exists()
+    with pytest.raises(KeyError):
+        lineage.pin(refused.number)
+
+
+def test_a_pin_holds_until_it_is_taken_out(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    lineage.add(head(tmp_path), {"verdict": CANDIDATE})
+    lineage.pin(1)
+    assert Lineage(tmp_path).pinned() == 1
+    lineage.pin(0)
+    assert Lineage(tmp_path).pinned() == 0
+    lineage.pin(None)
+    assert Lineage(tmp_path).pinned() is None
+    with pytest.raises(KeyError):
+        lineage.pin(9)
+
+
+def test_what_a_kill_left_half_done_is_no_generation(tmp_path: Path):
+    (tmp_path / "generations" / "0001").mkdir(parents=True)  # no provenance
+    (tmp_path / "generations" / ".refused-x").mkdir()
+    assert Lineage(tmp_path).generations() == []
+    # Files for their owner alone, and nothing temporary is left.
+    lineage = Lineage(tmp_path)
+    lineage.put_in_force(2)
+    (file,) = [file for file in tmp_path.iterdir() if file.is_file()]
+    assert file.name == "in_force" and file.stat().st_mode & 0o777 == 0o600

@@ -42,6 +42,14 @@ def add_work(
     )
 
 
+def add_context(parser: argparse.ArgumentParser) -> None:
+    """Add the option for a long context before each prompt."""
+    parser.add_argument(
+        "--context", type=int, default=0, metavar="TOKENS",
+        help="source code before each prompt, about so many tokens [0]",
+    )  # fmt: skip
+
+
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the option for settings of engines."""
     parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import options
 from bench.errors import reports_errors
-from bench.options import add_servers, add_work, tell
+from bench.options import add_context, add_servers, add_work, tell
 from bench.parser import command_parser
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
@@ -113,12 +113,11 @@ def parser() -> argparse.ArgumentParser:
         help="length of a cell, about; its requests are as many for all methods [10]")  # fmt: skip
     add("--requests", type=int, metavar="N", help="requests of a cell per user, not --seconds")
     add_work(made)
+    add_context(made)
     add("--constraint", default="", metavar="NAME",
         help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip
     add("--stop-at-eos", action="store_true", help="let the model end answers")
-    add("--context", type=int, default=0, metavar="TOKENS",
-        help="source code before each prompt, about so many tokens [0]")  # fmt: skip
     add("--temperature", type=float, default=0.0, metavar="T",
         help="temperature of every request [0, greedy]")  # fmt: skip
     add("--together", action=argparse.BooleanOptionalAction, default=None,

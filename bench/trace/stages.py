@@ -20,7 +20,9 @@ def stages(name: str, requests: int) -> list[Stage]:
         return [Stage(users, max(requests, users)) for users in (1, 4, 16, 48, 16, 4, 1)]
     if name == "burst":
         return [Stage(users, max(requests, users)) for users in (1, 48, 1)]
-    raise ValueError(f"no trace {name!r}: steps, burst")
+    if name == "visits":
+        return [Stage(users, max(requests, users)) for users in (1, 8, 2, 16, 1)]
+    raise ValueError(f"no trace {name!r}: steps, burst, visits")
 
 
 def limits(trace: list[Stage]) -> list[int]:

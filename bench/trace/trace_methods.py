@@ -2,6 +2,7 @@
 
     steps   1, 4, 16, 48, 16, 4, 1 users
     burst   1 user, then 48 at once, then 1
+    visits  1, 8, 2, 16, 1 users: for long contexts, with --context
 
 Every stage has a fixed number of requests, so that all methods do the same work, and the time for
 all of it is compared. PATCH /v1/speculation switches between methods.
@@ -20,7 +21,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.intervals import over_best, speed
 from bench.load.run import measure
-from bench.options import add_servers, add_work, positive, tell
+from bench.options import add_context, add_servers, add_work, positive, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work, takes_ignore_eos
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         "traces": names, "methods": args.methods, "requests": args.requests,
         "repeats": args.repeats, "workload": args.workload, "chat": args.chat,
         "max_tokens": args.max_tokens, "spread": args.spread, "seed": args.seed,
-        "settings": options.settings(args.set),
+        "context": args.context, "settings": options.settings(args.set),
     }  # fmt: skip
     journal = Journal(args.out)
     journal.begin(plan, provenance(["trace", *argv]))
@@ -68,7 +69,9 @@ async def _measure(
 ) -> None:
     logs = args.out.parent / f"{args.out.stem}-logs"
     attached = options.attached(args.attach)
-    prompts = load_prompts(args.workload, PROMPTS, chat=args.chat, seed=args.seed)
+    prompts = load_prompts(
+        args.workload, PROMPTS, chat=args.chat, seed=args.seed, context=args.context
+    )
     async with Fleet(methods, plan["settings"], args.eagle3, logs, tell, attached) as fleet:
         work: Work | None = None
         for number in range(args.repeats):
@@ -156,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=positive, default=24, help="of a stage, at least its users [24]")
     add("--repeats", type=positive, default=3, help="[3]")
     add_work(parser, max_tokens=64)
+    add_context(parser)
     add_servers(parser)
     add("--out", type=Path, default=Path("runs/trace.jsonl"), metavar="FILE",
         help="results; the same command continues from there [runs/trace.jsonl]")  # fmt: skip

@@ -63,6 +63,7 @@ def test_stages_are_work_not_time() -> None:
     assert [stage.users for stage in steps] == [1, 4, 16, 48, 16, 4, 1]
     assert [stage.requests for stage in steps] == [24, 24, 24, 48, 24, 24, 24]
     assert limits(stages("burst", 2)) == [1] * 2 + [48] * 48 + [1] * 2
+    assert limits(stages("visits", 2)) == [1] * 2 + [8] * 8 + [2] * 2 + [16] * 16 + [1] * 2
     with pytest.raises(ValueError, match="steps, burst"):
         stages("waves", 1)
 

@@ -92,7 +92,7 @@ class Lineage:
         return self.generation(number)
 
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
-        """Keep what service showed of a generation: `verdict` (KEPT or ROLLED_BACK), and figures."""
+        """Keep what service showed of one: a `verdict`, KEPT or ROLLED_BACK, and figures."""
         _replace(self.generation(number).folder / "trial.json", trial)
 
     def in_force(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from drafters.model.rope_scaling import RopeScaling, read_rope
 
 Method = Literal["p-eagle", "eagle3"]
-SelectorKind = Literal["bilinear", "gated"]
+SelectorKind = Literal["gated"]  # of formula; a file names it
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _TAPS_COUNT = "num_aux_hidden_states"
@@ -51,9 +51,9 @@ class SelectorConfig:
     """The shape of a P-EAGLE head's path selector (`drafters.model.selector`), under the keys of
     `path_selector` in the head's config.json."""
 
-    kind: SelectorKind
     rank: int  # of the products that score pairs of tokens
     candidates: int = 16  # the most probable tokens of a position, among which it chooses
+    kind: SelectorKind = "gated"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SelectorKind):

@@ -92,15 +92,14 @@ def _selector_tensors(config: HeadConfig) -> dict[str, Shape]:
     selector, size = config.path_selector, config.hidden_size
     if selector is None:
         return {}
-    width = selector.rank * (2 if selector.kind == "gated" else 1)
+    width = 2 * selector.rank
     shapes: dict[str, Shape] = {
         "state.weight": (width, size),
         "state.bias": (width,),
         "before.weight": (width, config.target_hidden_size),
         "candidate.weight": (selector.rank, config.target_hidden_size),
+        "norm.weight": (size,),
     }
-    if selector.kind == "gated":
-        shapes["norm.weight"] = (size,)
     return {f"{SELECTOR}.{name}": shape for name, shape in shapes.items()}
 
 

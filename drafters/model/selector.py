@@ -9,8 +9,7 @@ For position i, the head's state h (what `DraftHead.logits` reads), the token a 
 got, and a candidate b with the head's logit u(b):
 
     score(b) = u(b) + < query(h, e(a)), C e(b) >
-    bilinear   query = (S h + s) * (A e(a))
-    gated      query = silu(S1 n + A1 e(a) + s1) * (S2 n + A2 e(a) + s2),  n = RMSNorm(h)
+    query(h, e(a)) = silu(S1 n + A1 e(a) + s1) * (S2 n + A2 e(a) + s2),  n = RMSNorm(h)
 
 e are the target's token embeddings, `*` multiplies element by element. All that depends on a token
 alone is a table, made once (`PathSelector.tables`), so that a selector has few parameters at any
@@ -46,15 +45,13 @@ class SelectorTables:
 
 
 class PathSelector(nn.Module):
-    """The path selector of a head, of either kind; a new one changes no draft."""
+    """The path selector of a head; a new one changes no draft."""
 
     def __init__(self, selector: SelectorConfig, head: HeadConfig) -> None:
         super().__init__()
         self.config = selector
-        width = selector.rank * (2 if selector.kind == "gated" else 1)
-        self.norm: RMSNorm | None = None
-        if selector.kind == "gated":
-            self.norm = RMSNorm(head.hidden_size, head.rms_norm_eps)
+        width = 2 * selector.rank
+        self.norm = RMSNorm(head.hidden_size, head.rms_norm_eps)
         self.state = nn.Linear(head.hidden_size, width)
         self.before = nn.Linear(head.target_hidden_size, width, bias=False)
         self.candidate = nn.Linear(head.target_hidden_size, selector.rank, bias=False)
@@ -68,13 +65,11 @@ class PathSelector(nn.Module):
 
     def project(self, states: torch.Tensor) -> torch.Tensor:
         """What a query needs of the head's states `[..., hidden]`: `[..., width]`."""
-        return self.state(states if self.norm is None else self.norm(states))
+        return self.state(self.norm(states))
 
     def query(self, projected: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """Queries, float32 `[..., rank]`, from results of `project` and rows of
         `SelectorTables.before`, both `[..., width]`."""
-        if self.config.kind == "bilinear":
-            return self.dropout(projected.float() * before.float())
         gate, value = (projected.float() + before.float()).chunk(2, dim=-1)
         return self.dropout(functional.silu(gate) * value)
 

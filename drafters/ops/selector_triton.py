@@ -23,15 +23,13 @@ COLUMNS = 128  # elements of a query that are made together
 def walk_kernel(
     top, candidates, projected, before_table, candidate_table, tokens, scores,
     positions, count, rank, begin, end,
-    GATED: tl.constexpr, COUNT: tl.constexpr, COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Choose the tokens of positions `begin` to `end` - 1 of a request."""
     request = tl.program_id(0).to(tl.int64)
     tokens += request * (positions + 1)
     slot = tl.arange(0, COUNT)
-    width = rank
-    if GATED:
-        width = 2 * rank
+    width = 2 * rank
     before = tl.load(tokens + begin)
     for position in range(begin, end):
         row = request * positions + position
@@ -43,15 +41,11 @@ def walk_kernel(
             inside = column < rank
             state = tl.load(projected + row * width + column, mask=inside, other=0.0)
             side = tl.load(before_table + before * width + column, mask=inside, other=0.0)
-            query = state.to(tl.float32)
-            if GATED:
-                query += side.to(tl.float32)
-                column2 = column + rank
-                value = tl.load(projected + row * width + column2, mask=inside, other=0.0)
-                side = tl.load(before_table + before * width + column2, mask=inside, other=0.0)
-                query = query * tl.sigmoid(query) * (value.to(tl.float32) + side.to(tl.float32))
-            else:
-                query *= side.to(tl.float32)
+            query = state.to(tl.float32) + side.to(tl.float32)
+            column2 = column + rank
+            value = tl.load(projected + row * width + column2, mask=inside, other=0.0)
+            side = tl.load(before_table + before * width + column2, mask=inside, other=0.0)
+            query = query * tl.sigmoid(query) * (value.to(tl.float32) + side.to(tl.float32))
             rows = tl.load(
                 candidate_table + ids[:, None] * rank + column[None, :],
                 mask=(slot < count)[:, None] & inside[None, :],
@@ -80,7 +74,7 @@ def walk(
     `tokens` behind theirs. The column `begin` is the token before the first of them."""
     (requests, positions, count), rank = candidates.shape, candidate.shape[1]
     width = before.shape[1]
-    assert width in (rank, 2 * rank) and len(before) == len(candidate)
+    assert width == 2 * rank and len(before) == len(candidate)
     assert projected.shape == (requests, positions, width)
     assert top.shape == candidates.shape == scores.shape
     assert tokens.shape == (requests, positions + 1)
@@ -90,6 +84,6 @@ def walk(
     walk_kernel[(requests,)](
         top, candidates, projected, before, candidate, tokens, scores,
         positions, count, rank, begin, positions if end is None else end,
-        GATED=width == 2 * rank, COUNT=triton.next_power_of_2(count),
+        COUNT=triton.next_power_of_2(count),
         COLUMNS=min(COLUMNS, triton.next_power_of_2(rank)),
     )  # fmt: skip

@@ -235,7 +235,7 @@ def _head(
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
     head = known_head(target, args.init, dtype)
     if args.selector:
-        new_selector(head, target, SelectorConfig("gated", args.rank), args.seed)
+        new_selector(head, target, SelectorConfig(args.rank), args.seed)
     return head
 
 

@@ -151,20 +151,20 @@ def test_a_hub_is_asked_and_no_weights_are_fetched(hub: str, tmp_path: Path) -> 
 def test_a_hub_is_asked_for_a_path_selector_too(
     hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selector = {"kind": "bilinear", "rank": 4}
+    selector = {"kind": "gated", "rank": 4}
     config = HEAD | {"ptd_token_id": 3, "path_selector": selector}
     files = {"config.json": json.dumps(config).encode()} | {
         name: safetensors(shapes)
         for name, shapes in {
             "model.safetensors": {"fc.weight": [16, 48]},
-            "selector/model.safetensors": {"state.weight": [4, 16], "state.bias": [5]},
+            "selector/model.safetensors": {"state.weight": [8, 16], "state.bias": [5]},
         }.items()
     }
     monkeypatch.setitem(FILES, "org/head", files)
     detail = doctor(tmp_path, HF_ENDPOINT=hub)["head"]["detail"]
     assert "selector.before.weight" in detail.partition("lacks ")[2]
     assert "selector.state.weight" not in detail
-    assert "selector.state.bias has the shape [5], not [4]" in detail
+    assert "selector.state.bias has the shape [5], not [8]" in detail
 
 
 def test_without_a_hub_the_doctor_says_what_it_could_not_check(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True, "attention_bias": True},
     "sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 8},
     "yarn": {"rope_scaling": RopeScaling("yarn", 4.0, 32, truncate=False)},
-    "bilinear-selector": {"path_selector": SelectorConfig("bilinear", 4)},
-    "gated-selector": {
-        "path_selector": SelectorConfig("gated", 4, candidates=5), "target_hidden_size": 8,
+    "selector": {"path_selector": SelectorConfig(4)},
+    "selector-draft-vocabulary": {
+        "path_selector": SelectorConfig(4, candidates=5), "target_hidden_size": 8,
         "draft_vocab_size": 25,
     },
     "wider-than-the-target": {"target_hidden_size": 8, "rope_theta": 5e5, "rms_norm_eps": 1e-6},

@@ -119,9 +119,9 @@ def test_what_is_missing_or_contradicts_is_named(keys: dict[str, Any], match: st
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        ("bilinear", "path_selector is not an object"),
-        ({"kind": "bilinear"}, "path_selector lacks rank"),
-        ({"kind": "cubic", "rank": 4}, r"path_selector\.kind 'cubic' is not supported"),
+        ("gated", "path_selector is not an object"),
+        ({"kind": "gated"}, "path_selector lacks rank"),
+        ({"kind": "bilinear", "rank": 4}, r"path_selector\.kind 'bilinear' is not supported"),
         ({"kind": "gated", "rank": 0}, r"path_selector\.rank 0 is not from 1 to 1024"),
         ({"kind": "gated", "rank": 4.0}, r"path_selector\.rank 4\.0 is not"),
         (
@@ -141,7 +141,7 @@ def test_a_path_selector_that_is_not_supported_is_refused_by_its_key(
 
 
 def test_only_p_eagle_heads_have_a_path_selector(config: HeadConfig) -> None:
-    selector = SelectorConfig("gated", 4)
+    selector = SelectorConfig(4)
     assert config.to_json("bfloat16").get("path_selector") is None
     document = replace(config, path_selector=selector).to_json("bfloat16")
     assert document["path_selector"] == {"kind": "gated", "rank": 4, "candidates": 16}

@@ -171,7 +171,7 @@ def test_mask_hidden_is_what_tells_the_kinds_apart(
 def with_selector(folder: Path) -> Path:
     """A copy of the embedded P-EAGLE head with a path selector."""
     head = load_head(EMBEDDED / "p-eagle")
-    head.add_selector(SelectorConfig("gated", 8))
+    head.add_selector(SelectorConfig(8))
     save_head(head, folder)
     return folder / "selector" / WEIGHTS
 

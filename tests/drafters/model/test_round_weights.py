@@ -17,7 +17,7 @@ from drafters.model.round_weights import main
 
 def stored_head(config: HeadConfig, folder: Path, std: float) -> DraftHead:
     torch.manual_seed(0)
-    selector = SelectorConfig("bilinear", 4)
+    selector = SelectorConfig(4)
     config = replace(config, draft_vocab_size=25, path_selector=selector)
     head = DraftHead(config).to(torch.bfloat16)
     for parameter in head.parameters():

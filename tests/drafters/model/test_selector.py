@@ -8,22 +8,21 @@ import pytest
 import torch
 from torch.nn import functional
 
-from drafters.model.config import HeadConfig, SelectorConfig, SelectorKind
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.selector import PathSelector, top_candidates
 
-KINDS: tuple[SelectorKind, ...] = ("bilinear", "gated")
 REQUESTS, POSITIONS, DRAFTS = 5, 4, 25
 
 
-def head_with_selector(config: HeadConfig, kind: SelectorKind, candidates: int = 6) -> DraftHead:
+def head_with_selector(config: HeadConfig) -> DraftHead:
     """A head with a random selector, whose target is narrower than itself."""
     torch.manual_seed(1)
     config = replace(config, draft_vocab_size=DRAFTS, target_hidden_size=12)
     head = DraftHead(config)
     head.set_draft_vocabulary(torch.arange(15, 40))
     head.share(embeddings=torch.randn(40, 12), lm_head=torch.zeros(0))
-    for parameter in head.add_selector(SelectorConfig(kind, 4, candidates)).parameters():
+    for parameter in head.add_selector(SelectorConfig(4, candidates=6)).parameters():
         torch.nn.init.normal_(parameter)
     return head
 
@@ -38,24 +37,17 @@ def score_of(head: DraftHead, state: torch.Tensor, before: int, candidate: int) 
     selector = selector_of(head)
     weights = dict(selector.named_parameters())
     embeddings = head._shared["embeddings"]
-    if selector.norm is not None:
-        norm = state.square().mean().add(head.config.rms_norm_eps).sqrt()
-        state = state / norm * weights["norm.weight"]
+    norm = state.square().mean().add(head.config.rms_norm_eps).sqrt()
+    state = state / norm * weights["norm.weight"]
     side = weights["before.weight"] @ embeddings[before]
     own = weights["state.weight"] @ state + weights["state.bias"]
-    if selector.config.kind == "bilinear":
-        query = own * side
-    else:
-        query = functional.silu((own + side)[:4]) * (own + side)[4:]
+    query = functional.silu((own + side)[:4]) * (own + side)[4:]
     return float(query @ (weights["candidate.weight"] @ embeddings[candidate]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_the_walk_chooses_the_best_candidate_behind_the_one_before(
-    config: HeadConfig, kind: SelectorKind
-) -> None:
-    head = head_with_selector(config, kind)
+def test_the_walk_chooses_the_best_candidate_behind_the_one_before(config: HeadConfig) -> None:
+    head = head_with_selector(config)
     states = torch.randn(REQUESTS, POSITIONS, config.hidden_size)
     logits = torch.randn(REQUESTS, POSITIONS, DRAFTS)
     first = torch.randint(DRAFTS, (REQUESTS,))
@@ -76,11 +68,10 @@ def test_the_walk_chooses_the_best_candidate_behind_the_one_before(
     assert changed  # else the selector would not have been seen at all
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_corrections_are_what_the_walk_adds(config: HeadConfig, kind: SelectorKind) -> None:
+def test_corrections_are_what_the_walk_adds(config: HeadConfig) -> None:
     """Training scores given predecessors by `corrections`; serving walks."""
-    head = head_with_selector(config, kind)
+    head = head_with_selector(config)
     tables, selector = head.selector_tables(), selector_of(head)
     states = torch.randn(REQUESTS, POSITIONS, config.hidden_size)
     logits = torch.randn(REQUESTS, POSITIONS, DRAFTS)
@@ -93,12 +84,11 @@ def test_corrections_are_what_the_walk_adds(config: HeadConfig, kind: SelectorKi
     assert torch.equal(walked, again)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_new_selector_changes_nothing(config: HeadConfig, kind: SelectorKind) -> None:
+def test_a_new_selector_changes_nothing(config: HeadConfig) -> None:
     head = DraftHead(config).bfloat16()
     head.share(embeddings=torch.randn(40, 16).bfloat16(), lm_head=torch.zeros(40, 16).bfloat16())
-    selector = head.add_selector(SelectorConfig(kind, 4))
+    selector = head.add_selector(SelectorConfig(4))
     assert {parameter.dtype for parameter in selector.parameters()} == {torch.bfloat16}
     logits = torch.randn(REQUESTS, POSITIONS, 40)
     states = torch.randn(REQUESTS, POSITIONS, 16).bfloat16()
@@ -109,7 +99,7 @@ def test_a_new_selector_changes_nothing(config: HeadConfig, kind: SelectorKind) 
 @torch.no_grad()
 def test_the_walk_goes_on_from_what_is_picked(config: HeadConfig) -> None:
     """As drafts drawn with noise are: not from the candidate with the largest score."""
-    head = head_with_selector(config, "bilinear")
+    head = head_with_selector(config)
     selector, tables = selector_of(head), head.selector_tables()
     states = torch.randn(REQUESTS, 2, config.hidden_size)
     logits = torch.randn(REQUESTS, 2, DRAFTS)
@@ -141,7 +131,7 @@ def test_candidates_are_the_largest_logits(size: int) -> None:
 
 
 def test_a_walk_over_no_position_is_empty(config: HeadConfig) -> None:
-    head = head_with_selector(config, "gated")
+    head = head_with_selector(config)
     walked = selector_of(head).walk(
         head.selector_tables(),
         torch.zeros(3, 0, 16),
@@ -152,7 +142,7 @@ def test_a_walk_over_no_position_is_empty(config: HeadConfig) -> None:
 
 
 def test_gradients_reach_every_parameter(config: HeadConfig) -> None:
-    head = head_with_selector(config, "gated")
+    head = head_with_selector(config)
     selector = selector_of(head)
     added = selector.corrections(
         head.selector_tables(),
@@ -165,7 +155,7 @@ def test_gradients_reach_every_parameter(config: HeadConfig) -> None:
 
 
 def test_embeddings_of_another_width_are_refused(config: HeadConfig) -> None:
-    head = head_with_selector(config, "bilinear")
+    head = head_with_selector(config)
     with pytest.raises(ValueError, match="embeddings of 16 do not fit a path selector of 12"):
         head.share(embeddings=torch.zeros(40, 16), lm_head=torch.zeros(0))
     with pytest.raises(ValueError, match="the head has no path selector"):

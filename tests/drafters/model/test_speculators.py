@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "llama3-rope": {"rope_scaling": RopeScaling("llama3", 8.0, 32)},
     "another-width": {"target_hidden_size": 8},
-    "selector": {"path_selector": SelectorConfig("bilinear", 4), "ptd_token_id": 3},
+    "selector": {"path_selector": SelectorConfig(4), "ptd_token_id": 3},
 }  # fmt: skip
 
 

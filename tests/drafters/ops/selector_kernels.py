@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafters.model.config import HeadConfig, SelectorConfig, SelectorKind
+from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.selector import PathSelector, SelectorTables, top_candidates
 from drafters.ops import selector_triton
 
@@ -18,7 +18,7 @@ VOCABULARY, HIDDEN = 50, 24
 
 
 def case(
-    kind: SelectorKind, rank: int, count: int, dtype: torch.dtype, requests: int, positions: int
+    rank: int, count: int, dtype: torch.dtype, requests: int, positions: int
 ) -> tuple[PathSelector, SelectorTables, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A random selector, its tables, states, logits and first tokens."""
     torch.manual_seed(rank + count + requests)
@@ -27,7 +27,7 @@ def case(
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         eagle_aux_hidden_state_layer_ids=(1,), max_position_embeddings=64, ptd_token_id=3,
     )  # fmt: skip
-    selector = PathSelector(SelectorConfig(kind, rank, count), config)
+    selector = PathSelector(SelectorConfig(rank, count), config)
     for parameter in selector.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     selector = selector.to(DEVICE, dtype).eval()
@@ -42,23 +42,22 @@ def case(
 
 CASES = [
     # Ranks and candidates that fill no power of two, and more columns than one turn of the loop.
-    ("bilinear", 8, 16, torch.float32), ("bilinear", 5, 11, torch.float32),
-    ("bilinear", selector_triton.COLUMNS + 3, 16, torch.bfloat16),
-    ("gated", 8, 16, torch.float32), ("gated", 5, 11, torch.bfloat16),
-    ("gated", selector_triton.COLUMNS + 3, 2, torch.float32), ("gated", 1, 1, torch.float32),
+    (8, 16, torch.float32), (5, 11, torch.bfloat16), (1, 1, torch.float32),
+    (selector_triton.COLUMNS + 3, 2, torch.float32),
+    (selector_triton.COLUMNS + 3, 16, torch.bfloat16),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("positions", [1, 4])
-@pytest.mark.parametrize(("kind", "rank", "count", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize(("rank", "count", "dtype"), CASES, ids=str)
 @torch.no_grad()
 def test_the_walk_is_the_references(
-    kind: SelectorKind, rank: int, count: int, dtype: torch.dtype, positions: int
+    rank: int, count: int, dtype: torch.dtype, positions: int
 ) -> None:
     """Catches: a row of another request, position or token; the halves of a gate exchanged; what
     is behind the rank or the candidates taken for a part of them; a walk that goes on from the
     first candidate."""
-    selector, tables, states, logits, first = case(kind, rank, count, dtype, 3, positions)
+    selector, tables, states, logits, first = case(rank, count, dtype, 3, positions)
     expected = selector.walk(tables, states, logits, first)
     top, candidates = top_candidates(logits, count)
     tokens = torch.full((3, positions + 1), -7, device=DEVICE)
@@ -77,7 +76,7 @@ def test_the_walk_is_the_references(
 @torch.no_grad()
 def test_a_walk_in_steps_goes_on_from_what_was_put_there() -> None:
     """Catches: drafts that are drawn with noise, and a walk that goes on from its own choice."""
-    selector, tables, states, logits, first = case("bilinear", 8, 16, torch.float32, 3, 4)
+    selector, tables, states, logits, first = case(8, 16, torch.float32, 3, 4)
     top, candidates = top_candidates(logits, 16)
     tokens = torch.full((3, 5), -7, device=DEVICE)
     tokens[:, 0] = first

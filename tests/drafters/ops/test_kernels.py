@@ -33,8 +33,7 @@ for dtype in ("*bf16", "*fp32"):
     built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("top", "projected", "before_table", "candidate_table"), dtype)
     wide |= {"candidates": "*i64", "tokens": "*i64", "scores": "*fp32"}
-    for gated in (True, False):
-        built(selector_triton.walk_kernel, wide, GATED=gated, COUNT=16, COLUMNS=128)
+    built(selector_triton.walk_kernel, wide, COUNT=16, COLUMNS=128)
 """
 
 

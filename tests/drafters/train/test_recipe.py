@@ -75,7 +75,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     plan = HeadPlan(layers=2, mask_token=mask_token_of(frozen, MASK))
     save_head(new_head(frozen, plan, torch.bfloat16), folder / "untrained")
     head = load_head(folder / "head")
-    for parameter in head.add_selector(SelectorConfig("bilinear", 16)).parameters():
+    for parameter in head.add_selector(SelectorConfig(16)).parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     save_head(head, folder / "selector")
     return Recipe(folder, first_loss)

@@ -45,7 +45,7 @@ def saved_head(config: HeadConfig, folder: Path, draft_vocabulary: int | None) -
     if draft_vocabulary:
         head.set_draft_vocabulary(torch.randperm(40)[:draft_vocabulary].sort().values)
     head.share(embeddings=torch.randn(40, 16), lm_head=torch.zeros(0, 16))
-    for parameter in head.add_selector(SelectorConfig("gated", 4)).parameters():
+    for parameter in head.add_selector(SelectorConfig(4)).parameters():
         torch.nn.init.normal_(parameter)
     save_head(head, folder)
     return head

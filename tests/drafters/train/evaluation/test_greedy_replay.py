@@ -33,8 +33,8 @@ STEPS = 24
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"draft_vocab_size": 30, "norm_before_residual": True},
-    {"path_selector": SelectorConfig("bilinear", 4)},
-    {"path_selector": SelectorConfig("gated", 4, candidates=3), "draft_vocab_size": 30},
+    {"path_selector": SelectorConfig(4)},
+    {"path_selector": SelectorConfig(4, candidates=3), "draft_vocab_size": 30},
     {"ptd_token_id": None},
     {"ptd_token_id": None, "norm_output": True, "draft_vocab_size": 30},
 ]
@@ -136,7 +136,7 @@ def test_passes_of_any_size_draft_the_same(
 ) -> None:
     changes: dict[str, Any] = {} if kind != "eagle3" else {"ptd_token_id": None}
     if kind == "selector":
-        changes["path_selector"] = SelectorConfig("gated", 4)
+        changes["path_selector"] = SelectorConfig(4)
     head, text = new_head(**changes), torch.randint(200, (60,))
     with torch.no_grad():
         tables = None if head.selector is None else head.selector_tables()
@@ -150,7 +150,7 @@ def test_passes_of_any_size_draft_the_same(
 def test_a_selector_changes_drafts_behind_the_first_only(
     target: FrozenTarget, new_head: NewHead
 ) -> None:
-    head = new_head(path_selector=SelectorConfig("bilinear", 4))
+    head = new_head(path_selector=SelectorConfig(4))
     text = torch.randint(200, (60,))
     with torch.no_grad():
         tables = head.selector_tables()

@@ -162,7 +162,7 @@ def test_a_selector_learns_what_a_frozen_head_does_not_know(
 ) -> None:
     # The head is untrained, but the texts' next tokens follow from the ones before.
     head = trainer(target, texts, 1).head
-    head.add_selector(SelectorConfig("gated", 8, candidates=64))
+    head.add_selector(SelectorConfig(8, candidates=64))
     old = {name: value.clone() for name, value in head.state_dict().items()}
     first = selector_trainer(target, texts, head, 1)
     first.run()

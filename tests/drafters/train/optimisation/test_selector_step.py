@@ -21,12 +21,12 @@ PROMPTS, ENDS = (4, 6), (24, 19)
 DRAFTED = range(0, 256, 2)  # a draft vocabulary of every other byte
 
 
-@pytest.fixture(params=["bilinear", "gated"])
-def head(request: pytest.FixtureRequest, new_head: NewHead) -> DraftHead:
+@pytest.fixture
+def head(new_head: NewHead) -> DraftHead:
     head = new_head(draft_vocab_size=len(DRAFTED))
     head.set_draft_vocabulary(torch.tensor(DRAFTED))
     head.requires_grad_(False)
-    selector = head.add_selector(SelectorConfig(request.param, 5, candidates=64))
+    selector = head.add_selector(SelectorConfig(5, candidates=64))
     torch.nn.init.normal_(selector.candidate.weight)
     return head
 

@@ -60,14 +60,14 @@ CASES = {
     ),
     "p-eagle-one-layer": Case(replace(P_EAGLE, num_hidden_layers=1)),
     # Upstream vLLM drafts without the selector: these are for our drafters alone.
-    "bilinear-selector": Case(
+    "selector-draft-vocabulary": Case(
         replace(
             P_EAGLE, fc_norm=True, draft_vocab_size=150,
-            path_selector=SelectorConfig("bilinear", 8),
+            path_selector=SelectorConfig(8),
         )
     ),
-    "gated-selector": Case(
-        replace(P_EAGLE, path_selector=SelectorConfig("gated", 8)), {"own_embeddings": False},
+    "selector": Case(
+        replace(P_EAGLE, path_selector=SelectorConfig(8)), {"own_embeddings": False},
         speculators=True,
     ),
     "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
@@ -251,7 +251,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     # In a second layer, keys would know of what the context was cut from.
     "the beginning is cut": {"catch_up_tokens": 256, "context_tokens": 64},
 }
-SELECTORS = {"bilinear-selector": "all is kept", "gated-selector": "much is forgotten"}
+SELECTORS = {"selector-draft-vocabulary": "all is kept", "selector": "much is forgotten"}
 RESTLESS = [
     *SELECTORS.items(),
     *((name, context) for name in SEVERAL_LAYERS for context in list(CONTEXTS)[:2]),

@@ -37,7 +37,7 @@ def head(config: HeadConfig) -> DraftHead:
     head.set_draft_vocabulary(torch.randperm(VOCABULARY)[:DRAFTS].sort().values)
     torch.nn.init.normal_(head.output_matrix, std=0.5)
     head.share(embeddings=torch.randn(VOCABULARY, 16), lm_head=torch.zeros(0))
-    for parameter in head.add_selector(SelectorConfig("gated", 4, CANDIDATES)).parameters():
+    for parameter in head.add_selector(SelectorConfig(4, CANDIDATES)).parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return head.requires_grad_(False)
 

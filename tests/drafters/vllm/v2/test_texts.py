@@ -43,7 +43,7 @@ def with_random_selector(folder: Path) -> Path:
     """The embedded P-EAGLE head with a path selector that changes some of its drafts."""
     head = load_head(REPOSITORY / "models" / "embedded" / "p-eagle")
     torch.manual_seed(0)
-    for parameter in head.add_selector(SelectorConfig("gated", 16)).parameters():
+    for parameter in head.add_selector(SelectorConfig(16)).parameters():
         torch.nn.init.normal_(parameter, std=0.25)
     save_head(head, folder)
     return folder

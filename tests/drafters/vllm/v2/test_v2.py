@@ -33,8 +33,8 @@ ENGINES = [
     ("p-eagle", False, False, 256, 128),
     ("p-eagle-draft-vocabulary", True, False, 20, 128),
     ("p-eagle", True, True, 256, LONGEST),
-    ("bilinear-selector", True, True, 256, LONGEST),
-    ("gated-selector", False, False, 20, 128),
+    ("selector-draft-vocabulary", True, True, 256, LONGEST),
+    ("selector", False, False, 20, 128),
     ("eagle3", False, False, 256, 128),
     ("eagle3-every-variant", True, False, 20, LONGEST),
 ]

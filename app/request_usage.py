@@ -74,12 +74,14 @@ class RequestUsage:
     """What one request may use of the engine, and what it has used.
 
     `cache_tenant` names whose entries of the prefix cache it may use (None: all share them).
+    `captured_as` is the tenant as which its sequences are captured (None: they are not).
     `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
     priority: int = 0
     max_k: int | None = None
     cache_tenant: str | None = None
+    captured_as: str | None = None
     sequences: list[Any] = field(default_factory=list, init=False)
     charged: int = 0  # tokens, as estimated before the work began
     # Tokens that were tokenised or detokenised for the client; None where that was not asked for.
@@ -97,18 +99,21 @@ class RequestUsage:
             beams.entered = True
         self.sequences.append(sequence)
 
-    def end(self, request_id: str) -> None:
-        """Keep the counts of vLLM's request of this id, which has ended, and drop its sequences.
+    def end(self, request_id: str) -> list[Any]:
+        """Keep the counts of vLLM's request of this id, which has ended; returns its sequences,
+        which are no longer among `sequences`.
 
         A beam search makes thousands of such requests, each with a prompt of its own.
         """
-        running = []
+        running, ended = [], []
         for sequence in self.sequences:
             if sequence.external_req_id == request_id:
                 self._ended.add(sequence)
+                ended.append(sequence)
             else:
                 running.append(sequence)
         self.sequences = running
+        return ended
 
     @property
     def begun(self) -> bool:

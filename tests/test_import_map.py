@@ -75,7 +75,11 @@ MAP: dict[str, set[str]] = {
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
-    "app.llm": BASE | POLICY | USAGE | {"app.validation", "drafters.vllm.own_drafter"},
+    "app.learning": BASE | {"drafters.learning"},
+    "app.llm": BASE
+    | POLICY
+    | USAGE
+    | {"app.learning", "app.validation", "drafters.learning", "drafters.vllm.own_drafter"},
     "app.declaration": BASE | {"app.validation"},
     "app.serving": BASE | SIZED | USAGE | {"app.declaration", "app.llm", "app.validation"},
     "app.endpoints": BASE | USAGE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
@@ -88,7 +92,7 @@ MAP: dict[str, set[str]] = {
     | CONFIGURATION
     | POLICY
     | TARGET_FOLDERS
-    | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"}
+    | {"app.endpoints", "app.learning", "app.llm", "app.serving", "drafters.parent_death"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
@@ -103,7 +107,7 @@ MAP: dict[str, set[str]] = {
     "app.main": BASE
     | CONFIGURATION
     | {"app.admission", "app.declaration", "app.endpoints", "app.engine"}
-    | {"app.http", "app.page", "app.routes"},
+    | {"app.http", "app.learning", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
     "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_FILES,

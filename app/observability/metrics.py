@@ -160,6 +160,28 @@ CONNECTIONS_REFUSED = _by(
     "Connections closed for breaking a limit.",
 )
 
+LEARNING_SEQUENCES = Counter(
+    "aerie_learning_captured_sequences_total", "Sequences that were captured to learn from."
+)
+LEARNING_TOKENS = Counter(
+    "aerie_learning_captured_tokens_total", "Tokens in the answers of captured sequences."
+)
+LEARNING_DROPPED = _by(
+    "reason",
+    ("queue", "stopped"),
+    "aerie_learning_dropped_sequences_total",
+    "Sequences that were not captured because too many waited to be written, or because capture "
+    "had stopped.",
+)
+LEARNING_BYTES = Gauge("aerie_learning_bytes", "Bytes of captured sequences in the folder.")
+LEARNING_STOPPED = Gauge(
+    "aerie_learning_capture_stopped",
+    "1 after the file system refused captured sequences, until it takes some again.",
+)
+LEARNER_RESTARTS = Counter(
+    "aerie_learning_learner_restarts_total", "Times that the learner ended and was started again."
+)
+
 
 def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> None:
     """Export a state of the policy (Controller.snapshot); counters grow by what is new since

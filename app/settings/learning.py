@@ -24,7 +24,7 @@ class LearningSettings(Section):
     )
     learn_mib: float = Field(
         256.0,
-        ge=1,
+        ge=16,
         description="Most MiB of captured sequences in the folder; beyond it the oldest are "
         "deleted.",
     )

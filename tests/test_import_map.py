@@ -30,7 +30,9 @@ SIZED = {"app.json_structure", "app.offload"}
 USAGE = {"app.request_usage"}  # what a request used of the engine; set above, counted below
 CONFIGURATION = {"app.engine.configuration"}
 # The engine and what lies below it.
-ENGINE = CONFIGURATION | {"app.engine", "app.llm", "app.serving", "app.validation"}
+ENGINE = CONFIGURATION | {
+    *("app.engine", "app.learning", "app.llm", "app.serving", "app.validation")
+}
 HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
@@ -56,6 +58,7 @@ SINGLE_PARTS = (
     | HEAD_FILES
     | {
         "drafters.graph_sizes",
+        "drafters.learning",
         "drafters.lookup",
         "drafters.model",
         "drafters.ops",

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,15 @@ STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it n
 
 
 def learner_command(folder: Path, target: str, head: str) -> list[str]:
-    """The command that trains the head for the target in the folder, until it is ended."""
+    """The command that trains the head for the target in the folder, until it is ended.
+
+    The head is a folder or a hub id, whose files the engine has brought here. Raises OSError if
+    they are not.
+    """
+    if not Path(head).is_dir():
+        from huggingface_hub import snapshot_download
+
+        head = snapshot_download(head, local_files_only=True)
     learner = ["drafters.train.learner", str(folder), "--target", target, "--head", head]
     return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner, "--forever"]
 
@@ -39,8 +47,8 @@ class LearnerProcess:
     training itself is of lowest priority.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self, command: Callable[[], Sequence[str]]) -> None:
+        self._command = command  # asked for at each start
         self._start = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
@@ -99,7 +107,7 @@ class LearnerProcess:
             # learner first. Not in a session: that may have the same share of the CPUs as all
             # others together, whatever its priority (sched(7), autogroup).
             process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0
+                self._command(), stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0
             )
         except OSError as error:
             return f"cannot be started: {error}"

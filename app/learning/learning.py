@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from app.learning.capture import Capture
 from app.learning.captured_files import CapturedFiles
@@ -29,12 +30,9 @@ class Learning:
         self.load = LoadReport(LoadSignal(self.folder.path))
         self.learner: LearnerProcess | None = None
         if learning.learn_train:
-            assert settings.speculation.drafter is not None  # app/settings/sources.py
-            self.learner = LearnerProcess(
-                learner_command(
-                    self.folder.path, settings.model.model, settings.speculation.drafter
-                )
-            )
+            target, head = settings.model.model, settings.speculation.drafter
+            assert head is not None  # app/settings/sources.py
+            self.learner = LearnerProcess(partial(learner_command, self.folder.path, target, head))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

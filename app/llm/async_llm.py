@@ -138,7 +138,7 @@ class GatewayLLM(AsyncLLM):
             return
         capture = self.learning.capture
         for sequence in ended:
-            captured = captured_from(sequence, usage.captured_as, capture.generation)
+            captured = captured_from(sequence, usage.captured_as, capture.generation())
             if captured is not None:
                 capture.offer(captured)
 

@@ -146,7 +146,7 @@ KEYS_FILE_STALE = Gauge(
 )
 BACKGROUND_FAILURES = _by(
     "task",
-    ("engine_watch", "keys_file", "redis_releases", "speculation_metrics"),
+    ("engine_watch", "keys_file", "learner", "redis_releases", "speculation_metrics"),
     "aerie_background_failures_total",
     "Times that a background task ended unexpectedly and was started again.",
 )

@@ -107,7 +107,9 @@ def test_what_is_offered_is_written_and_counted(capture: Capture, tmp_path: Path
     assert sorted(each.at for each in found) == list(map(float, range(30)))
     assert Counter(each.tenant for each in found) == {"a": 15, "b": 15}
     assert list(found[0].steps) == [(5, 2)]
-    until(lambda: value(metrics.LEARNING_BYTES) == sum(f.stat().st_size for f in tmp_path.iterdir()))
+    until(
+        lambda: value(metrics.LEARNING_BYTES) == sum(f.stat().st_size for f in tmp_path.iterdir())
+    )
 
 
 def test_a_disk_that_does_not_answer_costs_sequences_and_no_time(
@@ -236,20 +238,24 @@ def test_the_end_writes_what_waits_and_waits_for_no_disk(
     stuck.answers.set()
 
 
-async def test_the_event_loop_goes_on_while_long_prompts_are_written(tmp_path: Path) -> None:
+def test_the_event_loop_goes_on_while_long_prompts_are_written(tmp_path: Path) -> None:
     """Python runs one thread at a time: what the writer computes in one go, the loop waits for."""
     capture = Capture(CapturedFiles(tmp_path, 2**28, 1e9))
-    capture.start()
     long = sequence(tokens=130_000)
-    gaps = []
-    for _ in range(40):
-        capture.offer(long)
-        before, cpu = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.02)
-        # Another process may have the core; this one's other thread is what it may wait for.
-        gaps.append(min(time.perf_counter() - before, time.process_time() - cpu))
-    await asyncio.to_thread(capture.close)
-    assert sorted(gaps)[-2] < 0.02
+
+    async def gaps() -> list[float]:
+        capture.start()
+        found = []
+        for _ in range(40):
+            capture.offer(long)
+            before, cpu = time.perf_counter(), time.process_time()
+            await asyncio.sleep(0.02)
+            # Another process may have the core; this one's other thread is what it may wait for.
+            found.append(min(time.perf_counter() - before - 0.02, time.process_time() - cpu))
+        await asyncio.to_thread(capture.close)
+        return sorted(found)
+
+    assert asyncio.run(gaps())[-2] < 0.02
     assert len(list(read(tmp_path))) >= 2
 
 

@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def test_it_starts_when_told_and_ends_with_the_gateway() -> None:
     async def live() -> int:
-        async with LearnerProcess(SLEEPS) as learner:
+        async with LearnerProcess(lambda: SLEEPS) as learner:
             await asyncio.sleep(0.2)
             assert learner.pid is None
             learner.start()
@@ -52,7 +52,7 @@ def test_it_starts_when_told_and_ends_with_the_gateway() -> None:
 
 def test_one_that_is_never_started_ends_too() -> None:
     async def live() -> None:
-        async with LearnerProcess(SLEEPS):
+        async with LearnerProcess(lambda: SLEEPS):
             pass
 
     asyncio.run(asyncio.wait_for(live(), 10))
@@ -65,7 +65,7 @@ def test_one_that_dies_is_started_again_with_growing_waits(
     monkeypatch.setattr(module, "MAX_RETRY_S", 0.03)
 
     async def live() -> None:
-        async with LearnerProcess([sys.executable, "-c", "raise SystemExit(3)"]) as learner:
+        async with LearnerProcess(lambda: [sys.executable, "-c", "raise SystemExit(3)"]) as learner:
             learner.start()
             await until(lambda: len(caplog.records) >= 4)
 
@@ -78,7 +78,7 @@ def test_one_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
 
     async def live() -> None:
-        async with LearnerProcess(SLEEPS) as learner:
+        async with LearnerProcess(lambda: SLEEPS) as learner:
             learner.start()
             await until(lambda: learner.pid is not None)
             first = learner.pid
@@ -91,7 +91,7 @@ def test_one_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_that_cannot_be_started_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def live() -> None:
-        async with LearnerProcess(["/no/such/program"]) as learner:
+        async with LearnerProcess(lambda: ["/no/such/program"]) as learner:
             learner.start()
             await until(lambda: "cannot be started" in caplog.text)
 
@@ -104,7 +104,7 @@ def test_one_that_is_stopped_or_does_not_listen_is_killed(
     monkeypatch.setattr(module, "STOP_S", 0.3)
 
     async def live() -> int:
-        async with LearnerProcess([sys.executable, "-c", STUBBORN]) as learner:
+        async with LearnerProcess(lambda: [sys.executable, "-c", STUBBORN]) as learner:
             learner.start()
             output = ""
             while "there" not in output:
@@ -117,12 +117,25 @@ def test_one_that_is_stopped_or_does_not_listen_is_killed(
     assert not psutil.pid_exists(asyncio.run(live()))
 
 
+def test_a_head_of_the_hub_is_the_folder_that_the_engine_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def of_cache(name: str, *, local_files_only: bool) -> str:
+        assert (name, local_files_only) == ("org/head", True)
+        return "/cache/of/the/hub"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
+    assert "/cache/of/the/hub" in learner_command(tmp_path, "org/target", "org/head")
+
+
 GATEWAY = """
 import asyncio, sys
 from app.learning.learner_process import LearnerProcess
 
 async def live():
-    async with LearnerProcess(sys.argv[1:]) as learner:
+    async with LearnerProcess(lambda: sys.argv[1:]) as learner:
         learner.start()
         await asyncio.sleep(60)
 
@@ -141,10 +154,14 @@ def test_it_ends_when_the_gateway_is_killed(
     """With the command of the real one, and another module in its place."""
     (tmp_path / "stand_in_learner.py").write_text(LEARNER)
     told = tmp_path / "told"
-    command = learner_command(told, "target", "head")
+    head = tmp_path / "head"
+    head.mkdir()
+    command = learner_command(told, "target", str(head))
     assert command[1:3] == ["-m", "drafters.parent_death"]
     assert command[4] == "drafters.train.learner"
-    start = f"import os, sys; sys.argv[1] = str(os.getppid()); sys.path.insert(0, {str(tmp_path)!r})"
+    start = (
+        f"import os, sys; sys.argv[1] = str(os.getppid()); sys.path.insert(0, {str(tmp_path)!r})"
+    )
     run = "from drafters.parent_death import main; main()"
     stand_in = [sys.executable, "-c", f"{start}; {run}", "parent", "stand_in_learner", *command[5:]]
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, *stand_in])
@@ -152,7 +169,7 @@ def test_it_ends_when_the_gateway_is_killed(
     async def kill() -> psutil.Process:
         await until(lambda: told.exists() and told.read_text() != "")
         pid, _, *arguments = told.read_text().split()
-        assert arguments == [str(told), "--target", "target", "--head", "head", "--forever"]
+        assert arguments == [str(told), "--target", "target", "--head", str(head), "--forever"]
         learner = psutil.Process(int(pid))
         gateway.kill()
         gateway.wait()

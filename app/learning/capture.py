@@ -68,7 +68,7 @@ class Capture:
             self._queue.append(sequence)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that writes."""
         self._thread.start()
 
     def close(self) -> None:

@@ -41,11 +41,11 @@ class LoadReport:
 
     @property
     def requests(self) -> int:
-        """What is written."""
+        """How many requests the learner is told of."""
         return self._sequences + (not self._serving)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that writes."""
         self._thread.start()
 
     def close(self) -> None:

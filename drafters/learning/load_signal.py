@@ -54,7 +54,7 @@ class LoadSignal:
         os.pwrite(self._file, _LAYOUT.pack(self._clock(), os.getpid(), requests), 0)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which stays."""
         os.close(self._file)
 
 

@@ -25,7 +25,7 @@ class RequestSteps:
         self._accepted: list[int] = []
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Add a step."""
+        """Add the step that has ended."""
         self._drafted.append(drafted)
         self._accepted.append(accepted)
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -174,12 +175,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_cuts_one_line_off_and_no_other(small_disk: Path) -> None:
     made, number = files(small_disk), 0
-    try:
+    with suppress(OSError):
         while number < 1000:
             made.append("a", line("a", number, tokens=200) * 3)
             number += 1
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
     assert 0 < number < 1000
     whole = len(list(read(small_disk)))
     assert whole >= 3 * number

@@ -75,8 +75,9 @@ class GatewayLLM(AsyncLLM):
             if usage is not None:
                 usage.enter(sequence)
                 self._watch(sequence, request.sampling_params)
-                if usage.captured_as is not None and not searches_with_beams():
-                    follow(request, sequence)
+                captures = usage.captured_as is not None and not searches_with_beams()
+                if captures and follow(request, sequence):
+                    usage.followed.append(sequence)
             self._report_load()
 
         # The one place that every sequence of every kind of request passes, in its own task.
@@ -133,11 +134,11 @@ class GatewayLLM(AsyncLLM):
 
     def _end(self, usage: RequestUsage, request_id: str) -> None:
         """Settle and capture the sequences of vLLM's request of this id, which has ended."""
-        ended = usage.end(request_id)
+        usage.end(request_id)
         if self.learning is None or usage.captured_as is None:
             return
         capture = self.learning.capture
-        for sequence in ended:
+        for sequence in usage.end_followed(request_id):
             captured = captured_from(sequence, usage.captured_as, capture.generation())
             if captured is not None:
                 capture.offer(captured)

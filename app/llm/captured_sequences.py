@@ -19,18 +19,19 @@ MIN_ANSWER = 16  # tokens: of fewer, little can be learned
 _ATTRIBUTE = "aerie_captured_steps"  # on vLLM's RequestState of a sequence that is captured
 
 
-def follow(request: Any, sequence: Any) -> None:
-    """Follow the steps of a sequence, unless it is none to learn from: with images or embeddings in
-    its prompt, or of an adapter. `request` is its EngineCoreRequest, which is told to the engine
-    after this.
+def follow(request: Any, sequence: Any) -> bool:
+    """Follow the steps of a sequence; returns whether it is one to learn from: without images or
+    embeddings in its prompt, and of no adapter. `request` is its EngineCoreRequest, which is told
+    to the engine after this.
     """
     params = request.sampling_params
     if params is None or not request.prompt_token_ids or request.prompt_embeds is not None:
-        return
+        return False
     if request.mm_features or request.lora_request is not None or request.resumable:
-        return
+        return False
     params.extra_args = {**(params.extra_args or {}), REPORT_STEPS: 1}
     setattr(sequence, _ATTRIBUTE, [])
+    return True
 
 
 def take_steps(outputs: Iterable[Any], sequences: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 
@@ -24,6 +24,7 @@ from app.http.access_log import AccessLogMiddleware
 from app.http.auth import AuthMiddleware
 from app.http.head import HeadMiddleware
 from app.http.request_id import RequestIdMiddleware
+from app.learning.learning import Learning
 from app.observability import metrics
 from app.page import figures, files
 from app.routes import health, models, openapi, operations, speculation, stored_responses
@@ -35,23 +36,36 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings, engine: Engine) -> FastAPI:
-    """Build the application. Its lifespan starts the engine in the background and stops it."""
+    """Build the application. Its lifespan starts the engine in the background and stops it.
+
+    Raises SettingsError if a folder of the settings cannot be used.
+    """
 
     admission = AdmissionController(settings, engine.load)
     engine.load.on_step = admission.queue.dispatch
+    folder = settings.learning.learn
+    learning = engine.learning = None if folder is None else Learning(folder, settings)
     closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
+
+    def on_ready() -> None:
+        _announce(engine.settings_in_force)
+        if learning is not None:
+            learning.start_learner()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(engine.run(lambda: _announce(engine.settings_in_force)))
-        try:
-            async with admission.open():
-                yield
-        finally:
-            await engine.stop()
-            await running
-            for close in closing:
-                await asyncio.to_thread(close)
+        async with AsyncExitStack() as stack:
+            if learning is not None:
+                await stack.enter_async_context(learning.open())
+            running = asyncio.create_task(engine.run(on_ready))
+            try:
+                async with admission.open():
+                    yield
+            finally:
+                await engine.stop()
+                await running
+                for close in closing:
+                    await asyncio.to_thread(close)
 
     app = FastAPI(
         title="Aerie",

@@ -74,13 +74,17 @@ class RequestUsage:
     """What one request may use of the engine, and what it has used.
 
     `cache_tenant` names whose entries of the prefix cache it may use (None: all share them).
+    `captured_as` is the tenant as which its sequences are captured (None: they are not), and
+    `followed` are those that will be, when they end.
     `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
     priority: int = 0
     max_k: int | None = None
     cache_tenant: str | None = None
+    captured_as: str | None = None
     sequences: list[Any] = field(default_factory=list, init=False)
+    followed: list[Any] = field(default_factory=list, init=False)
     charged: int = 0  # tokens, as estimated before the work began
     # Tokens that were tokenised or detokenised for the client; None where that was not asked for.
     tokenized: int | None = None
@@ -109,6 +113,15 @@ class RequestUsage:
             else:
                 running.append(sequence)
         self.sequences = running
+
+    def end_followed(self, request_id: str) -> list[Any]:
+        """The followed sequences of vLLM's request of this id, which has ended; each once.
+
+        They outlast the response, which may end before vLLM has aborted its request.
+        """
+        ended = [each for each in self.followed if each.external_req_id == request_id]
+        self.followed = [each for each in self.followed if each.external_req_id != request_id]
+        return ended
 
     @property
     def begun(self) -> bool:

@@ -30,6 +30,10 @@ COMMANDS = {
     "proposer": ("bench.parts.proposer", "our drafter against vLLM's, and its cost at K = 0"),
     "context": ("bench.parts.context", "acceptance by text length, with limits of the context"),
     "lookup": ("bench.parts.lookup", "time and memory of a lookup, by length of the text"),
+    "capture": (
+        "bench.parts.capture",
+        "capturing sequences to learn from: time of loop and thread",
+    ),
     "kernels": ("bench.kernels.time_kernels", "kernels of the drafting path against vLLM's"),
     "gpu-config": ("bench.parts.gpu_config", "vLLM's configuration on GPUs that are not here"),
     "gpu-check": ("bench.gpu_check.check", "all that has to be seen on a GPU, in ten minutes"),

@@ -7,6 +7,10 @@ code ends as well. The call has two traps, which this module avoids:
 - The signal is sent when the *thread* that made the child ends. So only children of threads that
   last as long as the process are guarded (`children_end_with_this_process`).
 - A parent that ended before the call sends nothing. So the child checks its parent's id afterwards.
+
+Another program's Python module runs as such a child with
+
+    python -m drafters.parent_death PARENT MODULE [ARGUMENTS ...]
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import ctypes
 import functools
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,3 +97,15 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     if _forking.guarded:
         end_with_parent(_forking.parent)
+
+
+def main() -> None:
+    """Run a module as `python -m` does, in this process, which ends with its parent."""
+    parent, module, *arguments = sys.argv[1:]
+    end_with_parent(int(parent))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,9 @@ SIZED = {"app.json_structure", "app.offload"}
 USAGE = {"app.request_usage"}  # what a request used of the engine; set above, counted below
 CONFIGURATION = {"app.engine.configuration"}
 # The engine and what lies below it.
-ENGINE = CONFIGURATION | {"app.engine", "app.llm", "app.serving", "app.validation"}
+ENGINE = CONFIGURATION | {
+    *("app.engine", "app.learning", "app.llm", "app.serving", "app.validation")
+}
 HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
@@ -56,6 +58,7 @@ SINGLE_PARTS = (
     | HEAD_FILES
     | {
         "drafters.graph_sizes",
+        "drafters.learning",
         "drafters.lookup",
         "drafters.model",
         "drafters.ops",
@@ -75,7 +78,11 @@ MAP: dict[str, set[str]] = {
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
-    "app.llm": BASE | POLICY | USAGE | {"app.validation", "drafters.vllm.own_drafter"},
+    "app.learning": BASE | {"drafters.learning"},
+    "app.llm": BASE
+    | POLICY
+    | USAGE
+    | {"app.learning", "app.validation", "drafters.learning", "drafters.vllm.own_drafter"},
     "app.declaration": BASE | {"app.validation"},
     "app.serving": BASE | SIZED | USAGE | {"app.declaration", "app.llm", "app.validation"},
     "app.endpoints": BASE | USAGE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
@@ -88,7 +95,7 @@ MAP: dict[str, set[str]] = {
     | CONFIGURATION
     | POLICY
     | TARGET_FOLDERS
-    | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"}
+    | {"app.endpoints", "app.learning", "app.llm", "app.serving", "drafters.parent_death"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
@@ -103,7 +110,7 @@ MAP: dict[str, set[str]] = {
     "app.main": BASE
     | CONFIGURATION
     | {"app.admission", "app.declaration", "app.endpoints", "app.engine"}
-    | {"app.http", "app.page", "app.routes"},
+    | {"app.http", "app.learning", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
     "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_FILES,

@@ -52,6 +52,7 @@ class AdmissionController:
 
     def __init__(self, settings: Settings, load: EngineLoadView) -> None:
         self.settings = settings.admission
+        self._learning = settings.learning
         self.load = load
         self.keys = KeyStore(self.settings)
         self.background: tuple[BackgroundTask, ...] = ()
@@ -95,6 +96,15 @@ class AdmissionController:
         if not self.keys.guarded or self.settings.share_prefix_cache:
             return None
         return tenant.name
+
+    def captured_as(self, tenant: Tenant) -> str | None:
+        """Name under which a tenant's sequences are captured, empty without keys; None where they
+        are not."""
+        if self._learning.learn is None or not tenant.learn:
+            return None
+        if tenant.name in self._learning.excluded:
+            return None
+        return tenant.name if self.keys.guarded else ""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

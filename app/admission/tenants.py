@@ -8,6 +8,7 @@
     max_k = 3
     models = ["aerie-embedded"]
     priority = 0
+    learn = true
 
     [[keys]]
     id = "3f9c2a7d10b4"
@@ -53,6 +54,7 @@ class Tenant(BaseModel):
     models: tuple[str, ...] | None = Field(None, strict=False)
     # vLLM's sense: lower is earlier.
     priority: int = Field(0, ge=-100, le=100)
+    learn: bool = True  # whether its sequences may be captured, where any are
 
 
 class Key(BaseModel):

@@ -37,6 +37,7 @@ from app.observability import metrics
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    from app.learning.learning import Learning
     from app.llm.async_llm import GatewayLLM
     from app.llm.steps import StepWatch
     from app.serving.adapter import Adapter
@@ -87,6 +88,7 @@ class Engine:
         self.failure: AerieError | None = None
         self.ended = asyncio.Event()
         self.load = EngineLoad()
+        self.learning: Learning | None = None  # set by the application, before `run`
         self.drafter: dict[str, Any] | None = None
         self.speculation: SpeculationClient | None = None
         self._restart_policy = RestartPolicy(settings.supervision)
@@ -265,6 +267,8 @@ class Engine:
         if self.phase is Phase.STOPPING:
             raise StartupError("stopped while starting")
         self.phase = phase
+        if self.learning is not None:
+            self.learning.load.serve(phase is Phase.READY)
 
     def _fail(self, error: BaseException) -> None:
         logger.debug("engine failed", exc_info=error)
@@ -349,6 +353,7 @@ class Engine:
                 path,
                 self._wish,
             )
+            llm.learning = self.learning
             self._cleanup = ProcessCleanup(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
             self.takes_media = bool(llm.model_config.is_multimodal_model)

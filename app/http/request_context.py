@@ -35,7 +35,12 @@ class RequestContext:
     def __init__(self, admission: AdmissionController, identity: Identity) -> None:
         self.identity = identity
         tenant = identity.tenant
-        self.usage = RequestUsage(tenant.priority, tenant.max_k, admission.cache_tenant(tenant))
+        self.usage = RequestUsage(
+            tenant.priority,
+            tenant.max_k,
+            cache_tenant=admission.cache_tenant(tenant),
+            captured_as=admission.captured_as(tenant),
+        )
         self.deadline: Deadline | None = None
         self.queue_wait_s = 0.0
         self._admission = admission

@@ -20,8 +20,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+from app.learning.learning import Learning
 from app.llm.answer_logprobs import Alternatives, keep_answer_logprobs, watch_texts
 from app.llm.cache_salt import tenant_cache_salt
+from app.llm.captured_sequences import captured_from, follow, take_steps
 from app.llm.first_token import settle_first_token
 from app.llm.json_whitespace import bounded
 from app.llm.stop_strings import hold_back_beginnings_only
@@ -53,11 +55,13 @@ class GatewayLLM(AsyncLLM):
     - A request's sequences are entered in its RequestUsage, and its tenant's cache salt goes with
       it to the engine. The origin of its tokens is attached to them if it asked for that.
     - Sequences whose logits are not finite end with a NonFiniteError.
+    - Sequences are captured, and the load is reported, where a head learns (`learning`).
     - Requests with `logit_bias` or `min_p` are accepted beside a draft head of this project.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.learning: Learning | None = None
         accept_undrafted(self.input_processor)
         register = self.output_processor.add_request
 
@@ -71,6 +75,10 @@ class GatewayLLM(AsyncLLM):
             if usage is not None:
                 usage.enter(sequence)
                 self._watch(sequence, request.sampling_params)
+                captures = usage.captured_as is not None and not searches_with_beams()
+                if captures and follow(request, sequence):
+                    usage.followed.append(sequence)
+            self._report_load()
 
         # The one place that every sequence of every kind of request passes, in its own task.
         self.output_processor.add_request = enter
@@ -79,11 +87,22 @@ class GatewayLLM(AsyncLLM):
         def process_finite(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
             aborted = end_non_finite(outputs)
             record(outputs, self.output_processor.request_states)
+            if self.learning is not None:
+                take_steps(outputs, self.output_processor.request_states)
             processed = process(outputs, *args, **kwargs)
             processed.reqs_to_abort.extend(aborted)
+            self._report_load()
             return processed
 
         self.output_processor.process_outputs = process_finite
+        abort = self.output_processor.abort_requests
+
+        def abort_requests(*args: Any, **kwargs: Any) -> list[str]:
+            aborted: list[str] = abort(*args, **kwargs)
+            self._report_load()
+            return aborted
+
+        self.output_processor.abort_requests = abort_requests
 
     def generate(
         self,
@@ -108,10 +127,25 @@ class GatewayLLM(AsyncLLM):
             kwargs["trace_headers"] = headers
         outputs = super().generate(prompt, sampling_params, request_id, *args, **kwargs)
         watched = usage if is_watched(sampling_params) else None
-        ended = partial(usage.end, request_id) if usage is not None else None
+        ended = partial(self._end, usage, request_id) if usage is not None else None
         return settle_first_token(
             _corrected(outputs, constraint is not None, silent, watched, ended)
         )
+
+    def _end(self, usage: RequestUsage, request_id: str) -> None:
+        """Settle and capture the sequences of vLLM's request of this id, which has ended."""
+        usage.end(request_id)
+        if self.learning is None or usage.captured_as is None:
+            return
+        capture = self.learning.capture
+        for sequence in usage.end_followed(request_id):
+            captured = captured_from(sequence, usage.captured_as, capture.generation())
+            if captured is not None:
+                capture.offer(captured)
+
+    def _report_load(self) -> None:
+        if self.learning is not None:
+            self.learning.load.count(len(self.output_processor.request_states))
 
     def _watch(self, sequence: Any, sampling_params: SamplingParams | None) -> None:
         if reports_tokens(sampling_params):

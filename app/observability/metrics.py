@@ -146,7 +146,7 @@ KEYS_FILE_STALE = Gauge(
 )
 BACKGROUND_FAILURES = _by(
     "task",
-    ("engine_watch", "keys_file", "redis_releases", "speculation_metrics"),
+    ("engine_watch", "keys_file", "learner", "redis_releases", "speculation_metrics"),
     "aerie_background_failures_total",
     "Times that a background task ended unexpectedly and was started again.",
 )
@@ -158,6 +158,28 @@ CONNECTIONS_REFUSED = _by(
     ("connections", "framing", "headers", "slow_body", "slow_headers", "slow_reader"),
     "aerie_connections_refused_total",
     "Connections closed for breaking a limit.",
+)
+
+LEARNING_SEQUENCES = Counter(
+    "aerie_learning_captured_sequences_total", "Sequences that were captured to learn from."
+)
+LEARNING_TOKENS = Counter(
+    "aerie_learning_captured_tokens_total", "Tokens in the answers of captured sequences."
+)
+LEARNING_DROPPED = _by(
+    "reason",
+    ("queue", "stopped"),
+    "aerie_learning_dropped_sequences_total",
+    "Sequences that were not captured because too many waited to be written, or because capture "
+    "had stopped.",
+)
+LEARNING_BYTES = Gauge("aerie_learning_bytes", "Bytes of captured sequences in the folder.")
+LEARNING_STOPPED = Gauge(
+    "aerie_learning_capture_stopped",
+    "1 after the file system refused captured sequences, until it takes some again.",
+)
+LEARNER_RESTARTS = Counter(
+    "aerie_learning_learner_restarts_total", "Times that the learner ended and was started again."
 )
 
 

@@ -28,7 +28,10 @@ class Captured:
     generation: int  # of the head in force when it ended
     prompt: Sequence[int]  # token ids
     answer: Sequence[int]  # token ids
-    steps: Sequence[tuple[int, int]]  # draft tokens of the head, and how many were accepted
+    # Of each engine step: draft tokens of the head, and how many drafts were accepted, of another
+    # source where the head drafted none. A step makes one token more than it accepts. The last
+    # steps of an answer may be missing, and the last one may have made more than the answer has.
+    steps: Sequence[tuple[int, int]]
 
     def line(self) -> bytes:
         """The sequence as a line of a file, with its line feed."""

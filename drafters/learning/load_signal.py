@@ -1,7 +1,8 @@
 """How many requests the gateway is answering, told to the learner by a file of 24 bytes.
 
-The gateway writes it when the number changes and at least every second. The learner reads it every
-few hundredths of a second, which takes microseconds and no call into the gateway.
+The gateway writes it when the first request comes or the last one goes, and every second. The
+learner reads it every few hundredths of a second, which takes microseconds and no call into the
+gateway.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 NAME = "load"
 RENEWED_S = 1.0  # the gateway writes at least this often
+GONE_S = 60.0  # no gateway that lives is silent for so long
 _LAYOUT = struct.Struct("<dqq")  # when, the gateway's process id, requests
 
 
@@ -22,24 +24,27 @@ _LAYOUT = struct.Struct("<dqq")  # when, the gateway's process id, requests
 class Load:
     """What the gateway last said of its load."""
 
-    at: float  # seconds since 1970
+    at: float  # seconds of this machine's steady clock
     pid: int
     requests: int
 
     def idle(self) -> bool:
         """Whether nothing is being answered: no request is there, or the gateway is gone.
 
-        A gateway that is there and has not written for a while may be starved: it is not idle.
+        A gateway that has not written for a while is gone if it has no process, which says nothing
+        while it writes: it may run in another container. If it is there, it may be starved, and is
+        not idle.
         """
-        if not _alive(self.pid):
-            return True
-        return self.requests == 0 and time.time() - self.at < 3 * RENEWED_S
+        silent_s = abs(time.monotonic() - self.at)  # the machine may have been started anew
+        if silent_s < 3 * RENEWED_S:
+            return self.requests == 0
+        return silent_s > GONE_S or not _alive(self.pid)
 
 
 class LoadSignal:
     """The gateway's end: writes the file, which it makes for its owner alone."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(folder / NAME, flags, 0o600)
         self._clock = clock
@@ -49,7 +54,7 @@ class LoadSignal:
         os.pwrite(self._file, _LAYOUT.pack(self._clock(), os.getpid(), requests), 0)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which stays."""
         os.close(self._file)
 
 

@@ -160,3 +160,14 @@ def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
 
     asyncio.run(request())
     assert usage.tokenized == paid
+
+
+def test_followed_sequences_are_there_after_the_response_has_ended() -> None:
+    """The fault: a stream that was closed settles its usage before vLLM aborts its request."""
+    usage = RequestUsage(captured_as="")
+    first, second, other = (SimpleNamespace(external_req_id=name) for name in "aab")
+    usage.followed += [first, second, other]
+    usage.sequences.clear()
+    assert usage.end_followed("a") == [first, second]
+    assert usage.end_followed("a") == []
+    assert usage.end_followed("b") == [other]

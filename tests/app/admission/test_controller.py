@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.admission.controller import AdmissionController
+from app.admission.tenants import Tenant
 from app.llm.engine_load import EngineLoad
 from app.settings import load as load_settings
 
@@ -35,3 +36,41 @@ def test_an_engine_that_queues_or_has_a_full_cache_gets_no_more(
     load = SimpleNamespace(capacity=32, waiting=queued, queued=queued, kv_usage=kv_usage)
     queue = AdmissionController(load_settings({}, {}), load).queue
     assert queue.saturated() is saturated
+
+
+KEYS = """
+[tenants.search]
+[tenants.mail]
+[tenants.law]
+learn = false
+[[keys]]
+id = "1"
+tenant = "search"
+sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "tenant", "captured_as"),
+    [
+        ({"keys": KEYS}, "search", None),  # nothing is captured by default
+        ({"keys": KEYS, "learn": "d"}, "search", "search"),
+        ({"keys": KEYS, "learn": "d"}, "law", None),
+        ({"keys": KEYS, "learn": "d", "learn_exclude": "mail,x"}, "mail", None),
+        ({"keys": KEYS, "learn": "d", "learn_exclude": "Search"}, "search", "search"),
+        ({"learn": "d"}, "anonymous", ""),
+        ({"learn": "d", "learn_exclude": "anonymous"}, "anonymous", None),
+    ],
+)
+def test_as_whom_a_tenants_sequences_are_captured(
+    given: dict[str, str], tenant: str, captured_as: str | None
+) -> None:
+    admission = controller(**given)
+    known = admission.keys.ring.tenants.get(tenant, Tenant(name=tenant))
+    assert admission.captured_as(known) == captured_as
+
+
+def test_who_shows_no_key_on_a_public_path_can_be_excluded() -> None:
+    public = controller(keys=KEYS, learn="d").public_identity.tenant
+    assert controller(keys=KEYS, learn="d").captured_as(public) == "(anonymous)"
+    assert controller(keys=KEYS, learn="d", learn_exclude="(anonymous)").captured_as(public) is None

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from drafters.learning import load_signal
 from drafters.learning.load_signal import Load, LoadSignal
 
@@ -19,12 +21,26 @@ def test_the_learner_reads_what_the_gateway_wrote(tmp_path: Path):
     signal.close()
 
 
-def test_idle_is_a_gateway_without_requests_or_none():
-    now = time.time()
+@pytest.fixture
+def gone() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_idle_is_a_gateway_without_requests_or_none(gone: int):
+    now = time.monotonic()
     assert Load(now, os.getpid(), 0).idle()
     assert not Load(now, os.getpid(), 1).idle()
     # It is there, and has not said anything for a while: starved, or it hangs.
     assert not Load(now - 10, os.getpid(), 0).idle()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert Load(now, gone.pid, 5).idle()
+    assert Load(now - 10, gone, 5).idle()
+    # Another process has its number by now, or the machine was started anew.
+    assert Load(now - 100, os.getpid(), 5).idle()
+    assert Load(now + 1e6, os.getpid(), 5).idle()
+
+
+def test_a_gateway_in_another_container_has_no_process_here(gone: int):
+    """The fault: a learner beside it trained under load, since it saw no process."""
+    assert not Load(time.monotonic() - 1, gone, 1).idle()
+    assert Load(time.monotonic() - 1, gone, 0).idle()

@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm import SamplingParams
 
-from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts
 
 
@@ -58,6 +58,7 @@ def test_a_request_that_samples_nothing_is_not_drafted_for() -> None:
         ({"stop_token_ids": [3]}, False),  # the engine core ends these itself
         ({"extra_args": {MAX_K: 2}}, False),
         ({"extra_args": {REPORT_TOKENS: 1}}, True),
+        ({"extra_args": {REPORT_STEPS: 1}}, False),  # every few steps
     ],
 )
 def test_whose_counts_the_gateway_follows(options: dict[str, Any], follows: bool) -> None:

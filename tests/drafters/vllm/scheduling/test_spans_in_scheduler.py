@@ -16,7 +16,7 @@ from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
-from drafters.config import GRAMMAR, REPORT_TOKENS, SOURCES  # noqa: E402
+from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES  # noqa: E402
 from drafters.control.policy import Step  # noqa: E402
 from drafters.control.sources.draft_plan import DraftPlan  # noqa: E402
 from drafters.vllm.scheduling.forced_spans import forced_text  # noqa: E402
@@ -82,14 +82,19 @@ class Served:
     """One request with a grammar, whose target answers with given tokens."""
 
     def __init__(
-        self, config: VllmConfig, policy: Planning, answer: str, limit: int | None
+        self,
+        config: VllmConfig,
+        policy: Planning,
+        answer: str,
+        limit: int | None,
+        reported: str = REPORT_TOKENS,
     ) -> None:
         harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
         self.scheduler, self.policy = harness.scheduler, policy
         self.scheduler.policy = policy
         self.scheduler.structured_output_manager.tokenizer = TOKENIZER
         self.left = TOKENIZER.encode(answer, add_special_tokens=False)
-        extra: dict[str, Any] = {REPORT_TOKENS: True} | ({} if limit is None else {MAX_K: limit})
+        extra: dict[str, Any] = {reported: True} | ({} if limit is None else {MAX_K: limit})
         params = SamplingParams(
             max_tokens=len(self.left), ignore_eos=True, extra_args=extra,
             structured_outputs=StructuredOutputsParams(json_object=True),
@@ -186,3 +191,27 @@ def test_requests_that_ended_are_forgotten(config: VllmConfig) -> None:
     assert served.scheduler._forced is not None
     served.scheduler._forced.forget_ended(served.scheduler.requests)
     assert not served.scheduler._forced._ahead
+
+
+def test_a_captured_request_has_its_steps_sent_once(config: VllmConfig) -> None:
+    """Spans are another source's: of the head there are 0 drafts in those steps."""
+    served = Served(config, Planning(), ANSWER, None, REPORT_STEPS)
+    served.run()
+    told = [counts for each in served.outputs if (counts := each.spec_decode_metrics) is not None]
+    assert len(told) < len(served.outputs)
+    assert all(not counts.histogram for counts in told[:-1])
+    steps = [
+        step
+        for counts in told
+        for step in zip(counts.per_step_drafted, counts.per_step_accepted, strict=True)
+    ]
+    made = [len(output.new_token_ids) for output in served.outputs]
+    assert steps == [(0, tokens - 1) for tokens in made]
+    head = Served(config, Planning(), ANSWER, None, REPORT_STEPS)
+    head.run(drafts=in_bytes)
+    drafted = [n for each in head.outputs if each.spec_decode_metrics is not None
+               for n in each.spec_decode_metrics.per_step_drafted]  # fmt: skip
+    assert drafted == list(map(len, head.drafted))
+    assert sum(drafted) > 0
+    head.scheduler.schedule()
+    assert not head.scheduler._verified

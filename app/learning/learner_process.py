@@ -1,0 +1,127 @@
+"""The learner: a process beside the gateway that trains the head further while no request runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from app.background import BackgroundTask
+from app.observability import metrics
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 600.0
+RECOVERED_S = 600.0  # a learner that ran for so long is started again after FIRST_RETRY_S
+STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it no more than a step
+
+
+def learner_command(folder: Path, target: str, head: str) -> list[str]:
+    """The command that trains the head for the target in the folder, until it is ended.
+
+    The head is a folder or a hub id, whose files the engine has brought here. Raises OSError if
+    they are not.
+    """
+    if not Path(head).is_dir():
+        from huggingface_hub import snapshot_download
+
+        head = snapshot_download(head, local_files_only=True)
+    learner = ["drafters.train.learner", str(folder), "--target", target, "--head", head]
+    return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner, "--forever"]
+
+
+class LearnerProcess:
+    """Keeps the learner running from `start` on: if it ends, that is logged and counted, and it is
+    started again after a second, then after twice as long each time. Nothing else depends on it.
+
+    It has no priority of its own: its parent has to stop the training within milliseconds, and the
+    training itself is of lowest priority.
+    """
+
+    def __init__(self, command: Callable[[], Sequence[str]]) -> None:
+        self._command = command  # asked for at each start
+        self._start = asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        # The learner ends with the thread that made it (drafters/parent_death.py).
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aerie-learner")
+        self._task = BackgroundTask("learner", self._keep_running)
+
+    def start(self) -> None:
+        """Start the learner. Further calls do nothing."""
+        self._start.set()
+
+    @property
+    def pid(self) -> int | None:
+        """The learner's process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def __aenter__(self) -> Self:
+        """Wait for `start` in a task of its own."""
+        await self._task.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the learner."""
+        self._stopping = True
+        if self._process is not None:
+            self._process.terminate()
+        await self._task.__aexit__(kind, error, trace)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _keep_running(self) -> None:
+        await self._start.wait()
+        loop, retry_s = asyncio.get_running_loop(), FIRST_RETRY_S
+        while not self._stopping:
+            began = time.monotonic()
+            how = await loop.run_in_executor(self._thread, self._run)
+            if self._stopping:
+                return
+            if time.monotonic() - began >= RECOVERED_S:
+                retry_s = FIRST_RETRY_S
+            metrics.LEARNER_RESTARTS.inc()
+            logger.error("the learner %s; it is started again in %.0f s", how, retry_s)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    def _run(self) -> str:
+        """Run the learner once; returns how it ended. Blocking."""
+        if self._stopping:
+            return "was not started"
+        try:
+            # In a group of its own, a terminal's Ctrl-C drains the gateway and does not end the
+            # learner first. Not in a session: that may have the same share of the CPUs as all
+            # others together, whatever its priority (sched(7), autogroup).
+            process = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0
+            )
+        except OSError as error:
+            return f"cannot be started: {error}"
+        self._process = process
+        while not self._stopping:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(0.5)
+                self._process = None
+                return f"ended with code {code}"
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._process = None
+        return "was stopped"

@@ -1,0 +1,53 @@
+"""All that the gateway does so that its head learns, and its life from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from app.learning.capture import Capture
+from app.learning.captured_files import CapturedFiles
+from app.learning.folder import ClaimedFolder
+from app.learning.learner_process import LearnerProcess, learner_command
+from app.learning.load_report import LoadReport
+from app.settings import Settings
+from drafters.learning.load_signal import LoadSignal
+
+DAY_S = 86_400.0
+
+
+class Learning:
+    """Capture, the report of the load, and the learner (None where it runs elsewhere)."""
+
+    def __init__(self, folder: str, settings: Settings) -> None:
+        """Claim the folder. Raises SettingsError if it cannot be used."""
+        learning = settings.learning
+        self.folder = ClaimedFolder(folder)
+        budget, keep_s = int(learning.learn_mib * 2**20), learning.learn_days * DAY_S
+        self.capture = Capture(CapturedFiles(self.folder.captured, budget, keep_s))
+        self.load = LoadReport(LoadSignal(self.folder.path))
+        self.learner: LearnerProcess | None = None
+        if learning.learn_train:
+            target, head = settings.model.model, settings.speculation.drafter
+            assert head is not None  # app/settings/sources.py
+            self.learner = LearnerProcess(partial(learner_command, self.folder.path, target, head))
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Run all of it meanwhile."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.folder.close)
+            self.capture.start()
+            stack.push_async_callback(asyncio.to_thread, self.capture.close)
+            self.load.start()
+            stack.push_async_callback(asyncio.to_thread, self.load.close)
+            if self.learner is not None:
+                await stack.enter_async_context(self.learner)
+            yield
+
+    def start_learner(self) -> None:
+        """Start the learner, unless it runs elsewhere."""
+        if self.learner is not None:
+            self.learner.start()

@@ -1,0 +1,181 @@
+"""The learner beside the gateway: started when it is ready, again when it dies, ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.learning import learner_process as module
+from app.learning.learner_process import LearnerProcess, learner_command
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+# It trains, and holds out against SIGTERM.
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_it_starts_when_told_and_ends_with_the_gateway() -> None:
+    async def live() -> int:
+        async with LearnerProcess(lambda: SLEEPS) as learner:
+            await asyncio.sleep(0.2)
+            assert learner.pid is None
+            learner.start()
+            learner.start()
+            await until(lambda: learner.pid is not None)
+            assert learner.pid is not None
+            assert os.getpgid(learner.pid) == learner.pid  # Ctrl-C in a terminal drains first
+            return learner.pid
+
+    assert not psutil.pid_exists(asyncio.run(live()))
+
+
+def test_one_that_is_never_started_ends_too() -> None:
+    async def live() -> None:
+        async with LearnerProcess(lambda: SLEEPS):
+            pass
+
+    asyncio.run(asyncio.wait_for(live(), 10))
+
+
+def test_one_that_dies_is_started_again_with_growing_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(module, "MAX_RETRY_S", 0.03)
+
+    async def live() -> None:
+        async with LearnerProcess(lambda: [sys.executable, "-c", "raise SystemExit(3)"]) as learner:
+            learner.start()
+            await until(lambda: len(caplog.records) >= 4)
+
+    asyncio.run(live())
+    assert caplog.messages[0] == "the learner ended with code 3; it is started again in 0 s"
+    assert [record.args[1] for record in caplog.records[:4]] == [0.01, 0.02, 0.03, 0.03]  # type: ignore[index]
+
+
+def test_one_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
+
+    async def live() -> None:
+        async with LearnerProcess(lambda: SLEEPS) as learner:
+            learner.start()
+            await until(lambda: learner.pid is not None)
+            first = learner.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: learner.pid not in (None, first))
+
+    asyncio.run(live())
+
+
+def test_one_that_cannot_be_started_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def live() -> None:
+        async with LearnerProcess(lambda: ["/no/such/program"]) as learner:
+            learner.start()
+            await until(lambda: "cannot be started" in caplog.text)
+
+    asyncio.run(live())
+
+
+def test_one_that_is_stopped_or_does_not_listen_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "STOP_S", 0.3)
+
+    async def live() -> int:
+        async with LearnerProcess(lambda: [sys.executable, "-c", STUBBORN]) as learner:
+            learner.start()
+            output = ""
+            while "there" not in output:
+                output += capfd.readouterr().err
+                await asyncio.sleep(0.01)
+            assert learner.pid is not None
+            os.kill(learner.pid, signal.SIGSTOP)
+            return learner.pid
+
+    assert not psutil.pid_exists(asyncio.run(live()))
+
+
+def test_a_head_of_the_hub_is_the_folder_that_the_engine_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def of_cache(name: str, *, local_files_only: bool) -> str:
+        assert (name, local_files_only) == ("org/head", True)
+        return "/cache/of/the/hub"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
+    assert "/cache/of/the/hub" in learner_command(tmp_path, "org/target", "org/head")
+
+
+GATEWAY = """
+import asyncio, sys
+from app.learning.learner_process import LearnerProcess
+
+async def live():
+    async with LearnerProcess(lambda: sys.argv[1:]) as learner:
+        learner.start()
+        await asyncio.sleep(60)
+
+asyncio.run(live())
+"""
+LEARNER = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text(" ".join([str(os.getpid()), *sys.argv]))
+time.sleep(60)
+"""
+
+
+def test_it_ends_when_the_gateway_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command of the real one, and another module in its place."""
+    (tmp_path / "stand_in_learner.py").write_text(LEARNER)
+    told = tmp_path / "told"
+    head = tmp_path / "head"
+    head.mkdir()
+    command = learner_command(told, "target", str(head))
+    assert command[1:3] == ["-m", "drafters.parent_death"]
+    assert command[4] == "drafters.train.learner"
+    start = (
+        f"import os, sys; sys.argv[1] = str(os.getppid()); sys.path.insert(0, {str(tmp_path)!r})"
+    )
+    run = "from drafters.parent_death import main; main()"
+    stand_in = [sys.executable, "-c", f"{start}; {run}", "parent", "stand_in_learner", *command[5:]]
+    gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, *stand_in])
+
+    async def kill() -> psutil.Process:
+        await until(lambda: told.exists() and told.read_text() != "")
+        pid, _, *arguments = told.read_text().split()
+        assert arguments == [str(told), "--target", "target", "--head", str(head), "--forever"]
+        learner = psutil.Process(int(pid))
+        gateway.kill()
+        gateway.wait()
+        return learner
+
+    learner = asyncio.run(kill())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        learner.wait(10)
+    assert not learner.is_running() or learner.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,104 @@
+"""How the learner gets to know whether anything is being answered."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.learning.load_report import LoadReport
+from drafters.learning import load_signal
+from drafters.learning.load_signal import LoadSignal
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Iterator[LoadReport]:
+    made = LoadReport(LoadSignal(tmp_path))
+    made.start()
+    yield made
+    made.close()
+
+
+def requests(folder: Path) -> int | None:
+    load = load_signal.read(folder)
+    return None if load is None else load.requests
+
+
+def test_an_engine_that_starts_is_load(report: LoadReport, tmp_path: Path) -> None:
+    """Otherwise the learner would slow down what start-up measures."""
+    until(lambda: requests(tmp_path) == 1, 5)
+    report.serve(True)
+    until(lambda: requests(tmp_path) == 0, 5)
+    report.count(3)
+    report.serve(False)  # the engine died: none of its requests comes back
+    until(lambda: requests(tmp_path) == 1, 5)
+    report.serve(True)
+    until(lambda: requests(tmp_path) == 0, 5)
+
+
+def test_the_first_request_and_the_last_are_told_at_once(
+    report: LoadReport, tmp_path: Path
+) -> None:
+    report.serve(True)
+    until(lambda: requests(tmp_path) == 0, 5)
+    waits = []
+    for sequences, busy in ((1, True), (0, False)) * 5:
+        report.count(sequences)
+        waits.append(until(lambda busy=busy: bool(requests(tmp_path)) == busy, 5))  # type: ignore[misc]
+    assert sorted(waits)[4] < 0.05
+
+
+def test_the_load_is_renewed_every_second(report: LoadReport, tmp_path: Path) -> None:
+    report.serve(True)
+    until(lambda: requests(tmp_path) == 0, 5)
+    first = load_signal.read(tmp_path)
+    assert first is not None
+    assert first.idle()
+    until(lambda: load_signal.read(tmp_path) != first, 3 * load_signal.RENEWED_S)
+
+
+class Stuck(LoadSignal):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.answers = threading.Event()
+        self.full = False
+
+    def write(self, requests: int) -> None:
+        assert self.answers.wait(30)
+        if self.full:
+            raise OSError(errno.EIO, "Input/output error")
+        super().write(requests)
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    signal = Stuck(tmp_path)
+    report = LoadReport(signal)
+    report.start()
+    began = time.thread_time()
+    for number in range(10_000):
+        report.count(number % 2)
+    assert time.thread_time() - began < 0.5
+    signal.full = True
+    signal.answers.set()
+    for number in range(10):
+        report.count(number % 2)
+        time.sleep(0.02)
+    assert caplog.text.count("is not told to the learner") == 1
+    signal.full = False
+    report.serve(True)
+    until(lambda: requests(tmp_path) is not None, 5)
+    report.close()

@@ -14,7 +14,6 @@ gateway was started with, and has no folder.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -22,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from drafters.learning.json_file import read_json, replace_json
 
 FOLDER = "generations"
 STARTED_WITH = 0  # the number of the head that the gateway was started with
@@ -60,9 +61,9 @@ class Lineage:
         """All generations, the oldest first."""
         found = []
         for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
-            provenance = _read(folder / "provenance.json")
+            provenance = read_json(folder / "provenance.json")
             if folder.name.isdigit() and provenance is not None:
-                trial = _read(folder / "trial.json")
+                trial = read_json(folder / "trial.json")
                 found.append(Generation(int(folder.name), folder, provenance, trial))
         return found
 
@@ -85,7 +86,7 @@ class Lineage:
         source = head
         if provenance["verdict"] == REFUSED:
             source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
-        _replace(source / "provenance.json", provenance)
+        replace_json(source / "provenance.json", provenance)
         os.rename(source, place)
         if source is not head:
             shutil.rmtree(head)
@@ -93,7 +94,7 @@ class Lineage:
 
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
         """Keep what service showed of a generation: `verdict` (KEPT or ROLLED_BACK), and figures."""
-        _replace(self.generation(number).folder / "trial.json", trial)
+        replace_json(self.generation(number).folder / "trial.json", trial)
 
     def in_force(self) -> int:
         """The number of the generation that drafts."""
@@ -101,7 +102,7 @@ class Lineage:
 
     def put_in_force(self, number: int) -> None:
         """Say that the generation of this number drafts from now on, also after a restart."""
-        _replace(self._folder / "in_force", number)
+        replace_json(self._folder / "in_force", number)
 
     def pinned(self) -> int | None:
         """The number of the generation that an operator chose; None if the proof chooses."""
@@ -114,29 +115,8 @@ class Lineage:
         """
         if number not in (None, STARTED_WITH) and self.generation(number).verdict == REFUSED:
             raise KeyError(number)
-        _replace(self._folder / "pinned", number)
+        replace_json(self._folder / "pinned", number)
 
     def _number(self, name: str) -> int | None:
-        found = _read(self._folder / name)
+        found = read_json(self._folder / name)
         return int(found) if found is not None else None
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _replace(file: Path, content: Any) -> None:
-    """Write a file of JSON for its owner alone, which appears whole. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "w") as out:
-            json.dump(content, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -29,11 +29,13 @@ class Load:
     def idle(self) -> bool:
         """Whether nothing is being answered: no request is there, or the gateway is gone.
 
-        A gateway that is there and has not written for a while may be starved: it is not idle.
+        A gateway that is there and has not written for a while may be starved: it is not idle. One
+        that has just written is there, whatever its process id means here: it may run in another
+        container.
         """
-        if not _alive(self.pid):
-            return True
-        return self.requests == 0 and time.time() - self.at < 3 * RENEWED_S
+        if time.time() - self.at < 3 * RENEWED_S:
+            return self.requests == 0
+        return not _alive(self.pid)
 
 
 class LoadSignal:

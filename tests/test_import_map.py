@@ -220,7 +220,9 @@ LAZY_HOOKS = {
         "drafters.train.learner.parent",
         "drafters.train.prompts.generate_prompts",
         "drafters.train.train_head",
-    }
+    },
+    # Waits for data without torch, for hours, and then makes use of them.
+    "drafters.train.learner.child": {"drafters.train.learner.round"},
 }
 
 # Heavy packages -> the only layers that may import them.

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import SettingsError
-from drafters.learning.lineage import REFUSED, STARTED_WITH, Generation, Lineage
+from drafters.learning.lineage import RECORDS, STARTED_WITH, Generation, Lineage
 from drafters.markdown import columns
-
-_OF_THE_FOLDER = ("provenance.json", "trial.json")  # what a generation's folder has beside a head
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +35,8 @@ def _use(lineage: Lineage, chosen: int | None) -> None:
     try:
         lineage.pin(chosen)
     except KeyError:
-        raise SettingsError("heads", f"there is no generation {chosen}, or it was refused") from None
+        problem = f"there is no generation {chosen}, or its weights are gone"
+        raise SettingsError("heads", problem) from None
     if chosen is None:
         print("the proof in service chooses again")
     else:
@@ -53,11 +52,12 @@ def _export(lineage: Lineage, number: int | None, out: Path) -> None:
         generation = lineage.generation(number)
     except KeyError:
         raise SettingsError("heads", f"there is no generation {number}") from None
-    if generation.verdict == REFUSED:
-        raise SettingsError("heads", f"generation {number} was refused: its weights are gone")
+    if not generation.has_weights:
+        problem = f"the weights of generation {number}, which was {generation.verdict}, are gone"
+        raise SettingsError("heads", problem)
     if out.exists():
         raise SettingsError("heads", f"{out} exists already")
-    shutil.copytree(generation.folder, out, ignore=shutil.ignore_patterns(*_OF_THE_FOLDER))
+    shutil.copytree(generation.folder, out, ignore=shutil.ignore_patterns(*RECORDS))
     shared = json.dumps(_without_tenants(generation.provenance), indent=2)
     (out / "provenance.json").write_text(shared + "\n")
     print(f"wrote {out}; next: aerie serve --drafter {out}")

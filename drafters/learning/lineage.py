@@ -33,6 +33,10 @@ KEPT = "kept"
 ROLLED_BACK = "rolled back"
 REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
+_PROVENANCE, _TRIAL = "provenance.json", "trial.json"
+RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
+_WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -50,6 +54,11 @@ class Generation:
             return str(self.trial["verdict"])
         return str(self.provenance["verdict"])
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the head's files are still there: not of refused ones, nor of old ones."""
+        return any(file.name not in RECORDS for file in self.folder.iterdir())
+
 
 class Lineage:
     """The generations in a folder of learning."""
@@ -61,9 +70,9 @@ class Lineage:
         """All generations, the oldest first."""
         found = []
         for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
-            provenance = read_json(folder / "provenance.json")
+            provenance = read_json(folder / _PROVENANCE)
             if folder.name.isdigit() and provenance is not None:
-                trial = read_json(folder / "trial.json")
+                trial = read_json(folder / _TRIAL)
                 found.append(Generation(int(folder.name), folder, provenance, trial))
         return found
 
@@ -86,15 +95,28 @@ class Lineage:
         source = head
         if provenance["verdict"] == REFUSED:
             source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
-        replace_json(source / "provenance.json", provenance)
+        replace_json(source / _PROVENANCE, provenance)
         os.rename(source, place)
         if source is not head:
             shutil.rmtree(head)
         return self.generation(number)
 
+    def prune(self, keep: int = _WITH_WEIGHTS) -> None:
+        """Delete the weights of all but the newest `keep` generations, the one in force and the one
+        that is pinned. What is known of them stays."""
+        needed = {self.in_force(), self.pinned()}
+        for generation in self.generations()[:-keep]:
+            if generation.number in needed:
+                continue
+            for file in generation.folder.iterdir():
+                if file.is_dir():
+                    shutil.rmtree(file)
+                elif file.name not in RECORDS:
+                    file.unlink()
+
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
         """Keep what service showed of a generation: `verdict` (KEPT or ROLLED_BACK), and figures."""
-        replace_json(self.generation(number).folder / "trial.json", trial)
+        replace_json(self.generation(number).folder / _TRIAL, trial)
 
     def in_force(self) -> int:
         """The number of the generation that drafts."""
@@ -113,7 +135,7 @@ class Lineage:
 
         Raises KeyError if there is no such generation, or its weights are gone.
         """
-        if number not in (None, STARTED_WITH) and self.generation(number).verdict == REFUSED:
+        if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
         replace_json(self._folder / "pinned", number)
 

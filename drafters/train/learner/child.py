@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     args = learn_parser(__doc__).parse_args(argv)
     end_with_parent(args.child_of)
+    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: the parent ends this process
+        signal.signal(number, signal.SIG_IGN)
     _take_least()
     os.umask(0o077)
     work = Work(args.folder / WORK)

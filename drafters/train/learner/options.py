@@ -86,9 +86,6 @@ def learn_parser(description: str | None) -> argparse.ArgumentParser:
     training.add_argument(
         "--threads", type=int, default=1, help="CPU threads, half of the cores at most [1]"
     )
-    training.add_argument(
-        "--cache-gib", type=float, default=1.0, help="limit of hidden states on disk, GiB [1]"
-    )
     return parser
 
 

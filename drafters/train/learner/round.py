@@ -16,8 +16,9 @@ import argparse
 import os
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, 
 from drafters.train.learner.work import Work
 from drafters.train.optimisation.head_init import known_head
 from drafters.train.optimisation.loop import LoopOptions, Trainer
+from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
@@ -47,10 +49,9 @@ _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
-_GIB = 2**30
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
-_HEAD = {"batch_tokens": 2048, "retain": 0.7}
-_SELECTOR = {"batch_tokens": 1024, "retain": 0.7, "adam_lr": 1e-3}
+_HEAD = LoopOptions(retain=0.7)
+_SELECTOR = LoopOptions(batch_tokens=1024, retain=0.7, adam_lr=1e-3, selector=True)
 
 
 class Round:
@@ -70,6 +71,7 @@ class Round:
             self._select(plan)
             made = self._add(plan)
         self._work.finish(plan["until"])
+        self._lineage.prune()
         return made
 
     @cached_property
@@ -88,7 +90,8 @@ class Round:
         return self._lineage.in_force() if pinned is None else pinned
 
     def _choose(self) -> dict[str, Any]:
-        """Write the texts of a new round and its plan."""
+        """Write the texts of a new round and its plan. Raises ValueError if there are too few, which
+        are not new any more then."""
         folder, args, shape = self._work.clear(), self._args, self._target.shape
         choice = choose(
             captured.read(args.folder / captured.FOLDER),
@@ -97,28 +100,28 @@ class Round:
             max_length=min(args.max_length, shape.max_position_embeddings),
         )
         sequences = choice.trained + choice.held_back
-        if not sequences:
-            raise ValueError("nothing that was captured can be learned from")
+        until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
         probable = self._probable(sequences)
-        left_out = choice.left_out + {"improbable": len(sequences) - sum(probable)}
+        left_out = choice.left_out + Counter(improbable=len(sequences) - sum(probable))
         kept = [item for item, keep in zip(sequences, probable, strict=True) if keep]
         trained = [item for item in kept if not is_held_back(item.prompt)]
         held_back = [item for item in kept if is_held_back(item.prompt)]
+        if not trained or not held_back:
+            self._work.finish(until)
+            raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
         texts = [self._text(item) for item in trained]
         tokens = sum(len(item.answer) for item in trained)
-        seed = int(sequences[-1].at)
+        seed = int(until)
         mix = mix_of(self._target, args, seed)
         mixed = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
         mixed = taken(mixed, tokens * args.mix_share / (1.0 - args.mix_share))
         apart = [text for text in mix if is_held_back(text.tokens[: text.prompt].tolist())]
         apart = taken(apart, args.answer_tokens / HELD_BACK)
-        if not trained or not held_back:
-            raise ValueError(f"too few answers can be learned from: {dict(left_out)}")
         Texts.of(texts + mixed).save(folder / _TEXTS)
         Texts.of([*map(self._text, held_back), *apart]).save(folder / _HELD_BACK)
         plan = {
             "round": f"{time.time_ns():x}",
-            "until": min(max(item.at for item in sequences), time.time()),
+            "until": until,
             "began": time.time(),
             "parent": self._in_force(),
             "seed": seed,
@@ -152,8 +155,8 @@ class Round:
             return
         args = self._args
         head = known_head(self._target, self._head_of(plan["parent"]), self._target.dtype)
-        options = LoopOptions(
-            **_HEAD, k_train=args.k, muon_lr=args.muon_lr, adam_lr=args.adam_lr, seed=plan["seed"]
+        options = replace(
+            _HEAD, k_train=args.k, muon_lr=args.muon_lr, adam_lr=args.adam_lr, seed=plan["seed"]
         )
         self._run(head, options, args.epochs, _TRAINED)
 
@@ -166,15 +169,9 @@ class Round:
         if head.selector is None or self._args.k < 2:
             os.rename(trained, candidate)
             return
-        options = LoopOptions(
-            **_SELECTOR, k_train=self._args.k, loss=self._selector_loss, selector=True,
-            seed=plan["seed"],
-        )  # fmt: skip
+        loss: Kind = "distribution" if self._target.softcap is None else "labels"
+        options = replace(_SELECTOR, k_train=self._args.k, loss=loss, seed=plan["seed"])
         self._run(head, options, self._args.selector_epochs, _CANDIDATE)
-
-    @property
-    def _selector_loss(self) -> Any:
-        return "distribution" if self._target.softcap is None else "labels"
 
     def _run(self, head: DraftHead, options: LoopOptions, epochs: float, name: str) -> None:
         """Train a head or its selector, and keep it under `name`."""
@@ -185,10 +182,9 @@ class Round:
             texts,
             head.config.eagle_aux_hidden_state_layer_ids,
             folder=folder,
-            limit_bytes=round(self._args.cache_gib * _GIB),
+            limit_bytes=0,  # one pass reads them once: to keep them would save nothing
             with_final=options.loss == "distribution",
         )
-        states.prepare()
         drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
         trainer = Trainer(head, self._target, texts, states, progress, options)
@@ -196,7 +192,6 @@ class Round:
         if saved.exists():
             trainer.load(saved)
         trainer.run(saved, _SAVE_S)
-        states.close()
         made = folder / f"{name}.new"
         shutil.rmtree(made, ignore_errors=True)
         save_head(head.to(self._target.stored), made)

@@ -26,6 +26,7 @@ class Choice:
     trained: list[Captured]
     held_back: list[Captured]
     left_out: Counter[str]  # reason -> sequences that nothing can be learned from
+    until: float  # when the newest of all ended, those that are left out included
 
 
 def choose(
@@ -37,7 +38,9 @@ def choose(
     trained, held_back = _Newest(answer_tokens), _Newest(answer_tokens // HELD_BACK)
     left_out: Counter[str] = Counter()
     seen: set[bytes] = set()
+    until = 0.0
     for sequence in captured:
+        until = max(until, sequence.at)
         if reason := _unusable(sequence, vocabulary, max_length):
             left_out[reason] += 1
             continue
@@ -47,7 +50,7 @@ def choose(
             continue
         seen.add(content)
         (held_back if is_held_back(sequence.prompt) else trained).add(sequence)
-    return Choice(trained.of_all_tenants(), held_back.of_all_tenants(), left_out)
+    return Choice(trained.of_all_tenants(), held_back.of_all_tenants(), left_out, until)
 
 
 def is_held_back(prompt: Sequence[int]) -> bool:

@@ -1,7 +1,7 @@
 """What a round has made so far, in a folder that a kill at any point leaves usable.
 
     work/since.json     time of the newest sequence that a round has looked at
-    work/round/         texts, hidden states, the saved training, the candidate
+    work/round/         texts, the saved training, the candidate
 
 The plan of a round is written last when it begins and read first when it goes on. Whatever lies in
 the folder without a plan is left over.

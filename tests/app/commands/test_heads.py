@@ -76,7 +76,7 @@ def test_an_exported_head_names_no_tenant(folder: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("number", "problem"),
-    [("0", "started with"), ("2", "its weights are gone"), ("9", "no generation 9")],
+    [("0", "started with"), ("2", "the weights of generation 2, which was refused, are gone"), ("9", "no generation 9")],
 )
 def test_what_cannot_be_exported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str, problem: str

@@ -244,8 +244,10 @@ def test_a_tenant_that_floods_does_not_lower_what_others_gain(
     assert found.verdict == CANDIDATE
 
 
-def test_an_empty_folder_teaches_nothing(options: argparse.Namespace):
-    for file in (options.folder / FOLDER).iterdir():
-        file.unlink()
-    with pytest.raises(ValueError, match="nothing that was captured"):
+def test_what_teaches_nothing_is_looked_at_once(options: argparse.Namespace):
+    """A stream of forged ids must not keep the learner busy for ever."""
+    write(options.folder, "a", random_ids("mallory", 60))
+    with pytest.raises(ValueError, match=r"too little can be learned from: .*'improbable': 60"):
         run(options)
+    work = Work(options.folder / "work")
+    assert work.since() == 1020.0 and work.plan() is None and not work.round.exists()

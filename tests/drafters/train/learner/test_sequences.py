@@ -78,4 +78,5 @@ def test_what_cannot_be_learned_from_is_left_out_and_counted():
     ]
     chosen = choose(good + bad, answer_tokens=1000, vocabulary=1000, max_length=100)
     assert len(chosen.trained) + len(chosen.held_back) == 3
+    assert chosen.until == 2.0
     assert chosen.left_out == {"duplicate": 1, "unknown token": 2, "too short": 2, "too long": 1}

@@ -69,8 +69,12 @@ def _wait_for_data(args: argparse.Namespace, work: Work) -> None:
 
 
 def _new_tokens(folder: Path, since: float) -> int:
-    """How many tokens of answers were captured after `since`."""
-    return sum(len(sequence.answer) for sequence in captured.read(folder, since))
+    """How many tokens of answers were captured after `since`, and not in the future: a clock that
+    was wrong would make them new for ever."""
+    now = time.time()
+    return sum(
+        len(sequence.answer) for sequence in captured.read(folder, since) if sequence.at <= now
+    )
 
 
 def _take_least() -> None:

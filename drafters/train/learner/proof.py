@@ -97,9 +97,7 @@ def replay(
                for tenant in captured}  # fmt: skip
     return Replay(
         captured=of(list(range(len(groups)))),
-        tenants={
-            name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT
-        },
+        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT},
         mix=of(list(range(len(groups), len(texts)))) if mix else None,
     )
 

@@ -28,6 +28,7 @@ import torch
 
 from drafters.learning import captured
 from drafters.learning.captured import Captured
+from drafters.learning.json_file import read_json, replace_json
 from drafters.learning.lineage import CANDIDATE, REFUSED, STARTED_WITH, Generation, Lineage
 from drafters.model.checkpoint import save_head
 from drafters.model.head import DraftHead
@@ -86,11 +87,14 @@ class Round:
         return self._lineage.generation(number).folder
 
     def _in_force(self) -> int:
+        """The number of the generation that drafts; of the first head if its files are gone."""
         pinned = self._lineage.pinned()
-        return self._lineage.in_force() if pinned is None else pinned
+        number = self._lineage.in_force() if pinned is None else pinned
+        there = {item.number for item in self._lineage.generations() if item.has_weights}
+        return number if number in there else STARTED_WITH
 
     def _choose(self) -> dict[str, Any]:
-        """Write the texts of a new round and its plan. Raises ValueError if there are too few, which
+        """Write the texts of a new round and its plan. Raises ValueError if there are too few; they
         are not new any more then."""
         folder, args, shape = self._work.clear(), self._args, self._target.shape
         choice = choose(
@@ -192,6 +196,12 @@ class Round:
         if saved.exists():
             trainer.load(saved)
         trainer.run(saved, _SAVE_S)
+        replace_json(folder / f"{name}.json", {
+            "steps": progress.steps,
+            "anchors": progress.tokens,
+            "loss": options.loss,
+            "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
+        })  # fmt: skip
         made = folder / f"{name}.new"
         shutil.rmtree(made, ignore_errors=True)
         save_head(head.to(self._target.stored), made)
@@ -219,7 +229,8 @@ class Round:
             "round": plan["round"],
             "parent": plan["parent"],
             "data": plan["data"],
-            "epochs": args.epochs,
+            "training": read_json(self._work.round / f"{_TRAINED}.json"),
+            "selector_training": read_json(self._work.round / f"{_CANDIDATE}.json"),
             "k": args.k,
             "muon_lr": args.muon_lr,
             "adam_lr": args.adam_lr,

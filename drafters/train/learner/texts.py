@@ -53,10 +53,7 @@ def mean_log_probabilities(target: FrozenTarget, texts: Texts) -> list[float]:
 def mix_of(target: FrozenTarget, args: argparse.Namespace, seed: int) -> list[Text]:
     """The texts that are mixed in, in random order: the target's answers to the prompts of --mix,
     else the texts beside the head. None where there is neither."""
-    if args.mix:
-        texts = _answered(target, args)
-    else:
-        texts = load_mix(args.head)
+    texts = _answered(target, args) if args.mix else load_mix(args.head)
     rows = target.shape.vocab_size
     usable = [
         text

@@ -53,9 +53,7 @@ def test_json_has_all(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert found["generations"][0]["provenance"]["replay"]["captured"] == COMPARED
 
 
-def test_one_is_chosen_and_the_choice_given_back(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_one_is_chosen_and_the_choice_given_back(folder: Path, capsys: pytest.CaptureFixture[str]):
     lineage = Lineage(folder)
     for choice, pinned in (("3", 3), ("0", 0), ("auto", None)):
         assert aerie(["heads", "use", str(folder), choice]) == 0
@@ -76,7 +74,11 @@ def test_an_exported_head_names_no_tenant(folder: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("number", "problem"),
-    [("0", "started with"), ("2", "the weights of generation 2, which was refused, are gone"), ("9", "no generation 9")],
+    [
+        ("0", "started with"),
+        ("2", "the weights of generation 2, which was refused, are gone"),
+        ("9", "no generation 9"),
+    ],
 )
 def test_what_cannot_be_exported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str, problem: str

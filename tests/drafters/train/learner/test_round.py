@@ -92,6 +92,8 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert data["sequences"] + data["held_back"] == 60 and data["mixed"] >= 15
     assert data["tenants"] == {"alice": data["tokens"]}
     assert (data["from"], data["to"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:17:39+00:00")
+    assert facts["training"]["steps"] > 10 and facts["selector_training"] is None
+    assert len(facts["training"]["loss_per_depth"]) == 3
     assert facts["torch"] == torch.__version__ and len(facts["target_sha256"]) == 64
     assert load_head(found.folder).config == load_head(options.head).config
     work = Work(options.folder / "work")
@@ -108,6 +110,9 @@ def test_the_next_round_goes_on_from_the_head_in_force(
     assert (second.number, second.provenance["parent"]) == (2, 1)
     assert second.provenance["replay"]["against"] == 1
     lineage.pin(0)
+    assert run(options).provenance["parent"] == 0
+    lineage.pin(None)
+    lineage.put_in_force(77)  # whose folder somebody deleted
     assert run(options).provenance["parent"] == 0
 
 
@@ -209,6 +214,7 @@ def test_a_selector_is_trained_on_too(
     save_head(head, options.head)
     found = run(options)
     before, after = (load_head(folder).state_dict() for folder in (options.head, found.folder))
+    assert found.provenance["selector_training"]["loss"] == "distribution"
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any(name.startswith("selector.") for name in changed)
     assert "fc.weight" in changed

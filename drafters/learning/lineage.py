@@ -115,7 +115,7 @@ class Lineage:
                     file.unlink()
 
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
-        """Keep what service showed of a generation: `verdict` (KEPT or ROLLED_BACK), and figures."""
+        """Keep what service showed of a generation: its `verdict`, KEPT or ROLLED_BACK, ..."""
         replace_json(self.generation(number).folder / _TRIAL, trial)
 
     def in_force(self) -> int:

@@ -31,5 +31,5 @@ def test_files_are_read_in_order_without_what_is_no_sequence(tmp_path: Path):
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"at": 1}', b"null"])
 def test_a_line_that_is_none_raises_value_error(line):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"."):
         Captured.of_line(line)

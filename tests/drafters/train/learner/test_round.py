@@ -232,7 +232,8 @@ def test_ids_that_the_target_would_not_write_are_left_out(options: argparse.Name
     write(options.folder, "b", random_ids("mallory", 500))
     found = run(options)
     data = found.provenance["data"]
-    assert set(data["tenants"]) == {"alice"} and data["sequences"] + data["held_back"] == 60
+    assert set(data["tenants"]) == {"alice"}
+    assert data["sequences"] >= 45 and data["held_back"] >= 5
     # Of 500 sequences half of a round's tokens was looked at, and nothing of them is used.
     assert 2000 // STEPS <= data["left_out"]["improbable"] <= 80
     assert set(found.provenance["replay"]["tenants"]) <= {"alice"}
@@ -242,12 +243,13 @@ def test_ids_that_the_target_would_not_write_are_left_out(options: argparse.Name
 def test_a_tenant_that_floods_does_not_lower_what_others_gain(
     options: argparse.Namespace, target: FrozenTarget
 ):
-    options.answer_tokens = 3000
+    options.answer_tokens, options.epochs = 4000, 12.0
     write(options.folder, "b", served(target, "mallory", 400, seed=6))
     found = run(options)
     tenants = found.provenance["data"]["tenants"]
-    assert tenants["mallory"] <= 1500 + STEPS and tenants["alice"] >= 1000
-    assert found.verdict == CANDIDATE
+    assert tenants["mallory"] <= 2000 + STEPS and tenants["alice"] >= 1500
+    assert found.verdict == CANDIDATE, found.provenance["replay"]
+    assert found.provenance["replay"]["mix"]["ratio"] > 1.0
 
 
 def test_what_teaches_nothing_is_looked_at_once(options: argparse.Namespace):

@@ -43,7 +43,7 @@ TRAINING = {
 # Of the learner, what paces its child and waits for data: no torch.
 LEARNER_PARENT = {
     f"drafters.train.learner.{part}"
-    for part in ("child", "options", "pacing", "parent", "sequences", "work")
+    for part in ("child", "options", "pacing", "parent", "round_folder", "sequences")
 }
 # What runs inside of the engine's processes; `drafters.vllm` itself puts it there.
 SERVING = {
@@ -190,7 +190,7 @@ MAP: dict[str, set[str]] = {
     "drafters.train.learner.parent": {"drafters.learning"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
-    | {f"drafters.train.learner.{part}" for part in ("options", "parent", "work")},
+    | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},
     "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),

@@ -29,13 +29,11 @@ class Load:
     def idle(self) -> bool:
         """Whether nothing is being answered: no request is there, or the gateway is gone.
 
-        A gateway that is there and has not written for a while may be starved: it is not idle. One
-        that has just written is there, whatever its process id means here: it may run in another
-        container.
+        A gateway that is there and has not written for a while may be starved: it is not idle.
         """
-        if time.time() - self.at < 3 * RENEWED_S:
-            return self.requests == 0
-        return not _alive(self.pid)
+        if not _alive(self.pid):
+            return True
+        return self.requests == 0 and time.time() - self.at < 3 * RENEWED_S
 
 
 class LoadSignal:

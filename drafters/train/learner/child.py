@@ -20,7 +20,7 @@ from drafters.learning.lineage import CANDIDATE, Lineage
 from drafters.parent_death import end_with_parent
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.parent import WORK
-from drafters.train.learner.work import Work
+from drafters.train.learner.round_folder import RoundFolder
 
 _LOOK_S = 15.0  # between looks for new data
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     _take_least()
     os.umask(0o077)
-    work = Work(args.folder / WORK)
+    work = RoundFolder(args.folder / WORK)
     if not work.count_attempt():
         print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
     if work.plan() is None:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _wait_for_data(args: argparse.Namespace, work: Work) -> None:
+def _wait_for_data(args: argparse.Namespace, work: RoundFolder) -> None:
     """Return once enough answers are new, and no candidate waits for its trial."""
     lineage, told = Lineage(args.folder), False
     while True:

@@ -47,7 +47,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class CandidateReplay:
     """How a candidate compares with the head in force."""
 
     captured: Comparison
@@ -77,7 +77,7 @@ def replay(
     captured: Mapping[str, Sequence[Text]],  # by tenant, at least one text in all
     mix: Sequence[Text],
     k: int,
-) -> Replay:
+) -> CandidateReplay:
     """Compare two heads on texts that neither was trained on in this round, with `k` drafts."""
     groups = [(tenant, text) for tenant, texts in captured.items() for text in texts]
     texts = [text for _, text in groups] + list(mix)
@@ -95,7 +95,7 @@ def replay(
 
     tenants = {tenant: [i for i, (name, _) in enumerate(groups) if name == tenant]
                for tenant in captured}  # fmt: skip
-    return Replay(
+    return CandidateReplay(
         captured=of(list(range(len(groups)))),
         tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT},
         mix=of(list(range(len(groups), len(texts)))) if mix else None,

@@ -34,10 +34,10 @@ from drafters.model.checkpoint import save_head
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.token_sequences import Text, Texts
-from drafters.train.learner.proof import Replay, replay
+from drafters.train.learner.proof import CandidateReplay, replay
+from drafters.train.learner.round_folder import RoundFolder
 from drafters.train.learner.sequences import HELD_BACK, choose, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
-from drafters.train.learner.work import Work
 from drafters.train.optimisation.head_init import known_head
 from drafters.train.optimisation.loop import LoopOptions, Trainer
 from drafters.train.optimisation.loss import Kind
@@ -58,7 +58,7 @@ _SELECTOR = LoopOptions(batch_tokens=1024, retain=0.7, adam_lr=1e-3, selector=Tr
 class Round:
     """One round, which may have been begun by a process that was killed."""
 
-    def __init__(self, args: argparse.Namespace, work: Work) -> None:
+    def __init__(self, args: argparse.Namespace, work: RoundFolder) -> None:
         self._args, self._work = args, work
         self._lineage = Lineage(args.folder)
         prepare_cpu(args.threads)
@@ -208,7 +208,7 @@ class Round:
         self._work.keep(made, name)
         saved.unlink(missing_ok=True)
 
-    def _compare(self, plan: dict[str, Any], in_force: int) -> Replay:
+    def _compare(self, plan: dict[str, Any], in_force: int) -> CandidateReplay:
         texts = list(Texts.load(self._work.round / _HELD_BACK))
         tenants = plan["held_back_of"]
         by_tenant: defaultdict[str, list[Text]] = defaultdict(list)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from drafters.train.learner.proof import Comparison, Replay, compare
+from drafters.train.learner.proof import CandidateReplay, Comparison, compare
 
 
 def comparison(faster: float, answers: int = 60) -> Comparison:
@@ -18,8 +18,8 @@ def comparison(faster: float, answers: int = 60) -> Comparison:
     return compare(tokens, torch.tensor(before), torch.tensor(after))
 
 
-def replay(captured: float, mix: float = 1.0, **tenants: float) -> Replay:
-    return Replay(
+def replay(captured: float, mix: float = 1.0, **tenants: float) -> CandidateReplay:
+    return CandidateReplay(
         comparison(captured),
         {name: comparison(faster) for name, faster in tenants.items()},
         comparison(mix),
@@ -45,7 +45,7 @@ def test_a_candidate_that_is_not_better_is_refused(faster: float):
 
 def test_a_single_answer_proves_nothing():
     one = compare(torch.tensor([100]), torch.tensor([50]), torch.tensor([25]))
-    assert Replay(one, {}, None).objection() == "not better on captured answers"
+    assert CandidateReplay(one, {}, None).objection() == "not better on captured answers"
 
 
 def test_a_tenant_that_loses_is_protected_from_those_who_gain():

@@ -20,7 +20,7 @@ from drafters.train.data.token_sequences import Texts
 from drafters.train.learner import round as rounds
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.round import Round
-from drafters.train.learner.work import Work
+from drafters.train.learner.round_folder import RoundFolder
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import NewHead
@@ -74,7 +74,7 @@ def options(learning: Path, target_folder: Path) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> Generation:
-    work = Work(options.folder / "work")
+    work = RoundFolder(options.folder / "work")
     work.round.parent.mkdir(exist_ok=True)
     return Round(options, work).run()
 
@@ -96,7 +96,7 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert len(facts["training"]["loss_per_depth"]) == 3
     assert facts["torch"] == torch.__version__ and len(facts["target_sha256"]) == 64
     assert load_head(found.folder).config == load_head(options.head).config
-    work = Work(options.folder / "work")
+    work = RoundFolder(options.folder / "work")
     assert work.plan() is None and work.since() == 1059.0 and not work.round.exists()
 
 
@@ -145,15 +145,15 @@ def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     ("die", "owner", "name"),
     [
         (die_before, rounds, "mean_log_probabilities"),
-        (die_before, Work, "begin"),
-        (die_after, Work, "begin"),
+        (die_before, RoundFolder, "begin"),
+        (die_after, RoundFolder, "begin"),
         (die_after, rounds, "save_head"),
-        (die_before, Work, "keep"),
-        (die_after, Work, "keep"),
+        (die_before, RoundFolder, "keep"),
+        (die_after, RoundFolder, "keep"),
         (die_before, rounds, "replay"),
         (die_before, Lineage, "add"),
         (die_after, Lineage, "add"),
-        (die_before, Work, "finish"),
+        (die_before, RoundFolder, "finish"),
         (die_before, rounds.shutil, "rmtree"),
     ],
     ids=lambda item: getattr(item, "__name__", str(item)),
@@ -168,7 +168,7 @@ def test_a_round_goes_on_wherever_it_was_killed(
     found = run(options)
     assert found.verdict == CANDIDATE
     assert [item.number for item in Lineage(options.folder).generations()] == [1]
-    assert Work(options.folder / "work").since() == 1059.0
+    assert RoundFolder(options.folder / "work").since() == 1059.0
 
 
 def test_training_goes_on_from_where_it_was_saved(
@@ -257,5 +257,5 @@ def test_what_teaches_nothing_is_looked_at_once(options: argparse.Namespace):
     write(options.folder, "a", random_ids("mallory", 60))
     with pytest.raises(ValueError, match=r"too little can be learned from: .*'improbable': 60"):
         run(options)
-    work = Work(options.folder / "work")
+    work = RoundFolder(options.folder / "work")
     assert work.since() == 1020.0 and work.plan() is None and not work.round.exists()

@@ -22,7 +22,7 @@ _PLAN, _ATTEMPTS = "plan.json", "attempts.json"
 _MOST_ATTEMPTS = 10  # of one phase: whatever ends it again and again would do so for ever
 
 
-class Work:
+class RoundFolder:
     """The files of a round."""
 
     def __init__(self, folder: Path) -> None:

@@ -28,6 +28,7 @@ from drafters.train.learner.pacing import TICK_S, Pacing
 
 CHILD = "drafters.train.learner.child"
 WORK = "work"  # in the folder of learning: what a round has made so far
+_LOCK_WAIT_S = 5.0  # the child of a learner that was killed ends a moment after it
 _BACKOFF_S = (1.0, 60.0)  # the first wait after a child that failed, and the longest
 
 
@@ -110,12 +111,17 @@ def _lock(folder: Path) -> int | None:
     """A descriptor that keeps other learners away from a folder; None if one is there."""
     folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - began > _LOCK_WAIT_S:
+                os.close(descriptor)
+                return None
+            time.sleep(TICK_S)
+        else:
+            return descriptor
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

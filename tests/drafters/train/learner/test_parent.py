@@ -175,6 +175,7 @@ def test_wrong_options_are_named(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # of the lowest priority: beside other tests it starves
 def test_a_round_outlives_kill_9_of_child_and_parent(
     tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead
 ):

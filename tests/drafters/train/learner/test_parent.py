@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -174,8 +175,16 @@ def test_wrong_options_are_named(
     assert problem in capsys.readouterr().err
 
 
+def hurry(pid: int) -> None:
+    """Let a child of the lowest priority compete with other tests, where that is allowed."""
+    with suppress(OSError):
+        if os.sched_getscheduler(pid) == os.SCHED_IDLE:
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # of the lowest priority: beside other tests it starves
+@pytest.mark.timeout(1200)  # a child of the lowest priority starves beside other tests
 def test_a_round_outlives_kill_9_of_child_and_parent(
     tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead
 ):
@@ -185,7 +194,7 @@ def test_a_round_outlives_kill_9_of_child_and_parent(
     write(tmp_path / "dir", "a", served(target, "alice", 60, seed=1))
     run = [
         *command(tmp_path / "dir", "--rounds", "1", "--new-tokens", "1000", "--k", "3"),
-        "--epochs", "20", "--answer-tokens", "4000", "--device", "cpu",
+        "--epochs", "6", "--answer-tokens", "4000", "--device", "cpu",
         "--muon-lr", "0.02", "--adam-lr", "0.01", "--target", str(target_folder),
     ]  # fmt: skip
     work, seen, kills = tmp_path / "dir" / "work" / "round", set[str](), 0
@@ -194,7 +203,9 @@ def test_a_round_outlives_kill_9_of_child_and_parent(
     try:
         while parent.poll() is None:
             names = {file.name for file in work.glob("*") if not file.name.startswith(".")}
-            if names - seen:
+            for child in children(parent.pid):
+                hurry(child)
+            if names - seen and kills < 6:
                 seen |= names
                 kills += 1
                 if kills % 2:
@@ -204,7 +215,7 @@ def test_a_round_outlives_kill_9_of_child_and_parent(
                     parent.kill()
                     parent.wait()
                     parent = subprocess.Popen(run)
-            time.sleep(0.002)
+            time.sleep(0.005)
     finally:
         parent.kill()
         parent.wait()

@@ -63,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from drafters.train.train_head import main as train
 
         return train(arguments[1:])
+    if arguments[:1] == ["learn"]:
+        from drafters.train.learner.parent import main as learn
+
+        return learn(arguments[1:])
+    if arguments[:1] == ["heads"]:
+        return _heads(arguments[1:])
     if arguments[:1] == ["prompts"]:
         from drafters.train.prompts.generate_prompts import main as prompts
 
@@ -161,6 +167,16 @@ def _keys(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
 
 
+def _heads(arguments: Sequence[str]) -> int:
+    from app.commands.heads import main as heads
+
+    try:
+        return heads(arguments)
+    except AerieError as error:
+        print(f"aerie: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
 def _models(arguments: Sequence[str]) -> int:
     from app.commands.models import main as models
 
@@ -222,6 +238,12 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     examine.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser(
         "train", help="train a draft head for a target on your prompts", add_help=False
+    )
+    commands.add_parser(
+        "learn", help="train a head further on the traffic that a gateway captures", add_help=False
+    )
+    commands.add_parser(
+        "heads", help="list, choose and export heads that were trained further", add_help=False
     )
     commands.add_parser(
         "prompts", help="let a target write prompts to train a head on", add_help=False

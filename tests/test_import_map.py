@@ -42,6 +42,11 @@ TRAINING = {
     f"drafters.train.{part}"
     for part in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
 } | RUN
+# Of the learner, what paces its child and waits for data: no torch.
+LEARNER_PARENT = {
+    f"drafters.train.learner.{part}"
+    for part in ("child", "options", "pacing", "parent", "round_folder", "sequences")
+}
 # What runs inside of the engine's processes; `drafters.vllm` itself puts it there.
 SERVING = {
     f"drafters.vllm.{part}"
@@ -114,7 +119,8 @@ MAP: dict[str, set[str]] = {
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
     "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_FILES,
-    "app.commands": BASE | {"app.admission", "app.doctor", "app.presets"},
+    "app.commands": BASE
+    | {"app.admission", "app.doctor", "app.presets", "drafters.learning", "drafters.markdown"},
     "app.cli": BASE
     | CONFIGURATION
     | {"app.commands", "app.doctor", "app.server", "drafters.parent_death"},
@@ -182,6 +188,16 @@ MAP: dict[str, set[str]] = {
     | RUN,
     "drafters.train.prompts": {"drafters.packaged", "drafters.train.data", "drafters.train.target"}
     | RUN,
+    "drafters.train.learner": {"drafters.learning", "drafters.model", "drafters.train.data"}
+    | {f"drafters.train.{layer}" for layer in ("evaluation", "optimisation", "target")}
+    | LEARNER_PARENT
+    | RUN,
+    **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
+    "drafters.train.learner.options": {"drafters.train.learner.pacing"},
+    "drafters.train.learner.parent": {"drafters.learning"}
+    | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
+    "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
+    | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},
     "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
@@ -208,9 +224,12 @@ LAZY_HOOKS = {
         "bench.cli",
         "bench.simulate.replay_tables",
         "drafters.train.evaluation.evaluate_head",
+        "drafters.train.learner.parent",
         "drafters.train.prompts.generate_prompts",
         "drafters.train.train_head",
-    }
+    },
+    # Waits for data without torch, for hours, and then makes use of them.
+    "drafters.train.learner.child": {"drafters.train.learner.round"},
 }
 
 # Heavy packages -> the only layers that may import them.
@@ -229,6 +248,7 @@ GUARDED = {
         "drafters.model.head_values",
         "drafters.ops",
         "drafters.train",
+        "drafters.train.learner",
         *TRAINING,
         "drafters.vllm",
         *SERVING,
@@ -240,6 +260,7 @@ STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
     *("drafters.small_samples", "drafters.vllm.error_report"),
     *HEAD_CONFIG,
+    *LEARNER_PARENT,
 }
 
 

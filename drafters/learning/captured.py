@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -63,22 +64,27 @@ class Captured:
             raise ValueError(f"not a captured sequence: {error!r}") from None
 
 
-def read(folder: Path) -> Iterator[Captured]:
-    """Every whole sequence in the files of `folder`, the oldest file first.
+def read(folder: Path, since: float = -math.inf) -> Iterator[Captured]:
+    """Every whole sequence in the files of `folder`, the oldest file first; those alone that ended
+    after `since`, in seconds since 1970.
 
     A file that is deleted meanwhile ends there. Lines that are no sequence are left out.
     """
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
+            if file.stat().st_mtime < since:
+                continue
             lines = file.open("rb")
         except FileNotFoundError:
             continue
         with lines:
             for line in lines:
                 try:
-                    yield Captured.of_line(line)
+                    sequence = Captured.of_line(line)
                 except ValueError:
                     continue
+                if sequence.at > since:
+                    yield sequence
 
 
 def _encoded(ids: Sequence[int]) -> str:

@@ -14,7 +14,6 @@ gateway was started with, and has no folder.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -22,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from drafters.learning.json_file import read_json, replace_json
 
 FOLDER = "generations"
 STARTED_WITH = 0  # the number of the head that the gateway was started with
@@ -31,6 +32,10 @@ CANDIDATE = "candidate"  # the replay favours it; service has not been asked yet
 KEPT = "kept"
 ROLLED_BACK = "rolled back"
 REFUSED = "refused"  # the replay does not favour it: its weights are gone
+
+_PROVENANCE, _TRIAL = "provenance.json", "trial.json"
+RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
+_WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Generation:
             return str(self.trial["verdict"])
         return str(self.provenance["verdict"])
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the head's files are still there: not of refused ones, nor of old ones."""
+        return any(file.name not in RECORDS for file in self.folder.iterdir())
+
 
 class Lineage:
     """The generations in a folder of learning."""
@@ -60,9 +70,9 @@ class Lineage:
         """All generations, the oldest first."""
         found = []
         for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
-            provenance = _read(folder / "provenance.json")
+            provenance = read_json(folder / _PROVENANCE)
             if folder.name.isdigit() and provenance is not None:
-                trial = _read(folder / "trial.json")
+                trial = read_json(folder / _TRIAL)
                 found.append(Generation(int(folder.name), folder, provenance, trial))
         return found
 
@@ -85,15 +95,28 @@ class Lineage:
         source = head
         if provenance["verdict"] == REFUSED:
             source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
-        _replace(source / "provenance.json", provenance)
+        replace_json(source / _PROVENANCE, provenance)
         os.rename(source, place)
         if source is not head:
             shutil.rmtree(head)
         return self.generation(number)
 
+    def prune(self, keep: int = _WITH_WEIGHTS) -> None:
+        """Delete the weights of all but the newest `keep` generations, the one in force and the one
+        that is pinned. What is known of them stays."""
+        needed = {self.in_force(), self.pinned()}
+        for generation in self.generations()[:-keep]:
+            if generation.number in needed:
+                continue
+            for file in generation.folder.iterdir():
+                if file.is_dir():
+                    shutil.rmtree(file)
+                elif file.name not in RECORDS:
+                    file.unlink()
+
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
         """Keep what service showed of one: a `verdict`, KEPT or ROLLED_BACK, and figures."""
-        _replace(self.generation(number).folder / "trial.json", trial)
+        replace_json(self.generation(number).folder / _TRIAL, trial)
 
     def in_force(self) -> int:
         """The number of the generation that drafts."""
@@ -101,7 +124,7 @@ class Lineage:
 
     def put_in_force(self, number: int) -> None:
         """Say that the generation of this number drafts from now on, also after a restart."""
-        _replace(self._folder / "in_force", number)
+        replace_json(self._folder / "in_force", number)
 
     def pinned(self) -> int | None:
         """The number of the generation that an operator chose; None if the proof chooses."""
@@ -112,31 +135,10 @@ class Lineage:
 
         Raises KeyError if there is no such generation, or its weights are gone.
         """
-        if number not in (None, STARTED_WITH) and self.generation(number).verdict == REFUSED:
+        if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
-        _replace(self._folder / "pinned", number)
+        replace_json(self._folder / "pinned", number)
 
     def _number(self, name: str) -> int | None:
-        found = _read(self._folder / name)
+        found = read_json(self._folder / name)
         return int(found) if found is not None else None
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _replace(file: Path, content: Any) -> None:
-    """Write a file of JSON for its owner alone, which appears whole. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "w") as out:
-            json.dump(content, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

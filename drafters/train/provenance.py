@@ -19,7 +19,13 @@ def write_provenance(
     folder: Path, argv: Sequence[str], seed: int, facts: Mapping[str, object]
 ) -> None:
     """Write the record beside the weights in `folder`; `facts` are the run's own figures."""
-    document = {
+    document = run_record(argv, seed, facts)
+    (folder / "provenance.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def run_record(argv: Sequence[str], seed: int, facts: Mapping[str, object]) -> dict[str, object]:
+    """The record of a run: its command, the code, the versions and the machine, and `facts`."""
+    return {
         # Folders differ from machine to machine and mean nothing elsewhere.
         "argv": [Path(word).name if "/" in word else word for word in argv],
         "seed": seed,
@@ -32,7 +38,6 @@ def write_provenance(
         "threads": torch.get_num_threads(),
         **facts,
     }
-    (folder / "provenance.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 def read_provenance(folder: Path | None) -> dict[str, Any] | None:

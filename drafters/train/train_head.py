@@ -26,6 +26,7 @@ from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -131,6 +132,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "init": read_provenance(args.init),
         "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
+    if not args.selector:  # the copy of a head keeps the texts of that head
+        save_mix(texts, args.out)
     saved.unlink(missing_ok=True)
     print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")

@@ -62,3 +62,21 @@ def test_what_a_kill_left_half_done_is_no_generation(tmp_path: Path):
     lineage.put_in_force(2)
     (file,) = [file for file in tmp_path.iterdir() if file.is_file()]
     assert file.name == "in_force" and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    for _ in range(6):
+        made = head(tmp_path)
+        (made / "selector").mkdir()
+        (made / "selector" / "model.safetensors").write_text("weights")
+        lineage.add(made, {"verdict": CANDIDATE})
+    lineage.record_trial(2, {"verdict": KEPT})
+    lineage.put_in_force(1)
+    lineage.pin(3)
+    lineage.prune(keep=2)
+    assert [item.number for item in lineage.generations() if item.has_weights] == [1, 3, 5, 6]
+    assert lineage.generation(2).verdict == KEPT
+    assert {file.name for file in lineage.generation(4).folder.iterdir()} == {"provenance.json"}
+    with pytest.raises(KeyError):
+        lineage.pin(2)

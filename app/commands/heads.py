@@ -1,0 +1,152 @@
+"""`aerie heads`: list, choose and export heads that were trained further on captured traffic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.errors import SettingsError
+from drafters.learning.lineage import RECORDS, STARTED_WITH, Generation, Lineage
+from drafters.markdown import columns
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one subcommand. Raises SettingsError for what cannot be done."""
+    options = _parser().parse_args(arguments)
+    if not options.folder.is_dir():
+        raise SettingsError("heads", f"{options.folder} is no folder: give that of --learn")
+    lineage = Lineage(options.folder)
+    if options.action == "use":
+        _use(lineage, options.generation)
+    elif options.action == "export":
+        _export(lineage, options.generation, options.out)
+    elif options.json:
+        print(json.dumps(_document(lineage), indent=2))
+    else:
+        print(_table(lineage))
+    return 0
+
+
+def _use(lineage: Lineage, chosen: int | None) -> None:
+    try:
+        lineage.pin(chosen)
+    except KeyError:
+        problem = f"there is no generation {chosen}, or its weights are gone"
+        raise SettingsError("heads", problem) from None
+    if chosen is None:
+        print("the proof in service chooses again")
+    else:
+        print(f"generation {chosen} is pinned: a gateway that runs loads it now, others at start")
+
+
+def _export(lineage: Lineage, number: int | None, out: Path) -> None:
+    """Copy a head, without what its provenance says of tenants."""
+    if number in (None, STARTED_WITH):
+        raise SettingsError("heads", "generation 0 is the head that the gateway was started with")
+    assert number is not None
+    try:
+        generation = lineage.generation(number)
+    except KeyError:
+        raise SettingsError("heads", f"there is no generation {number}") from None
+    if not generation.has_weights:
+        problem = f"the weights of generation {number}, which was {generation.verdict}, are gone"
+        raise SettingsError("heads", problem)
+    if out.exists():
+        raise SettingsError("heads", f"{out} exists already")
+    shutil.copytree(generation.folder, out, ignore=shutil.ignore_patterns(*RECORDS))
+    shared = json.dumps(_without_tenants(generation.provenance), indent=2)
+    (out / "provenance.json").write_text(shared + "\n")
+    print(f"wrote {out}; next: aerie serve --drafter {out}")
+
+
+def _without_tenants(value: Any) -> Any:
+    """A record without its parts named `tenants`, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _without_tenants(item) for key, item in value.items() if key != "tenants"}
+    return value
+
+
+def _document(lineage: Lineage) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "in_force": lineage.in_force(),
+        "pinned": lineage.pinned(),
+        "generations": [
+            {
+                "generation": item.number,
+                "verdict": item.verdict,
+                "provenance": dict(item.provenance),
+                "trial": item.trial and dict(item.trial),
+            }
+            for item in lineage.generations()
+        ],
+    }
+
+
+def _table(lineage: Lineage) -> str:
+    rows = [["generation", "from", "answer tokens", "until", "replay", "mix", "trial", "verdict"]]
+    rows.append([_marked(lineage, STARTED_WITH), *["-"] * 6, "started with"])
+    for item in lineage.generations():
+        facts = item.provenance
+        data, replay = facts.get("data", {}), facts.get("replay", {})
+        rows.append([
+            _marked(lineage, item.number), str(facts.get("parent", "-")),
+            str(data.get("tokens", "-")), str(data.get("to", "-")),
+            _ratio(replay.get("captured")), _ratio(replay.get("mix")), _ratio(item.trial),
+            _verdict(item),
+        ])  # fmt: skip
+    return "\n".join([*columns(rows), "ratios: over the head in force, with their 95% intervals"])
+
+
+def _marked(lineage: Lineage, number: int) -> str:
+    marks = [] if lineage.in_force() != number else ["in force"]
+    marks += [] if lineage.pinned() != number else ["pinned"]
+    return f"{number} ({', '.join(marks)})" if marks else str(number)
+
+
+def _verdict(generation: Generation) -> str:
+    reason = generation.provenance.get("reason")
+    return f"{generation.verdict}: {reason}" if reason else generation.verdict
+
+
+def _ratio(figures: Mapping[str, Any] | None) -> str:
+    """`1.08 (1.05 to 1.11)`, or `-` where nothing is known."""
+    if not figures or "ratio" not in figures:
+        return "-"
+    text, interval = f"{figures['ratio']:.3f}", figures.get("interval")
+    return f"{text} ({interval[0]:.3f} to {interval[1]:.3f})" if interval else text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aerie heads", description=__doc__, allow_abbrev=False)
+    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    folder.add_argument("folder", type=Path, metavar="DIR", help="folder of `aerie serve --learn`")
+    actions = parser.add_subparsers(dest="action", required=True)
+    show = actions.add_parser(
+        "list", parents=[folder], help="print every generation", allow_abbrev=False
+    )
+    show.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    use = actions.add_parser(
+        "use", parents=[folder], help="choose the generation that drafts", allow_abbrev=False
+    )
+    use.add_argument(
+        "generation", type=_choice, metavar="N", help="its number, 0 for the first head, or auto"
+    )
+    export = actions.add_parser(
+        "export", parents=[folder], help="copy a head out of the folder", allow_abbrev=False
+    )
+    export.add_argument("generation", type=_choice, metavar="N", help="its number")
+    export.add_argument("out", type=Path, metavar="OUT", help="folder to write, a new one")
+    return parser
+
+
+def _choice(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor `auto`")
+    return int(text)

@@ -1,0 +1,128 @@
+"""Train a head further on the traffic that `aerie serve --learn DIR` captures.
+
+A candidate is trained from the head in force, on captured answers and on the texts that the head
+was made from. It is compared with the head in force on answers that were held back, and written to
+DIR/generations. A gateway with --learn DIR tries it in service; `aerie heads` shows and chooses.
+
+Beside a gateway it computes while that answers nothing, and stops within a tenth of a second when a
+request comes. It may be killed at any time: the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from drafters.learning import load_signal
+from drafters.train.learner.options import learn_parser, option_problem
+from drafters.train.learner.pacing import TICK_S, Pacing
+
+CHILD = "drafters.train.learner.child"
+WORK = "work"  # in the folder of learning: what a round has made so far
+_LOCK_WAIT_S = 5.0  # the child of a learner that was killed ends a moment after it
+_BACKOFF_S = (1.0, 60.0)  # the first wait after a child that failed, and the longest
+
+
+class _Stopped(Exception):
+    """A signal asks the process to end."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `aerie learn`; returns the exit code, 2 for wrong options."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = learn_parser(__doc__).parse_args(argv)
+    if problem := option_problem(args):
+        print(f"aerie learn: {problem}", file=sys.stderr)
+        return 2
+    lock = _lock(args.folder / WORK)
+    if lock is None:
+        print(f"aerie learn: another learner works on {args.folder}", file=sys.stderr)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _stop)
+    try:
+        _learn(args, argv, lock)
+    except _Stopped:
+        pass
+    finally:
+        os.close(lock)
+    return 0
+
+
+def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
+    """Have one child after another make a candidate each, until enough were made."""
+    deadline = time.monotonic() + 60.0 * args.minutes if args.minutes is not None else None
+    pacing, made, wait = Pacing(args.when, args.share), 0, _BACKOFF_S[0]
+    command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+    while made != args.rounds:
+        # The lock is held by whichever of the two ends last.
+        child = subprocess.Popen(command, env=environment, pass_fds=[lock])
+        try:
+            code = _pace(child, pacing, args.folder, deadline)
+        finally:
+            child.kill()
+            child.wait()
+        if code == 0:
+            made, wait = made + 1, _BACKOFF_S[0]
+            continue
+        if deadline is not None and time.monotonic() + wait > deadline:
+            return
+        print(f"learner: ended with {code}, again in {wait:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(wait)
+        wait = min(2 * wait, _BACKOFF_S[1])
+
+
+def _pace(
+    child: subprocess.Popen[bytes], pacing: Pacing, folder: Path, deadline: float | None
+) -> int | None:
+    """Stop and continue a child as the load allows; returns its exit code, None at the deadline."""
+    runs = True
+    while (code := child.poll()) is None:
+        now = time.monotonic()
+        if deadline is not None and now > deadline:
+            return None
+        if pacing.may_run(_idle(folder), now) != runs:
+            child.send_signal(signal.SIGSTOP if runs else signal.SIGCONT)
+            runs = not runs
+        time.sleep(TICK_S)
+    return code
+
+
+def _idle(folder: Path) -> bool:
+    """Whether the gateway answers nothing, or there is none."""
+    try:
+        load = load_signal.read(folder)
+    except OSError:
+        return False
+    return load is None or load.idle()
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that keeps other learners away from a folder; None if one is there."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - began > _LOCK_WAIT_S:
+                os.close(descriptor)
+                return None
+            time.sleep(TICK_S)
+        else:
+            return descriptor
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped

@@ -1,0 +1,131 @@
+"""The replay of a candidate: does it draft better than the head in force, and for whom?
+
+Both heads draft behind answers that were held back. What counts is how many steps the same answers
+take: the ratio of the numbers of steps is that of the acceptance lengths. Its interval is made by
+resampling answers, each with its steps under both heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafters.train.data.token_sequences import Text
+from drafters.train.evaluation.answers import Answers
+from drafters.train.evaluation.evaluate_head import load_fitting_head, measure
+from drafters.train.evaluation.statistics import draw_weights, ratio_intervals
+from drafters.train.target import FrozenTarget
+
+WORSE = 0.98  # a ratio of acceptance lengths below this is too bad for any group
+_LEAST_OF_TENANT = 8  # answers of a tenant, for a verdict of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two heads on the same answers."""
+
+    answers: int
+    tokens: int  # written in steps that may have drafts: all but each answer's first
+    before: float  # acceptance length of the head in force
+    after: float  # of the candidate
+    ratio: float  # after / before
+    interval: tuple[float, float] | None  # 95%, of the ratio; None of a single answer
+
+    @property
+    def better(self) -> bool:
+        """Whether the candidate is better with 95% confidence."""
+        return self.interval is not None and self.interval[0] > 1.0
+
+    @property
+    def surely_worse(self) -> bool:
+        """Whether the candidate is too much worse with 95% confidence."""
+        return self.interval is not None and self.interval[1] < WORSE
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateReplay:
+    """How a candidate compares with the head in force."""
+
+    captured: Comparison
+    tenants: dict[str, Comparison]  # those with enough answers
+    mix: Comparison | None  # None without a mix
+
+    def objection(self) -> str | None:
+        """Why the candidate is refused; None if it is favoured."""
+        if worse := sorted(name for name, item in self.tenants.items() if item.surely_worse):
+            return f"worse for the tenant {worse[0]!r}"
+        if self.mix is not None and self.mix.ratio < WORSE:
+            return "worse on the texts that are mixed in"
+        return None if self.captured.better else "not better on captured answers"
+
+    def figures(self) -> dict[str, Any]:
+        """The comparison as it is kept in a generation's provenance."""
+        return {
+            "captured": asdict(self.captured),
+            "tenants": {name: asdict(item) for name, item in self.tenants.items()},
+            "mix": asdict(self.mix) if self.mix else None,
+        }
+
+
+def replay(
+    target: FrozenTarget,
+    heads: tuple[Path, Path],  # the one in force, the candidate
+    captured: Mapping[str, Sequence[Text]],  # by tenant, at least one text in all
+    mix: Sequence[Text],
+    k: int,
+) -> CandidateReplay:
+    """Compare two heads on texts that neither was trained on in this round, with `k` drafts."""
+    groups = [(tenant, text) for tenant, texts in captured.items() for text in texts]
+    texts = [text for _, text in groups] + list(mix)
+    answers = _answers(texts, k)
+    before, after = (
+        measure(load_fitting_head(folder, target, "of the learner"), target, answers, counts=[k])
+        .results[k]
+        .steps
+        for folder in heads
+    )
+    tokens = torch.tensor(answers.written) - 1
+
+    def of(rows: list[int]) -> Comparison:
+        return compare(tokens[rows], before[rows], after[rows])
+
+    tenants = {tenant: [i for i, (name, _) in enumerate(groups) if name == tenant]
+               for tenant in captured}  # fmt: skip
+    return CandidateReplay(
+        captured=of(list(range(len(groups)))),
+        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT},
+        mix=of(list(range(len(groups), len(texts)))) if mix else None,
+    )
+
+
+def compare(tokens: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> Comparison:
+    """Compare by the steps that each answer takes; all are integers [answers]."""
+    count = int(tokens.sum())
+    interval = None
+    if len(tokens) > 1:
+        ends = ratio_intervals(before[:, None], after, draw_weights(len(tokens), seed=0))
+        low, high = ends[0].tolist()
+        interval = (round(low, 4), round(high, 4))
+    return Comparison(
+        answers=len(tokens),
+        tokens=count,
+        before=round(count / int(before.sum()), 4),
+        after=round(count / int(after.sum()), 4),
+        ratio=round(int(before.sum()) / int(after.sum()), 4),
+        interval=interval,
+    )
+
+
+def _answers(texts: Sequence[Text], k: int) -> Answers:
+    """Texts as answers to replay. Behind each there is nothing that a draft could agree with."""
+    nothing = torch.full((k,), -1)
+    return Answers(
+        prompt_lengths=[text.prompt for text in texts],
+        written=[len(text.tokens) - text.prompt for text in texts],
+        texts=[torch.cat([text.tokens, nothing]) for text in texts],
+        beyond=k,
+    )

@@ -1,0 +1,260 @@
+"""A round of the learner: captured sequences become a generation, in phases.
+
+    choose    the texts: captured ones, and those of the mix; an eighth of both is held back
+    train     the head in force is trained on, as `aerie train --init` does
+    select    so is its path selector, which would read other states than it was trained on
+    compare   the candidate with the head in force, on what was held back
+    add       the generation, with all that is known of it
+
+Each phase leaves its result in the round's folder, where it appears whole. After a kill the phases
+that are complete are not repeated, and training goes on from where it was saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafters.learning import captured
+from drafters.learning.captured import Captured
+from drafters.learning.json_file import read_json, replace_json
+from drafters.learning.lineage import CANDIDATE, REFUSED, STARTED_WITH, Generation, Lineage
+from drafters.model.checkpoint import save_head
+from drafters.model.head import DraftHead
+from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.token_sequences import Text, Texts
+from drafters.train.learner.proof import CandidateReplay, replay
+from drafters.train.learner.round_folder import RoundFolder
+from drafters.train.learner.sequences import HELD_BACK, choose, is_held_back
+from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
+from drafters.train.optimisation.head_init import known_head
+from drafters.train.optimisation.loop import LoopOptions, Trainer
+from drafters.train.optimisation.loss import Kind
+from drafters.train.progress import Progress
+from drafters.train.provenance import run_record
+from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.target import FrozenTarget
+
+_TRAINED, _CANDIDATE = "trained", "candidate"
+_TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
+_SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
+_REPORT_S = 60.0  # between two lines of progress
+# Of the training of the head; those of its selector are those of docs/train-selector.md.
+_HEAD = LoopOptions(retain=0.7)
+_SELECTOR = LoopOptions(batch_tokens=1024, retain=0.7, adam_lr=1e-3, selector=True)
+
+
+class Round:
+    """One round, which may have been begun by a process that was killed."""
+
+    def __init__(self, args: argparse.Namespace, work: RoundFolder) -> None:
+        self._args, self._work = args, work
+        self._lineage = Lineage(args.folder)
+        prepare_cpu(args.threads)
+
+    def run(self) -> Generation:
+        """Make a generation. Raises OSError, RuntimeError and ValueError."""
+        plan = self._work.plan() or self._choose()
+        made = self._already_added(plan)
+        if made is None:
+            self._train(plan)
+            self._select(plan)
+            made = self._add(plan)
+        self._work.finish(plan["until"])
+        self._lineage.prune()
+        return made
+
+    @cached_property
+    def _target(self) -> FrozenTarget:
+        device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return FrozenTarget.load(self._args.target, dtype=slow_bfloat16(device), device=device)
+
+    def _head_of(self, number: int) -> Path:
+        """The folder of a generation's head."""
+        if number == STARTED_WITH:
+            return Path(self._args.head)
+        return self._lineage.generation(number).folder
+
+    def _in_force(self) -> int:
+        """The number of the generation that drafts; of the first head if its files are gone."""
+        pinned = self._lineage.pinned()
+        number = self._lineage.in_force() if pinned is None else pinned
+        there = {item.number for item in self._lineage.generations() if item.has_weights}
+        return number if number in there else STARTED_WITH
+
+    def _choose(self) -> dict[str, Any]:
+        """Write the texts of a new round and its plan. Raises ValueError if there are too few; they
+        are not new any more then."""
+        folder, args, shape = self._work.clear(), self._args, self._target.shape
+        choice = choose(
+            captured.read(args.folder / captured.FOLDER),
+            answer_tokens=args.answer_tokens,
+            vocabulary=shape.vocab_size,
+            max_length=min(args.max_length, shape.max_position_embeddings),
+        )
+        sequences = choice.trained + choice.held_back
+        until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
+        probable = self._probable(sequences)
+        left_out = choice.left_out + Counter(improbable=len(sequences) - sum(probable))
+        kept = [item for item, keep in zip(sequences, probable, strict=True) if keep]
+        trained = [item for item in kept if not is_held_back(item.prompt)]
+        held_back = [item for item in kept if is_held_back(item.prompt)]
+        if not trained or not held_back:
+            self._work.finish(until)
+            raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
+        texts = [self._text(item) for item in trained]
+        tokens = sum(len(item.answer) for item in trained)
+        seed = int(until)
+        mix = mix_of(self._target, args, seed)
+        mixed = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
+        mixed = taken(mixed, tokens * args.mix_share / (1.0 - args.mix_share))
+        apart = [text for text in mix if is_held_back(text.tokens[: text.prompt].tolist())]
+        apart = taken(apart, args.answer_tokens / HELD_BACK)
+        Texts.of(texts + mixed).save(folder / _TEXTS)
+        Texts.of([*map(self._text, held_back), *apart]).save(folder / _HELD_BACK)
+        plan = {
+            "round": f"{time.time_ns():x}",
+            "until": until,
+            "began": time.time(),
+            "parent": self._in_force(),
+            "seed": seed,
+            "held_back_of": [item.tenant for item in held_back],
+            "data": {
+                "sequences": len(trained),
+                "tokens": tokens,
+                "held_back": len(held_back),
+                "mixed": len(mixed),
+                "from": _when(min(item.at for item in kept)),
+                "to": _when(max(item.at for item in kept)),
+                "tenants": _tokens_by_tenant(trained),
+                "left_out": dict(left_out),
+            },
+        }
+        self._work.begin(plan)
+        return plan
+
+    def _text(self, sequence: Captured) -> Text:
+        longest = min(self._args.max_length, self._target.shape.max_position_embeddings)
+        return text_of(sequence, longest)
+
+    def _probable(self, sequences: Sequence[Captured]) -> list[bool]:
+        """Which answers the target could have written."""
+        means = mean_log_probabilities(self._target, Texts.of(map(self._text, sequences)))
+        return [mean >= self._args.least_log_probability for mean in means]
+
+    def _train(self, plan: dict[str, Any]) -> None:
+        """Train the parent's head on."""
+        if any((self._work.round / name).exists() for name in (_TRAINED, _CANDIDATE)):
+            return
+        args = self._args
+        head = known_head(self._target, self._head_of(plan["parent"]), self._target.dtype)
+        options = replace(
+            _HEAD, k_train=args.k, muon_lr=args.muon_lr, adam_lr=args.adam_lr, seed=plan["seed"]
+        )
+        self._run(head, options, args.epochs, _TRAINED)
+
+    def _select(self, plan: dict[str, Any]) -> None:
+        """Train the head's path selector on, if it has one."""
+        trained, candidate = self._work.round / _TRAINED, self._work.round / _CANDIDATE
+        if candidate.exists():
+            return
+        head = known_head(self._target, trained, self._target.dtype)
+        if head.selector is None or self._args.k < 2:
+            os.rename(trained, candidate)
+            return
+        loss: Kind = "distribution" if self._target.softcap is None else "labels"
+        options = replace(_SELECTOR, k_train=self._args.k, loss=loss, seed=plan["seed"])
+        self._run(head, options, self._args.selector_epochs, _CANDIDATE)
+
+    def _run(self, head: DraftHead, options: LoopOptions, epochs: float, name: str) -> None:
+        """Train a head or its selector, and keep it under `name`."""
+        folder = self._work.round
+        texts = Texts.load(folder / _TEXTS)
+        states = StateStore(
+            self._target,
+            texts,
+            head.config.eagle_aux_hidden_state_layer_ids,
+            folder=folder,
+            limit_bytes=0,  # one pass reads them once: to keep them would save nothing
+            with_final=options.loss == "distribution",
+        )
+        drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
+        progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
+        trainer = Trainer(head, self._target, texts, states, progress, options)
+        saved = folder / f"resume-{name}.pt"
+        if saved.exists():
+            trainer.load(saved)
+        trainer.run(saved, _SAVE_S)
+        replace_json(folder / f"{name}.json", {
+            "steps": progress.steps,
+            "anchors": progress.tokens,
+            "loss": options.loss,
+            "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
+        })  # fmt: skip
+        made = folder / f"{name}.new"
+        shutil.rmtree(made, ignore_errors=True)
+        save_head(head.to(self._target.stored), made)
+        self._work.keep(made, name)
+        saved.unlink(missing_ok=True)
+
+    def _compare(self, plan: dict[str, Any], in_force: int) -> CandidateReplay:
+        texts = list(Texts.load(self._work.round / _HELD_BACK))
+        tenants = plan["held_back_of"]
+        by_tenant: defaultdict[str, list[Text]] = defaultdict(list)
+        for tenant, text in zip(tenants, texts, strict=False):
+            by_tenant[tenant].append(text)
+        heads = self._head_of(in_force), self._work.round / _CANDIDATE
+        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k)
+
+    def _add(self, plan: dict[str, Any]) -> Generation:
+        """Compare the candidate with the head that is in force now, and add it."""
+        in_force = self._in_force()
+        found = self._compare(plan, in_force)
+        objection = found.objection()
+        args = self._args
+        facts = {
+            "verdict": REFUSED if objection else CANDIDATE,
+            "reason": objection,
+            "round": plan["round"],
+            "parent": plan["parent"],
+            "data": plan["data"],
+            "training": read_json(self._work.round / f"{_TRAINED}.json"),
+            "selector_training": read_json(self._work.round / f"{_CANDIDATE}.json"),
+            "k": args.k,
+            "muon_lr": args.muon_lr,
+            "adam_lr": args.adam_lr,
+            "target_sha256": self._target.fingerprint,
+            "began": _when(plan["began"]),
+            "seconds": round(time.time() - plan["began"], 1),
+            "replay": {"against": in_force, "k": args.k, **found.figures()},
+        }
+        record = run_record(["aerie learn"], plan["seed"], facts)
+        return self._lineage.add(self._work.round / _CANDIDATE, record)
+
+    def _already_added(self, plan: dict[str, Any]) -> Generation | None:
+        """The generation of this round, if a kill came between adding it and ending the round."""
+        made = (item for item in self._lineage.generations()
+                if item.provenance.get("round") == plan["round"])  # fmt: skip
+        return next(made, None)
+
+
+def _tokens_by_tenant(sequences: Sequence[Captured]) -> dict[str, int]:
+    tokens: defaultdict[str, int] = defaultdict(int)
+    for sequence in sequences:
+        tokens[sequence.tenant] += len(sequence.answer)
+    return dict(tokens)
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,77 @@
+"""What a round has made so far, in a folder that a kill at any point leaves usable.
+
+    work/since.json     time of the newest sequence that a round has looked at
+    work/round/         texts, the saved training, the candidate
+
+The plan of a round is written last when it begins and read first when it goes on. Whatever lies in
+the folder without a plan is left over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drafters.learning.json_file import read_json, replace_json
+
+SINCE = "since.json"
+_PLAN, _ATTEMPTS = "plan.json", "attempts.json"
+_MOST_ATTEMPTS = 10  # of one phase: whatever ends it again and again would do so for ever
+
+
+class RoundFolder:
+    """The files of a round."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.round = folder / "round"
+
+    def since(self) -> float:
+        """When the newest sequence ended that a round has looked at; seconds since 1970."""
+        return float((read_json(self._folder / SINCE) or {"since": 0.0})["since"])
+
+    def plan(self) -> dict[str, Any] | None:
+        """The plan of the round that goes on; None if none does."""
+        plan: dict[str, Any] | None = read_json(self.round / _PLAN)
+        return plan
+
+    def clear(self) -> Path:
+        """An empty folder for a new round."""
+        if self.round.exists():
+            shutil.rmtree(self.round)
+        self.round.mkdir(mode=0o700)
+        return self.round
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Keep the plan: from now on a round goes on. It has `until`, as `since` will be."""
+        replace_json(self.round / _PLAN, plan)
+
+    def count_attempt(self) -> bool:
+        """Count one more attempt at the phase of a round that goes on. A round that was tried too
+        often is given up, and False returned."""
+        plan = self.plan()
+        if plan is None:
+            return True
+        attempts = (read_json(self.round / _ATTEMPTS) or 0) + 1
+        if attempts > _MOST_ATTEMPTS:
+            self.finish(plan["until"])
+            return False
+        replace_json(self.round / _ATTEMPTS, attempts)
+        return True
+
+    def keep(self, made: Path, name: str) -> None:
+        """Name a folder that a phase has filled: it appears whole, and outlives a power cut."""
+        for file in made.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+        os.rename(made, self.round / name)
+        (self.round / _ATTEMPTS).unlink(missing_ok=True)
+
+    def finish(self, until: float) -> None:
+        """End the round: what it looked at is not new any more."""
+        replace_json(self._folder / SINCE, {"since": until})
+        shutil.rmtree(self.round)

@@ -1,0 +1,91 @@
+"""The texts of a round: captured ones that the target finds probable, and those of the mix."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from drafters.learning.captured import Captured
+from drafters.train.data.examples import encode, read_examples
+from drafters.train.data.hidden_states import BATCH_TOKENS
+from drafters.train.data.mix import load_mix
+from drafters.train.data.responses import respond
+from drafters.train.data.token_sequences import Text, Texts, groups_within, pad
+from drafters.train.target import FrozenTarget
+
+_LOGIT_ROWS = 1024  # positions whose logits exist at a time: 200 MB of a vocabulary of 50,000
+_RESPONSE_TOKENS, _TEMPERATURE = 256, 0.7  # of answers to prompts of --mix
+
+
+def text_of(sequence: Captured, max_length: int) -> Text:
+    """A captured sequence as a text, its answer cut at `max_length` tokens."""
+    tokens = torch.tensor([*sequence.prompt, *sequence.answer], dtype=torch.int64)
+    return Text(tokens[:max_length], len(sequence.prompt))
+
+
+@torch.no_grad()
+def mean_log_probabilities(target: FrozenTarget, texts: Texts) -> list[float]:
+    """The logarithm of the probability that the target gives to a token of each answer, on average;
+    in nats, at temperature 1. No prompt or answer is empty."""
+    means = [0.0] * len(texts)
+    order = texts.lengths.argsort(stable=True)
+    for group in groups_within(order.tolist(), texts.lengths[order].tolist(), BATCH_TOKENS):
+        rows = [texts[index] for index in group]
+        final = target.states(pad(rows)[0], ()).final
+        for index, row, states in zip(group, rows, final, strict=True):
+            # The state at p - 1 predicts the token at p.
+            before = states[row.prompt - 1 : len(row.tokens) - 1]
+            answer = row.tokens[row.prompt :].to(before.device)
+            total = 0.0
+            for part, wanted in zip(
+                before.split(_LOGIT_ROWS), answer.split(_LOGIT_ROWS), strict=True
+            ):
+                logits = target.logits(part).float()
+                total -= float(functional.cross_entropy(logits, wanted, reduction="sum"))
+            means[index] = total / len(answer)
+    return means
+
+
+def mix_of(target: FrozenTarget, args: argparse.Namespace, seed: int) -> list[Text]:
+    """The texts that are mixed in, in random order: the target's answers to the prompts of --mix,
+    else the texts beside the head. None where there is neither."""
+    texts = _answered(target, args) if args.mix else load_mix(args.head)
+    rows = target.shape.vocab_size
+    usable = [
+        text
+        for text in texts
+        if int(text.tokens.max()) < rows and 0 < text.prompt < len(text.tokens) - 1
+    ]
+    return random.Random(seed).sample(usable, len(usable))
+
+
+def taken(texts: Sequence[Text], tokens: float) -> list[Text]:
+    """The first texts, until their answers have `tokens` tokens."""
+    found, total = list[Text](), 0
+    for text in texts:
+        if total >= tokens:
+            break
+        found.append(text)
+        total += len(text.tokens) - text.prompt
+    return found
+
+
+def _answered(target: FrozenTarget, args: argparse.Namespace) -> list[Text]:
+    """As many answers to prompts of --mix as a round can use, half of them greedy."""
+    room = min(args.max_length, target.shape.max_position_embeddings) - _RESPONSE_TOKENS
+    examples = read_examples(args.mix)
+    prompts = [ids for item in examples if (ids := encode(item, target.tokenizer, max_tokens=room))]
+    if not prompts:
+        raise ValueError(f"--mix: no prompt leaves room for an answer in {room} tokens")
+    most = round(args.answer_tokens * args.mix_share / (1.0 - args.mix_share)) // 64
+    prompts = random.Random(0).sample(prompts, min(len(prompts), max(most, 1)))
+    half = len(prompts) // 2
+    texts: list[Text] = []
+    for part, temperature in ((prompts[:half], 0.0), (prompts[half:], _TEMPERATURE)):
+        answers = respond(target, part, steps=_RESPONSE_TOKENS, temperature=temperature, seed=0)
+        texts += [text for _, text in answers if len(text.tokens) > text.prompt + 1]
+    return texts

@@ -1,0 +1,224 @@
+"""The learner as processes: it yields to load, outlives kills, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from app.cli import main as aerie
+from drafters.learning.lineage import CANDIDATE, Lineage
+from drafters.learning.load_signal import LoadSignal
+from drafters.model.checkpoint import save_head
+from drafters.train.learner.pacing import SETTLED_S, Pacing
+from drafters.train.learner.parent import _pace
+from drafters.train.target import FrozenTarget
+from tests.drafters.train.conftest import NewHead
+from tests.drafters.train.learner.test_round import served, write
+
+BUSY = "while True: pass"
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state: R, S, T (stopped), Z; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Seconds until the condition holds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", BUSY])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_a_child_is_stopped_within_a_tenth_of_a_second_of_load(
+    tmp_path: Path, busy: subprocess.Popen[bytes]
+):
+    signal_ = LoadSignal(tmp_path)
+    signal_.write(0)
+    pacing = threading.Thread(target=_pace, args=(busy, Pacing(), tmp_path, None))
+    pacing.start()
+    try:
+        times = []
+        for _ in range(7):
+            signal_.write(0)
+            until(lambda: state(busy.pid) == "R")
+            signal_.write(1)
+            times.append(until(lambda: state(busy.pid) == "T"))
+            time.sleep(0.1)
+            assert state(busy.pid) == "T"
+        # Of several, as whatever else this machine does delays some.
+        assert sorted(times)[len(times) // 2] < 0.1
+        signal_.write(0)
+        assert until(lambda: state(busy.pid) == "R") > SETTLED_S / 2
+    finally:
+        busy.kill()
+        pacing.join()
+        signal_.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of learning without any data, and a head that nobody reads."""
+    for name in ("dir", "head"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "head" / "config.json").write_text("{}")
+    return tmp_path / "dir"
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    head = folder.parent / "head"
+    return [sys.executable, "-m", "drafters.train.learner", str(folder), "--head", str(head),
+            "--target", "none", *options]  # fmt: skip
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def learner(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A learner whose child waits for data."""
+    parent = subprocess.Popen(command(folder), stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert b"waiting: 0 of 20000 new tokens" in parent.stdout.readline()
+    yield parent
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+
+def test_the_child_takes_least_and_ends_with_its_parent(learner: subprocess.Popen[bytes]):
+    [child] = children(learner.pid)
+    assert os.getpriority(os.PRIO_PROCESS, child) == 19
+    assert os.sched_getscheduler(child) == os.SCHED_IDLE
+    assert Path(f"/proc/{child}/oom_score_adj").read_text().strip() == "1000"
+    assert "torch" not in Path(f"/proc/{child}/maps").read_text()
+    learner.kill()
+    learner.wait()
+    until(lambda: state(child) in ("", "Z"))
+
+
+def test_a_stopped_child_ends_with_its_parent_too(learner: subprocess.Popen[bytes], folder: Path):
+    [child] = children(learner.pid)
+    signal_ = LoadSignal(folder)
+    signal_.write(1)
+    until(lambda: state(child) == "T")
+    learner.kill()
+    learner.wait()
+    until(lambda: state(child) in ("", "Z"))
+    signal_.close()
+
+
+def test_a_child_that_was_killed_is_started_again(learner: subprocess.Popen[bytes]):
+    [child] = children(learner.pid)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: children(learner.pid) not in ([], [child]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_at_once(learner: subprocess.Popen[bytes], number: signal.Signals):
+    [child] = children(learner.pid)
+    learner.send_signal(number)
+    assert learner.wait(10) == 0
+    assert state(child) in ("", "Z")
+
+
+def test_a_second_learner_keeps_away(learner: subprocess.Popen[bytes], folder: Path):
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "another learner works on" in done.stderr
+
+
+def test_it_ends_after_its_minutes(folder: Path):
+    done = subprocess.run(
+        command(folder, "--minutes", "0.02"), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--threads", "4096"], "half of the cores"),
+        (["--share", "2"], "--share is a share"),
+        (["--mix-share", "1"], "--mix-share"),
+        (["--mix", "/nowhere/prompts.jsonl"], "there is no /nowhere/prompts.jsonl"),
+        (["--head", "/nowhere"], "no head in /nowhere"),
+    ],
+    ids=lambda item: item[0] if isinstance(item, list) else "",
+)
+def test_wrong_options_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+):
+    assert aerie(["learn", *command(folder)[3:], *options]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def hurry(pid: int) -> None:
+    """Let a child of the lowest priority compete with other tests, where that is allowed."""
+    with suppress(OSError):
+        if os.sched_getscheduler(pid) == os.SCHED_IDLE:
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a child of the lowest priority starves beside other tests
+def test_a_round_outlives_kill_9_of_child_and_parent(
+    tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead
+):
+    """Each is killed whenever something new has appeared in the folder of the round."""
+    save_head(new_head(), tmp_path / "head")
+    (tmp_path / "dir").mkdir()
+    write(tmp_path / "dir", "a", served(target, "alice", 60, seed=1))
+    run = [
+        *command(tmp_path / "dir", "--rounds", "1", "--new-tokens", "1000", "--k", "3"),
+        "--epochs", "6", "--answer-tokens", "4000", "--device", "cpu",
+        "--muon-lr", "0.02", "--adam-lr", "0.01", "--target", str(target_folder),
+    ]  # fmt: skip
+    work, seen, kills = tmp_path / "dir" / "work" / "round", set[str](), 0
+    lineage = Lineage(tmp_path / "dir")
+    parent = subprocess.Popen(run)
+    try:
+        while parent.poll() is None:
+            names = {file.name for file in work.glob("*") if not file.name.startswith(".")}
+            for child in children(parent.pid):
+                hurry(child)
+            if names - seen and kills < 6:
+                seen |= names
+                kills += 1
+                if kills % 2:
+                    for child in children(parent.pid):
+                        os.kill(child, signal.SIGKILL)
+                else:
+                    parent.kill()
+                    parent.wait()
+                    parent = subprocess.Popen(run)
+            time.sleep(0.005)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.returncode == 0 and kills >= 4
+    assert [(item.number, item.verdict) for item in lineage.generations()] == [(1, CANDIDATE)]
+    assert not work.exists()

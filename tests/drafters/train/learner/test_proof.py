@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from drafters.train.learner.proof import CandidateReplay, Comparison, compare
+
+
+def comparison(faster: float, answers: int = 60) -> Comparison:
+    """Answers of 100 tokens that take about `faster` times fewer steps with the candidate."""
+    draw = random.Random(7)
+    before = [draw.randint(40, 60) for _ in range(answers)]
+    after = [max(round(steps / faster + draw.uniform(-1, 1)), 1) for steps in before]
+    tokens = torch.full((answers,), 100)
+    return compare(tokens, torch.tensor(before), torch.tensor(after))
+
+
+def replay(captured: float, mix: float = 1.0, **tenants: float) -> CandidateReplay:
+    return CandidateReplay(
+        comparison(captured),
+        {name: comparison(faster) for name, faster in tenants.items()},
+        comparison(mix),
+    )
+
+
+def test_the_ratio_of_steps_is_that_of_acceptance_lengths():
+    found = compare(torch.tensor([10, 20]), torch.tensor([6, 9]), torch.tensor([4, 6]))
+    assert (found.answers, found.tokens) == (2, 30)
+    assert (found.before, found.after, found.ratio) == (2.0, 3.0, 1.5)
+    assert found.interval is not None and found.interval[0] <= 1.5 <= found.interval[1]
+    assert compare(torch.tensor([9]), torch.tensor([4]), torch.tensor([3])).interval is None
+
+
+def test_a_better_candidate_is_favoured():
+    assert replay(1.10).objection() is None
+
+
+@pytest.mark.parametrize("faster", [1.0, 0.9])
+def test_a_candidate_that_is_not_better_is_refused(faster: float):
+    assert replay(faster).objection() == "not better on captured answers"
+
+
+def test_a_single_answer_proves_nothing():
+    one = compare(torch.tensor([100]), torch.tensor([50]), torch.tensor([25]))
+    assert CandidateReplay(one, {}, None).objection() == "not better on captured answers"
+
+
+def test_a_tenant_that_loses_is_protected_from_those_who_gain():
+    """Somebody's own texts may be learned by heart; others must not pay for it."""
+    found = replay(1.10, mallory=1.5, alice=0.93, bob=1.0)
+    assert found.objection() == "worse for the tenant 'alice'"
+
+
+def test_a_candidate_that_forgets_the_mix_is_refused():
+    assert replay(1.10, mix=0.95).objection() == "worse on the texts that are mixed in"
+    assert replay(1.10, mix=0.99).objection() is None
+
+
+def test_figures_are_json():
+    found = replay(1.1, a=1.0).figures()
+    assert found["captured"] == dataclasses.asdict(comparison(1.1))
+    assert set(found["tenants"]) == {"a"}

@@ -1,0 +1,261 @@
+"""Whole rounds on a tiny target, interrupted wherever a kill could come, and poisoned."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.learning.captured import FOLDER, Captured
+from drafters.learning.lineage import CANDIDATE, REFUSED, Generation, Lineage
+from drafters.model.checkpoint import load_head, save_head
+from drafters.train.data.mix import save_mix
+from drafters.train.data.responses import respond
+from drafters.train.data.token_sequences import Texts
+from drafters.train.learner import round as rounds
+from drafters.train.learner.options import learn_parser
+from drafters.train.learner.round import Round
+from drafters.train.learner.round_folder import RoundFolder
+from drafters.train.optimisation.loop import Trainer
+from drafters.train.target import FrozenTarget
+from tests.drafters.train.conftest import NewHead
+from tests.drafters.train.tiny import VOCABULARY
+
+STEPS = 40
+
+
+class Killed(BaseException):
+    """Ends a round where a kill would, past every `except Exception`."""
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(200) for _ in range(draw.randint(3, 9))] for _ in range(count)]
+
+
+def served(target: FrozenTarget, tenant: str, count: int, seed: int) -> list[Captured]:
+    """Greedy answers of the target, as a gateway captures them."""
+    asked = prompts(count, seed)
+    answers = respond(target, asked, steps=STEPS, temperature=0.0, seed=0)
+    return [
+        Captured(1000.0 + index, tenant, 0, asked[index], text.tokens[text.prompt :].tolist(), [])
+        for index, text in answers
+    ]
+
+
+def write(folder: Path, name: str, sequences: list[Captured]) -> None:
+    (folder / FOLDER).mkdir(exist_ok=True)
+    (folder / FOLDER / f"{name}.jsonl").write_bytes(b"".join(item.line() for item in sequences))
+
+
+@pytest.fixture
+def learning(tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead) -> Path:
+    """A folder of learning, and beside it a head that drafts badly, with a mix."""
+    save_head(new_head(), tmp_path / "head")
+    mix = respond(target, prompts(24, seed=9), steps=STEPS, temperature=0.0, seed=0)
+    save_mix(Texts.of(text for _, text in mix), tmp_path / "head")
+    (tmp_path / "dir").mkdir()
+    write(tmp_path / "dir", "a", served(target, "alice", 60, seed=1))
+    return tmp_path / "dir"
+
+
+@pytest.fixture
+def options(learning: Path, target_folder: Path) -> argparse.Namespace:
+    return learn_parser(None).parse_args([
+        str(learning), "--target", str(target_folder), "--head", str(learning.parent / "head"),
+        "--k", "3", "--epochs", "6", "--answer-tokens", "4000", "--device", "cpu",
+        "--muon-lr", "0.02", "--adam-lr", "0.01",
+    ])  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> Generation:
+    work = RoundFolder(options.folder / "work")
+    work.round.parent.mkdir(exist_ok=True)
+    return Round(options, work).run()
+
+
+def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespace):
+    found = run(options)
+    facts = found.provenance
+    assert (found.number, found.verdict, facts["parent"], facts["reason"]) == (
+        1, CANDIDATE, 0, None,
+    )  # fmt: skip
+    assert facts["replay"]["captured"]["interval"][0] > 1.0
+    assert facts["replay"]["captured"]["before"] < facts["replay"]["captured"]["after"]
+    assert facts["replay"]["mix"]["answers"] >= 1
+    data = facts["data"]
+    assert data["sequences"] + data["held_back"] == 60 and data["mixed"] >= 15
+    assert data["tenants"] == {"alice": data["tokens"]}
+    assert (data["from"], data["to"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:17:39+00:00")
+    assert facts["training"]["steps"] > 10 and facts["selector_training"] is None
+    assert len(facts["training"]["loss_per_depth"]) == 3
+    assert facts["torch"] == torch.__version__ and len(facts["target_sha256"]) == 64
+    assert load_head(found.folder).config == load_head(options.head).config
+    work = RoundFolder(options.folder / "work")
+    assert work.plan() is None and work.since() == 1059.0 and not work.round.exists()
+
+
+def test_the_next_round_goes_on_from_the_head_in_force(
+    options: argparse.Namespace, target: FrozenTarget
+):
+    lineage = Lineage(options.folder)
+    lineage.put_in_force(run(options).number)
+    write(options.folder, "b", served(target, "alice", 60, seed=2))
+    second = run(options)
+    assert (second.number, second.provenance["parent"]) == (2, 1)
+    assert second.provenance["replay"]["against"] == 1
+    lineage.pin(0)
+    assert run(options).provenance["parent"] == 0
+    lineage.pin(None)
+    lineage.put_in_force(77)  # whose folder somebody deleted
+    assert run(options).provenance["parent"] == 0
+
+
+def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):
+    options.muon_lr = options.adam_lr = 0.0
+    found = run(options)
+    assert found.verdict == REFUSED
+    assert found.provenance["reason"] == "not better on captured answers"
+    assert [file.name for file in found.folder.iterdir()] == ["provenance.json"]
+
+
+def die_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    def killed(*args: object, **more: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(owner, name, killed)
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    original: Callable[..., object] = getattr(owner, name)
+
+    def killed(*args: Any, **more: Any) -> None:
+        original(*args, **more)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, killed)
+
+
+@pytest.mark.parametrize(
+    ("die", "owner", "name"),
+    [
+        (die_before, rounds, "mean_log_probabilities"),
+        (die_before, RoundFolder, "begin"),
+        (die_after, RoundFolder, "begin"),
+        (die_after, rounds, "save_head"),
+        (die_before, RoundFolder, "keep"),
+        (die_after, RoundFolder, "keep"),
+        (die_before, rounds, "replay"),
+        (die_before, Lineage, "add"),
+        (die_after, Lineage, "add"),
+        (die_before, RoundFolder, "finish"),
+        (die_before, rounds.shutil, "rmtree"),
+    ],
+    ids=lambda item: getattr(item, "__name__", str(item)),
+)
+def test_a_round_goes_on_wherever_it_was_killed(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, die: Any, owner: Any, name: str
+):
+    with monkeypatch.context() as patch:
+        die(patch, owner, name)
+        with pytest.raises(Killed):
+            run(options)
+    found = run(options)
+    assert found.verdict == CANDIDATE
+    assert [item.number for item in Lineage(options.folder).generations()] == [1]
+    assert RoundFolder(options.folder / "work").since() == 1059.0
+
+
+def test_training_goes_on_from_where_it_was_saved(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    update, done = Trainer._update, []
+
+    def counted(self: Trainer, indices: list[int]) -> None:
+        done.append(indices)
+        update(self, indices)
+
+    monkeypatch.setattr(Trainer, "_update", counted)
+    run(options)
+    whole = load_head(Lineage(options.folder).generation(1).folder).state_dict()
+    number = len(done)
+    done.clear()
+
+    def dies_in_the_middle(self: Trainer, indices: list[int]) -> None:
+        if len(done) == number // 2:
+            raise Killed
+        counted(self, indices)
+
+    monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", dies_in_the_middle)
+        with pytest.raises(Killed):
+            run(options)
+    second = run(options)
+    assert len(done) == number
+    for key, weight in load_head(second.folder).state_dict().items():
+        assert torch.equal(weight, whole[key]), key
+
+
+def test_a_selector_is_trained_on_too(
+    options: argparse.Namespace, target: FrozenTarget, new_head: NewHead
+):
+    from drafters.model.config import SelectorConfig
+
+    head = new_head(draft_vocab_size=None)
+    head.add_selector(SelectorConfig("gated", 8, candidates=8))
+    for parameter in head.selector.parameters():  # type: ignore[union-attr]
+        torch.nn.init.normal_(parameter, std=0.1)
+    save_head(head, options.head)
+    found = run(options)
+    before, after = (load_head(folder).state_dict() for folder in (options.head, found.folder))
+    assert found.provenance["selector_training"]["loss"] == "distribution"
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(name.startswith("selector.") for name in changed)
+    assert "fc.weight" in changed
+
+
+def random_ids(tenant: str, count: int) -> list[Captured]:
+    draw = random.Random(4)
+    return [
+        Captured(1020.0, tenant, 0, prompt, [draw.randrange(VOCABULARY) for _ in range(STEPS)], [])
+        for prompt in prompts(count, seed=5)
+    ]
+
+
+def test_ids_that_the_target_would_not_write_are_left_out(options: argparse.Namespace):
+    write(options.folder, "b", random_ids("mallory", 500))
+    found = run(options)
+    data = found.provenance["data"]
+    assert set(data["tenants"]) == {"alice"}
+    assert data["sequences"] >= 45 and data["held_back"] >= 5
+    # Of 500 sequences half of a round's tokens was looked at, and nothing of them is used.
+    assert 2000 // STEPS <= data["left_out"]["improbable"] <= 80
+    assert set(found.provenance["replay"]["tenants"]) <= {"alice"}
+    assert found.verdict == CANDIDATE
+
+
+def test_a_tenant_that_floods_does_not_lower_what_others_gain(
+    options: argparse.Namespace, target: FrozenTarget
+):
+    options.answer_tokens, options.epochs = 4000, 12.0
+    write(options.folder, "b", served(target, "mallory", 400, seed=6))
+    found = run(options)
+    tenants = found.provenance["data"]["tenants"]
+    assert tenants["mallory"] <= 2000 + STEPS and tenants["alice"] >= 1500
+    assert found.verdict == CANDIDATE, found.provenance["replay"]
+    assert found.provenance["replay"]["mix"]["ratio"] > 1.0
+
+
+def test_what_teaches_nothing_is_looked_at_once(options: argparse.Namespace):
+    """A stream of forged ids must not keep the learner busy for ever."""
+    write(options.folder, "a", random_ids("mallory", 60))
+    with pytest.raises(ValueError, match=r"too little can be learned from: .*'improbable': 60"):
+        run(options)
+    work = RoundFolder(options.folder / "work")
+    assert work.since() == 1020.0 and work.plan() is None and not work.round.exists()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from drafters.learning.captured import Captured
+from drafters.train.learner.sequences import choose, is_held_back, shares
+
+
+def sequences(tenant: str, count: int, answer: int = 20, seed: int = 0) -> Iterator[Captured]:
+    draw = random.Random(f"{tenant} {seed}")
+    for number in range(count):
+        prompt = [draw.randrange(1000) for _ in range(12)]
+        yield Captured(float(number), tenant, 0, prompt, [draw.randrange(1000)] * answer, [])
+
+
+def tokens_of(found: list[Captured], tenant: str) -> int:
+    return sum(len(item.answer) for item in found if item.tenant == tenant)
+
+
+def test_a_tenant_that_floods_gives_half_at_most_and_the_others_all_they_have():
+    flood = list(sequences("flood", 5000))
+    others = [item for name in ("a", "b", "c") for item in sequences(name, 40)]
+    chosen = choose(flood + others, answer_tokens=10_000, vocabulary=1000, max_length=100)
+    assert 4900 <= tokens_of(chosen.trained, "flood") <= 5020
+    for name in ("a", "b", "c"):
+        mine = [item for item in others if item.tenant == name]
+        assert {id(item) for item in mine} <= {
+            id(item) for item in chosen.trained + chosen.held_back
+        }
+    assert tokens_of(chosen.held_back, "flood") <= 10_000 // 8 / 2 + 20
+
+
+def test_shares_grow_with_the_square_root_of_what_tenants_have():
+    given = shares({"a": 10_000, "b": 40_000, "c": 90_000}, 6000)
+    assert given == {"a": 1000, "b": 2000, "c": 3000}
+    assert shares({"a": 50}, 6000) == {"a": 50}
+    assert shares({"a": 50_000}, 6000) == {"a": 6000}
+    assert shares({"a": 10, "b": 50_000}, 6000) == {"a": 10, "b": 3000}
+    assert shares({}, 6000) == {}
+
+
+def test_shares_never_exceed_the_budget():
+    draw = random.Random(5)
+    for _ in range(200):
+        available = {str(i): int(10 ** draw.uniform(0, 6)) for i in range(draw.randint(1, 12))}
+        given = shares(available, 5000)
+        assert sum(given.values()) <= 5000
+        assert all(given[name] <= available[name] for name in available)
+
+
+def test_the_newest_sequences_of_a_tenant_are_used():
+    found = choose(sequences("a", 1000), answer_tokens=400, vocabulary=1000, max_length=100)
+    assert len(found.trained) == 20
+    assert min(item.at for item in found.trained) > 950
+
+
+def test_a_prompt_is_on_one_side_only_whoever_sends_it_and_however_often():
+    items = list(sequences("a", 400))
+    again = [Captured(500.0, "b", 0, item.prompt, [7] * 20, []) for item in items]
+    chosen = choose(items + again, answer_tokens=10**6, vocabulary=1000, max_length=100)
+    trained = {tuple(item.prompt) for item in chosen.trained}
+    held_back = {tuple(item.prompt) for item in chosen.held_back}
+    assert not trained & held_back and len(trained | held_back) == 400
+    assert 25 <= len(held_back) <= 80
+    assert all(is_held_back(list(prompt)) for prompt in held_back)
+
+
+def test_what_cannot_be_learned_from_is_left_out_and_counted():
+    good = list(sequences("a", 3))
+    bad = [
+        good[0],
+        Captured(1.0, "a", 0, [1, 2], [1000, 3], []),
+        Captured(1.0, "a", 0, [1000, 2], [1, 3], []),
+        Captured(1.0, "a", 0, [1], [5], []),
+        Captured(1.0, "a", 0, [], [5, 6], []),
+        Captured(1.0, "a", 0, [1] * 99, [5, 6], []),
+    ]
+    chosen = choose(good + bad, answer_tokens=1000, vocabulary=1000, max_length=100)
+    assert len(chosen.trained) + len(chosen.held_back) == 3
+    assert chosen.until == 2.0
+    assert chosen.left_out == {"duplicate": 1, "unknown token": 2, "too short": 2, "too long": 1}

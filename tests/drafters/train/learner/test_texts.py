@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafters.learning.captured import Captured
+from drafters.train.data.mix import FILE, load_mix, save_mix
+from drafters.train.data.responses import respond
+from drafters.train.data.token_sequences import Text, Texts
+from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
+from drafters.train.target import FrozenTarget
+from tests.drafters.train.tiny import VOCABULARY
+
+
+def texts(count: int = 12) -> list[Text]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(8, 40, (count,), generator=generator).tolist()
+    return [
+        Text(torch.randint(0, VOCABULARY, (length,), generator=generator), length // 3)
+        for length in lengths
+    ]
+
+
+def test_log_probabilities_are_those_of_the_answers_alone(target: FrozenTarget):
+    found = mean_log_probabilities(target, Texts.of(texts()))
+    for text, mean in zip(texts(), found, strict=True):
+        logits = target.model(text.tokens[None]).logits[0].float().log_softmax(-1)
+        own = logits[:-1].gather(1, text.tokens[1:, None])[text.prompt - 1 :, 0]
+        assert mean == pytest.approx(float(own.mean()), abs=1e-3)
+
+
+def test_random_ids_are_improbable_and_the_targets_own_words_are_not(target: FrozenTarget):
+    own = [text for _, text in respond(target, [[5, 9, 40]], steps=20, temperature=0.0, seed=0)]
+    forged, honest = mean_log_probabilities(target, Texts.of([texts()[0], own[0]]))
+    assert forged < -4.0 < honest
+
+
+def test_a_long_answer_is_cut():
+    text = text_of(Captured(0.0, "", 0, [1, 2, 3], [4, 5, 6, 7], []), 5)
+    assert text.tokens.tolist() == [1, 2, 3, 4, 5] and text.prompt == 3
+
+
+def test_the_texts_beside_a_head_are_mixed_in(target: FrozenTarget, tmp_path: Path):
+    options = argparse.Namespace(mix=[], head=tmp_path)
+    assert mix_of(target, options, seed=1) == []
+    save_mix(Texts.of(texts()), tmp_path)
+    found = mix_of(target, options, seed=1)
+    assert sorted(text.tokens.tolist() for text in found) == sorted(
+        text.tokens.tolist() for text in texts()
+    )
+    assert [text.prompt for text in mix_of(target, options, seed=1)] == [
+        text.prompt for text in found
+    ]
+    assert len(taken(found, 1)) == 1 and len(taken(found, 10**6)) == len(found)
+
+
+def test_prompts_are_answered_by_the_target(target: FrozenTarget, tmp_path: Path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
+    options = argparse.Namespace(
+        mix=[file], head=tmp_path, max_length=300, answer_tokens=10_000, mix_share=0.5
+    )
+    with pytest.raises(ValueError, match="no prompt leaves room"):  # of the target's 128 positions
+        mix_of(target, options, seed=1)
+
+
+def test_a_file_that_holds_no_texts_is_refused(tmp_path: Path):
+    (tmp_path / FILE).write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="holds no texts"):
+        load_mix(tmp_path)

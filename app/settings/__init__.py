@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from app.settings.admission import AdmissionSettings
 from app.settings.engine import EngineSettings
+from app.settings.learning import LearningSettings
 from app.settings.limits import LimitSettings
 from app.settings.model import ModelSettings
 from app.settings.section import Section
@@ -34,6 +35,7 @@ __all__ = [
     "REPOSITORY",
     "AdmissionSettings",
     "EngineSettings",
+    "LearningSettings",
     "LimitSettings",
     "ModelSettings",
     "Section",

@@ -11,7 +11,12 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def items_in(text: str) -> tuple[str, ...]:
+    """The items of a list that is separated by commas."""
+    items = (item.strip() for item in text.split(","))
+    return tuple(item for item in items if item)
+
+
 def names_in(text: str) -> tuple[str, ...]:
-    """The names in a list that is separated by commas, in lower case."""
-    names = (name.strip().lower() for name in text.split(","))
-    return tuple(name for name in names if name)
+    """The items of a list that is separated by commas, in lower case."""
+    return tuple(item.lower() for item in items_in(text))

@@ -124,6 +124,11 @@ def _check(settings: Settings) -> Settings:
         raise SettingsError("keys", "give either this or keys_file, not both")
     if settings.speculates and not settings.has_head:
         _check_without_head(settings)
+    if settings.learning.learn is not None and not settings.has_head:
+        raise SettingsError(
+            "learn",
+            "there is no draft head that could learn: pass --drafter FOLDER and a --k above 0",
+        )
     try:
         settings.speculation.aim()
     except ObjectiveError as error:

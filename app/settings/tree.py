@@ -8,6 +8,7 @@ from pydantic import Field
 
 from app.settings.admission import AdmissionSettings
 from app.settings.engine import EngineSettings
+from app.settings.learning import LearningSettings
 from app.settings.limits import LimitSettings
 from app.settings.model import ModelSettings
 from app.settings.section import Section
@@ -24,6 +25,7 @@ class Settings(Section):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
+    learning: LearningSettings = Field(default_factory=LearningSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     supervision: SupervisionSettings = Field(default_factory=SupervisionSettings)
 

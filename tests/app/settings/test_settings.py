@@ -104,6 +104,11 @@ def test_a_setting_has_one_name_everywhere() -> None:
         ({"objective": "latency"}, {}, "tpot_s"),
         ({"tpot_s": "0.02"}, {}, "tpot_s"),
         ({"objective": "fast"}, {}, "speculation.objective"),
+        ({"learn": "d", "k": "0"}, {}, "learn"),
+        ({"learn": "d", "model": "org/some-model"}, {}, "learn"),
+        ({"learn": ""}, {}, "learning.learn"),
+        ({"learn_mib": "0"}, {}, "learning.learn_mib"),
+        ({"learn_exclude": "a, b c"}, {}, "learning.learn_exclude"),
     ],
 )
 def test_unknown_and_invalid_keys_are_named(
@@ -139,6 +144,14 @@ def test_a_preset_can_be_a_file(tmp_path: Path) -> None:
     preset = toml(tmp_path, '[model]\nmodel = "a/b"\n[speculation]\ndrafter = "c/d"\nk = 7\n')
     settings = load({}, {}, preset=preset)
     assert (settings.model.model, settings.speculation.drafter) == ("a/b", "c/d")
+
+
+def test_nothing_is_learned_unless_a_folder_is_given() -> None:
+    learning = load({}, {}).learning
+    assert learning.learn is None
+    assert learning.excluded == frozenset()
+    learning = load({"learn": "d", "learn_exclude": "Search, mail,(anonymous),"}, {}).learning
+    assert learning.excluded == {"Search", "mail", "(anonymous)"}  # tenants' names have a case
 
 
 def test_options_that_were_not_given_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

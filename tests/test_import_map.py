@@ -89,6 +89,7 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | TARGET_FOLDERS
     | {"app.endpoints", "app.llm", "app.serving", "drafters.parent_death"}
+    | {"drafters.learning", "drafters.small_samples"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,

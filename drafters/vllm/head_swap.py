@@ -9,7 +9,7 @@ be exchanged again.
 
 The head's keys and values of running requests and of cached prefixes stay as they are, written by
 the head before. Every draft is verified, so that no text depends on them
-(docs/decisions/0030-heads-are-swapped.md).
+(docs/decisions/0032-heads-are-swapped.md).
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ class SpeculationClient:
         self._cells: tuple[Cell, ...] = ()  # measured costs
         self._objective = self._settings.aim()
         self._objective_known = True  # False until the policy's next state says which one holds
+        self._head_folder = ""  # of the head in force
         self.drafts = DraftsByGeneration()
         # States are counted in the order that they were made in, and changes build on each other.
         self._call_lock = asyncio.Lock()
@@ -101,6 +102,7 @@ class SpeculationClient:
         """Give another engine's policy the step costs and the objective of the last one."""
         self._core, self._last = core, None
         self.drafts.generation = STARTED_WITH
+        self._head_folder = ""
         self._call_lock = (
             asyncio.Lock()
         )  # a call into the engine that is gone may hold the old lock
@@ -138,13 +140,19 @@ class SpeculationClient:
         """Put the head in `folder` in force, "" for the one that the engine was started with;
         returns the longest pause between two steps that it made, in seconds.
 
-        Raises SwapError if an engine core refuses the head: none has changed then, unless the
-        message says that it has. Raises ApiError 503 if the engine dies meanwhile.
+        Raises SwapError if an engine core refuses the head: nothing has changed then. Raises
+        ApiError 503 if the engine dies meanwhile.
         """
         async with self._call_lock:
             pauses = [await self._head("stage", folder)]
             await self._call("state", {})  # what was drafted so far is the head's before
-            pauses.append(await self._head("swap", folder))
+            try:
+                pauses.append(await self._head("swap", folder))
+            except SwapError:  # of several engine cores: none keeps it if one refuses
+                with contextlib.suppress(SwapError):
+                    await self._head("swap", self._head_folder)
+                raise
+            self._head_folder = folder
             self.drafts.generation = generation
             await self._call("head_changed", {})
             return max(pauses)

@@ -109,14 +109,14 @@ HEAD_GENERATION = Gauge(
 )
 HEAD_DRAFTED = Counter(
     "aerie_head_draft_tokens_total",
-    "Draft tokens of the head that were verified, by the generation in force; of the 8 that drafted "
-    "last.",
+    "Draft tokens of the head that were verified, by the generation in force. The 8 that drafted "
+    "last are exported.",
     ["generation"],
 )
 HEAD_ACCEPTED = Counter(
     "aerie_head_accepted_tokens_total",
-    "Draft tokens of the head that were accepted, by the generation in force; of the 8 that drafted "
-    "last.",
+    "Draft tokens of the head that were accepted, by the generation in force. The 8 that drafted "
+    "last are exported.",
     ["generation"],
 )
 HEAD_SWAPS = _by(

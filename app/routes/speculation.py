@@ -80,7 +80,7 @@ def _generation(value: int | str) -> int | None:
     """The number of a generation, or None for "auto". Raises ApiError 400 for other values."""
     if value == "auto":
         return None
-    if isinstance(value, str) or isinstance(value, bool) or value < 0:
+    if isinstance(value, str | bool) or value < 0:
         message = f"'generation' is a number from 0 or \"auto\", got {value!r}."
         raise ApiError(400, message, param="generation")
     return value

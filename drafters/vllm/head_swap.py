@@ -252,20 +252,15 @@ def _is_targets(stored: torch.Tensor, module: Any) -> bool:
     return part.shape == weight.shape and torch.equal(part.to(weight.dtype), weight)
 
 
-def _blank_twin(
-    module: Any, shared: Collection[int], modules: list[tuple[Any, Any]]
-) -> Any:
+def _blank_twin(module: Any, shared: Collection[int], modules: list[tuple[Any, Any]]) -> Any:
     """A copy of a module that is loaded, with parameters in the main memory as they were before
     loading; modules without parameters and those in `shared`, ids, are the same. `modules` gets
     each module that has some with its twin."""
     twin = copy(module)
     before = get_layerwise_info(module).restore_metadata[0]
     twin._parameters = {
-        # vLLM's record leaves out biases, which it does not replace when it prepares weights.
-        name: live
-        if live is None
-        else restore_layer_refs(materialize_meta_tensor(before.get(name, to_meta_tensor(live))), twin)
-        for name, live in module._parameters.items()
+        name: None if tensor is None else _blank(tensor, before.get(name), twin)
+        for name, tensor in module._parameters.items()
     }
     twin._buffers = dict(module._buffers)
     if _MASK in twin._buffers:
@@ -278,6 +273,15 @@ def _blank_twin(
     }
     modules.append((module, twin))
     return twin
+
+
+def _blank(parameter: torch.Tensor, before: torch.Tensor | None, twin: Any) -> torch.Tensor:
+    """A parameter for `twin` like a loaded one was `before` loading, by the record that vLLM keeps.
+    That leaves out biases, which stay what they are when vLLM prepares weights."""
+    record = to_meta_tensor(parameter) if before is None else before
+    with torch.device("cpu"):
+        blank: torch.Tensor = restore_layer_refs(materialize_meta_tensor(record), twin)
+    return blank
 
 
 def _prepare(module: Any) -> None:

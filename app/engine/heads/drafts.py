@@ -26,7 +26,8 @@ class DraftsByGeneration:
         # Less than before: the policy began anew, and all of it is new.
         began_anew = now["drafted"] < before.get("drafted", 0)
         new = [
-            now[name] - (0 if began_anew else before.get(name, 0)) for name in ("drafted", "accepted")
+            now[name] - (0 if began_anew else before.get(name, 0))
+            for name in ("drafted", "accepted")
         ]
         if not any(new):
             return

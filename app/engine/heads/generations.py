@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,9 +208,11 @@ class HeadGenerations:
             changed = (self._folder / FOLDER).stat().st_mtime_ns
         except FileNotFoundError:
             changed = 0
-        if self._known is None or self._known[0] != changed or not changed:
+        if self._known is None or self._known[0] != changed:
             found = {each.number: each for each in self._lineage.generations()}
-            self._known = changed, found
+            # A second change within a tick of the file system's clock has the same time.
+            is_settled = time.time_ns() - changed > 1_000_000_000
+            self._known = (changed, found) if is_settled else (-1, found)
         return _View(self._known[1], self._lineage.in_force(), self._lineage.pinned())
 
     async def _follow(self, view: _View) -> None:

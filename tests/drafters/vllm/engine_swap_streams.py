@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def run(llm: LLM, job: dict[str, Any], plan: dict[str, Any], number: int) -> dic
         "steps": step,
         "phases": [
             [now - then for now, then in zip(later, earlier, strict=True)]
-            for earlier, later in zip(marks, marks[1:], strict=False)
+            for earlier, later in pairwise(marks)
         ],
     }
 

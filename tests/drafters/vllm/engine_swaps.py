@@ -1,9 +1,10 @@
 """Swap draft heads in running engines, and record what is drafted: a script like engine_drafts.py.
 
 JOB is {"v2": bool, "prompts": [[id, ...], ...], "max_tokens": n, "engines": {name: {"model":
-folder, "head": folder, "parallel": bool, "graphs": bool, "swaps": [folder or "", ...]}}}. RESULT has for each engine an entry for the head of its start and for each swap in order:
-{"answers": what `stage` and `swap` said, "steps": as engine_drafts.py records them, of prompts that
-began with this head}.
+folder, "head": folder, "parallel": bool, "graphs": bool, "swaps": [folder or "", ...]}}}. RESULT
+has for each engine an entry for the head of its start and for each swap in order: {"answers": what
+`stage` and `swap` said, "steps": as engine_drafts.py records them, of prompts that began with this
+head}.
 """
 
 # ruff: noqa: E402

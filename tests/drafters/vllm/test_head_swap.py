@@ -127,9 +127,7 @@ def _run(target: Target, heads: dict[str, list[Path]], folder: Path, *, v2: bool
             "head": str(heads[name][0]),
             "parallel": not name.startswith(("eagle3", "every")),
             "graphs": v2 and name in GRAPHS,
-            "swaps": [
-                "" if later == heads[name][0] else str(later) for later in heads[name][1:]
-            ],
+            "swaps": ["" if later == heads[name][0] else str(later) for later in heads[name][1:]],
         }
         for name in names
     }

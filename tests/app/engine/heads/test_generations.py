@@ -202,7 +202,9 @@ def test_a_pin_holds_over_restarts_and_ends_a_trial(scene: Scene) -> None:
     scene.lineage.put_in_force(scene.add(KEPT))
     scene.add()
     scene.play(
-        scene.until(lambda: scene.heads.trial is not None), lambda: scene.heads.pin(0), scene.looks()
+        scene.until(lambda: scene.heads.trial is not None),
+        lambda: scene.heads.pin(0),
+        scene.looks(),
     )
     assert (scene.engine.in_force, scene.lineage.pinned(), scene.heads.trial) == (0, 0, None)
     assert scene.lineage.generation(2).verdict == CANDIDATE

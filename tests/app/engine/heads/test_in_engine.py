@@ -118,8 +118,7 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
         assert heads.generation == better
         drafted = engine.speculation.drafts.rows()
         await until(
-            lambda: engine.speculation is not None
-            and engine.speculation.drafts.rows() != drafted,
+            lambda: engine.speculation is not None and engine.speculation.drafts.rows() != drafted,
             "drafted again",
             told,
         )

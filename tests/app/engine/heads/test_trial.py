@@ -115,7 +115,9 @@ def test_idle_seconds_and_steps_without_drafts_count_nothing() -> None:
     assert trial.figures()["interval"] is None
 
 
-@pytest.mark.parametrize("change", [{"objective": "latency", "tpot_s": 0.05}, {"sources": ["head"]}])
+@pytest.mark.parametrize(
+    "change", [{"objective": "latency", "tpot_s": 0.05}, {"sources": ["head"]}]
+)
 def test_a_change_of_the_objective_drops_the_pair(change: dict[str, Any]) -> None:
     service = Service({INCUMBENT: 1.0, CANDIDATE: 1.5})
     trial = Trial(CANDIDATE, INCUMBENT, Random(1))

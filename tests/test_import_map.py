@@ -190,8 +190,12 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
     | {"drafters.model"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
+    # Reads heads as a start does, and exchanges what both runners have loaded.
+    "drafters.vllm.head_swap": {"drafters.model", "drafters.vllm.path_selector", "drafters.vllm.v1"}
+    | HEAD_FILES,
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
+    | {"drafters.vllm.head_swap"}
     | SERVING,
 }
 
@@ -213,6 +217,7 @@ GUARDED = {
         *("app.endpoints", "app.engine", "app.engine.configuration", "app.llm", "app.serving"),
         *("bench.gpu_check", "bench.kernels", "bench.parts"),
         "drafters.vllm",
+        "drafters.vllm.head_swap",
         *SERVING,
     },
     "torch": {
@@ -225,6 +230,7 @@ GUARDED = {
         "drafters.train",
         *TRAINING,
         "drafters.vllm",
+        "drafters.vllm.head_swap",
         *SERVING,
     },
 }

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import fields
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
 from types import FunctionType
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 Pair = tuple[torch.Tensor, torch.Tensor]  # in force, and its counterpart in the twin
 STARTED_WITH = ""  # stands for the folder of the head that the engine was started with
 STARTED_WITH_IT = "the head that the engine was started with"
-HUGE_PAGES_S = 0.2  # the most seconds for moving a staged head to huge pages
+HUGE_PAGES_S = 5.0  # the most seconds for moving a staged head to huge pages, beside the steps
 # What a head has of its own or borrows from the target: module of vLLM's head -> stored tensor.
 _BORROWED = {"lm_head": "lm_head.weight", "model.embed_tokens": "embed_tokens.weight"}
 _MASK = "mask_hidden"  # the only buffer of a head that a checkpoint fills
@@ -162,7 +163,7 @@ class HeadSwap:
                 logger.debug("head refused", exc_info=error)
                 return {"error": f"{name or STARTED_WITH_IT}: {error}"}
             if owner.device.type == "cpu":
-                collapse(HUGE_PAGES_S)
+                Thread(target=collapse, args=(HUGE_PAGES_S,), daemon=True).start()
         return {"seconds": perf_counter() - began}
 
     def aerie_stage_selector(self, name: str) -> dict[str, Any] | None:

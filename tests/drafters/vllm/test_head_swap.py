@@ -157,7 +157,7 @@ def _check(name: str, target: Target, folders: list[Path], found: list[dict[str,
     for number, (folder, entry) in enumerate(zip(folders, found, strict=True)):
         assert not any("error" in answer for answer in entry["answers"]), entry["answers"]
         steps = entry["steps"]
-        assert len(steps) > 20
+        assert len(steps) > 10
         head = target.lend(load_head(folder))
         wrong = [step for step in steps if not agrees(head, target, step)]
         assert not wrong, f"{name}, head {number}: {len(wrong)} of {len(steps)} steps"

@@ -101,6 +101,7 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | TARGET_FOLDERS
     | {"app.endpoints", "app.learning", "app.llm", "app.serving", "drafters.parent_death"}
+    | {"drafters.learning", "drafters.small_samples"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
@@ -212,8 +213,12 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.v2": {"drafters.config", "drafters.graph_sizes", "drafters.ops"}
     | {"drafters.model"}
     | SERVING - {"drafters.vllm.v1", "drafters.vllm.v2"},
+    # Reads heads as a start does, and exchanges what both runners have loaded.
+    "drafters.vllm.head_swap": {"drafters.model", "drafters.vllm.path_selector", "drafters.vllm.v1"}
+    | HEAD_FILES,
     "drafters.vllm": {"drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
+    | {"drafters.vllm.head_swap"}
     | SERVING,
 }
 
@@ -238,6 +243,7 @@ GUARDED = {
         *("app.endpoints", "app.engine", "app.engine.configuration", "app.llm", "app.serving"),
         *("bench.gpu_check", "bench.kernels", "bench.parts"),
         "drafters.vllm",
+        "drafters.vllm.head_swap",
         *SERVING,
     },
     "torch": {
@@ -251,6 +257,7 @@ GUARDED = {
         "drafters.train.learner",
         *TRAINING,
         "drafters.vllm",
+        "drafters.vllm.head_swap",
         *SERVING,
     },
 }

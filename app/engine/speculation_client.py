@@ -20,6 +20,8 @@ from typing import Any, Protocol
 from app.engine import calibration_file
 from app.engine.calibration import calibration
 from app.engine.calibration_file import CalibrationError
+from app.engine.heads.drafts import DraftsByGeneration
+from app.engine.heads.generations import SwapError
 from app.errors import ApiError
 from app.observability import metrics
 from app.observability.k_reason import k_reason
@@ -27,6 +29,7 @@ from app.settings import Settings
 from drafters.config import SOURCES
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
+from drafters.learning.lineage import STARTED_WITH
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,10 @@ class EngineCalls(Protocol):
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a command of DraftingScheduler.speculation; returns the policy's state."""
+        ...
+
+    async def head(self, command: str, folder: str) -> list[dict[str, Any]]:
+        """Run a command about the draft head; returns the answer of each engine core."""
         ...
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:
@@ -79,6 +86,8 @@ class SpeculationClient:
         self._cells: tuple[Cell, ...] = ()  # measured costs
         self._objective = self._settings.aim()
         self._objective_known = True  # False until the policy's next state says which one holds
+        self._head_folder = ""  # of the head in force
+        self.drafts = DraftsByGeneration()
         # States are counted in the order that they were made in, and changes build on each other.
         self._call_lock = asyncio.Lock()
 
@@ -92,6 +101,8 @@ class SpeculationClient:
     async def resume(self, core: EngineCalls) -> None:
         """Give another engine's policy the step costs and the objective of the last one."""
         self._core, self._last = core, None
+        self.drafts.generation = STARTED_WITH
+        self._head_folder = ""
         self._call_lock = (
             asyncio.Lock()
         )  # a call into the engine that is gone may hold the old lock
@@ -124,6 +135,37 @@ class SpeculationClient:
         """
         self._objective_known = False
         return await self._call("steer", objective.entries())
+
+    async def swap_head(self, folder: str, generation: int) -> float:
+        """Put the head in `folder` in force, "" for the one that the engine was started with;
+        returns the longest pause between two steps that it made, in seconds.
+
+        Raises SwapError if an engine core refuses the head: nothing has changed then. Raises
+        ApiError 503 if the engine dies meanwhile.
+        """
+        async with self._call_lock:
+            pauses = [await self._head("stage", folder)]
+            await self._call("state", {})  # what was drafted so far is the head's before
+            try:
+                pauses.append(await self._head("swap", folder))
+            except SwapError:  # of several engine cores: none keeps it if one refuses
+                with contextlib.suppress(SwapError):
+                    await self._head("swap", self._head_folder)
+                raise
+            self._head_folder = folder
+            self.drafts.generation = generation
+            await self._call("head_changed", {})
+            return max(pauses)
+
+    async def drop_head(self) -> None:
+        """Free the memory of the head that is not in force."""
+        await self._head("drop", "")
+
+    async def _head(self, command: str, folder: str) -> float:
+        answers = await self._core.head(command, folder)
+        if errors := sorted({answer["error"] for answer in answers if "error" in answer}):
+            raise SwapError("; ".join(errors))
+        return float(max(answer["seconds"] for answer in answers))
 
     async def state(self) -> dict[str, Any]:
         """The policy's state, with the recent speed-up. The metrics are updated with it."""
@@ -179,6 +221,7 @@ class SpeculationClient:
         state = await self._core.speculation(command, arguments)
         state = {**state, "why": k_reason(state)}
         metrics.count_speculation(state, self._last)
+        self.drafts.count(state, self._last)
         self._last = state
         if not self._objective_known:  # whoever waited for it may have given up
             self._objective, self._objective_known = _objective_of(state), True

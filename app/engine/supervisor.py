@@ -25,6 +25,7 @@ from app.engine.configuration.head import WITHOUT_HEAD
 from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
+from app.engine.heads.generations import HeadGenerations
 from app.engine.launch import launch, prepare, versions
 from app.engine.process_cleanup import ProcessCleanup, files_in_use, started_processes
 from app.engine.readiness import check_acceptance, check_drafts, check_finite, check_reports
@@ -94,9 +95,15 @@ class Engine:
         self._restart_policy = RestartPolicy(settings.supervision)
         self._supervision = BackgroundTask("engine_watch", self._supervise, final=(AerieError,))
         self._polling = BackgroundTask("speculation_metrics", self._poll)
+        self.heads: HeadGenerations | None = None
+        if settings.learning.learn is not None:
+            self.heads = HeadGenerations(Path(settings.learning.learn))
+        self._head_trials = BackgroundTask("head_generations", self._follow_heads)
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:
             self.background += (self._polling,)
+        if self.heads is not None:
+            self.background += (self._head_trials,)
         # Schemas of request bodies, for the OpenAPI document (app/serving/schemas.py).
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
@@ -199,11 +206,32 @@ class Engine:
         async with contextlib.AsyncExitStack() as stack:
             if self.speculation is not None:
                 await stack.enter_async_context(self._polling)
+            if self._learns:
+                await stack.enter_async_context(self._head_trials)
             return await self._end_of(self.settings.supervision.hang_timeout_s)
 
     async def _poll(self) -> None:
         assert self.speculation is not None
         await self.speculation.poll()
+
+    async def _follow_heads(self) -> None:
+        assert self.heads is not None
+        await self.heads.run()
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the engine has a head that may be swapped."""
+        return self.heads is not None and self.settings_in_force.has_head
+
+    def running_heads(self) -> HeadGenerations:
+        """The generations of the head. Raises ApiError 503 while the engine is not ready, and 400
+        where no head learns."""
+        if not self.ready:
+            raise self._not_ready()
+        if self.heads is None or not self._learns:
+            message = "'generation': this gateway was started without --learn, or has no head."
+            raise ApiError(400, message, param="generation")
+        return self.heads
 
     async def _end_of(self, hang_timeout_s: float) -> str:
         llm, steps = self._llm, self._steps
@@ -408,6 +436,8 @@ class Engine:
                 speculation = SpeculationClient(llm, settings, known)
                 await speculation.begin(self.load.capacity)
                 self.speculation = speculation
+            if self.heads is not None and settings.has_head:
+                await self.heads.begin(self.speculation)
         if self._cleanup is not None:
             self._cleanup.record()
         freeze_gc()

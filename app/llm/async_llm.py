@@ -162,16 +162,30 @@ class GatewayLLM(AsyncLLM):
 
         Raises ApiError 503 if the engine dies meanwhile.
         """
-        self._run_output_handler()
-        asking = asyncio.ensure_future(
-            self.engine_core.call_utility_async("aerie_speculation", command, arguments)
+        answer: dict[str, Any] = await self._ask(
+            "call_utility_async", "aerie_speculation", command, arguments
         )
-        try:  # vLLM leaves the calls of a dead engine unanswered
+        return answer
+
+    async def head(self, command: str, folder: str) -> list[dict[str, Any]]:
+        """Run a command about the draft head in every engine core (drafters/vllm/patches.py, head);
+        returns the answer of each. Raises ApiError 503 if the engine dies meanwhile.
+        """
+        answers: list[dict[str, Any]] = await self._ask(
+            "call_utility_all_async", "aerie_head", command, folder
+        )
+        return answers
+
+    async def _ask(self, call: str, *arguments: Any) -> Any:
+        """Call a utility method of the engine core. Raises ApiError 503 if the engine dies
+        meanwhile: vLLM leaves the calls of a dead engine unanswered."""
+        self._run_output_handler()
+        asking = asyncio.ensure_future(getattr(self.engine_core, call)(*arguments))
+        try:
             await asyncio.wait({asking, self.output_handler}, return_when=FIRST_COMPLETED)
             if not asking.done():
                 raise engine_lost()
-            answer: dict[str, Any] = asking.result()
-            return answer
+            return asking.result()
         except EngineDeadError:
             raise engine_lost() from None
         finally:

@@ -102,6 +102,41 @@ SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K."
 PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 
+# Heads that learn (app/engine/heads).
+HEAD_GENERATION = Gauge(
+    "aerie_head_generation",
+    "Generation of the draft head that drafts; 0 is the one that the gateway was started with.",
+)
+HEAD_DRAFTED = Counter(
+    "aerie_head_draft_tokens_total",
+    "Draft tokens of the head that were verified, by the generation in force. The 8 that drafted "
+    "last are exported.",
+    ["generation"],
+)
+HEAD_ACCEPTED = Counter(
+    "aerie_head_accepted_tokens_total",
+    "Draft tokens of the head that were accepted, by the generation in force. The 8 that drafted "
+    "last are exported.",
+    ["generation"],
+)
+HEAD_SWAPS = _by(
+    "outcome",
+    ("done", "refused"),
+    "aerie_head_swaps_total",
+    "Swaps of the draft head, those of trials included.",
+)
+HEAD_SWAP_SECONDS = Histogram(
+    "aerie_head_swap_seconds",
+    "Longest pause between two steps that a swap of the draft head made.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+)
+HEAD_TRIALS = _by(
+    "verdict",
+    ("kept", "rolled_back"),
+    "aerie_head_trials_total",
+    "Trials of a generation in service that ended.",
+)
+
 # Values of labels are the gateway's or the operator's: nothing that a client sends becomes one.
 REFUSED = _by(
     "reason",
@@ -146,7 +181,8 @@ KEYS_FILE_STALE = Gauge(
 )
 BACKGROUND_FAILURES = _by(
     "task",
-    ("engine_watch", "keys_file", "learner", "redis_releases", "speculation_metrics"),
+    ("engine_watch", "head_generations", "keys_file", "learner", "redis_releases")
+    + ("speculation_metrics",),
     "aerie_background_failures_total",
     "Times that a background task ended unexpectedly and was started again.",
 )

@@ -36,7 +36,8 @@ router = APIRouter(include_in_schema=False)
 
 @router.get(PATH, response_model=None)
 async def figures(request: Request) -> JSONResponse:
-    """Phase, load, counters and the policy's state. Needs a key where the gateway has keys."""
+    """Phase, load, counters, the policy's state and the generations of a head that learns. Needs a
+    key where the gateway has keys."""
     engine: Engine = request.app.state.engine
     settings = engine.settings_in_force
     admission: AdmissionController = request.app.state.admission
@@ -53,7 +54,10 @@ async def figures(request: Request) -> JSONResponse:
         "kv_usage": engine.load.kv_usage,
         "counters": counters() if engine.ready else None,
         "speculation": None,
+        "head": None,
     }
+    if engine.heads is not None and engine.speculation is not None and settings.has_head:
+        shown["head"] = {**engine.heads.state(), "drafts": engine.speculation.drafts.rows()}
     if state is not None:
         shown["speculation"] = {name: state[name] for name in POLICY if name in state}
     return JSONResponse(shown)

@@ -22,6 +22,7 @@ DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_draf
 STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
 BY_SOURCE = "aerie_source_drafts_verified_total", "aerie_source_drafts_accepted_total"
+BY_GENERATION = "aerie_head_accepted_tokens_total", "aerie_head_draft_tokens_total"
 TOKENS = "vllm:generation_tokens_total"
 NOW = "5m"  # window of the figures at the top
 GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))
@@ -34,7 +35,7 @@ def dashboard() -> Any:
         "aerie-speculation",
         "Speculation",
         "What parallel drafting gains against no speculation, and how K follows the load.",
-        (_now, _gain, _load, _sources, _acceptance, _policy),
+        (_now, _gain, _load, _sources, _acceptance, _policy, _learning),
     )
 
 
@@ -262,5 +263,40 @@ def _policy() -> tuple[str, list[Any]]:
             "Short trials of another K, by kind.",
             [Query(rate("aerie_probes_total", "kind"), "{{kind}}")],
             unit="ops",
+        ),
+    ]
+
+
+def _learning() -> tuple[str, list[Any]]:
+    accepted, drafted = BY_GENERATION
+    swaps = rate("aerie_head_swap_seconds_sum"), rate("aerie_head_swap_seconds_count")
+    return "Heads that learn", [
+        lines(
+            "Accepted by generation of the head",
+            "Of the draft tokens of a generation, the share that was accepted. While one is tried, "
+            "two draft in turn; 0 is the head that the gateway was started with.",
+            [Query(ratio(accepted, drafted, "generation"), "generation {{generation}}")],
+            unit="percentunit",
+            most=1,
+        ),
+        lines(
+            "Generation that drafts",
+            "It rises when a trial keeps a new one, and falls when an operator pins an older one.",
+            [Query(f"max(aerie_head_generation{{{OURS}}})", "generation")],
+        ),
+        lines(
+            "Trials and swaps",
+            "Trials that ended, by verdict, and swaps, of which a trial needs several, by outcome.",
+            [
+                Query(rate("aerie_head_trials_total", "verdict"), "trial: {{verdict}}"),
+                Query(rate("aerie_head_swaps_total", "outcome"), "swap: {{outcome}}"),
+            ],
+            unit="ops",
+        ),
+        lines(
+            "Pause of a swap",
+            "The longest time between two steps for which a swap held the engine up, on average.",
+            [Query(f"{swaps[0]} / ({swaps[1]} > 0)", "pause")],
+            unit="s",
         ),
     ]

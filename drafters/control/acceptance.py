@@ -45,6 +45,14 @@ class Acceptance:
             drafted_before = float(count)
             accepted_before = float(hits)
 
+    def doubt(self, trials: float) -> None:
+        """Let what was seen so far weigh no more than `trials` first draft tokens: another head
+        drafts from now on, much like the one before."""
+        if self.trials and self.trials[0] > trials:
+            share = trials / self.trials[0]
+            self._hits = [share * hits for hits in self._hits]
+            self.trials = [share * count for count in self.trials]
+
     def _fade(self, requests: int) -> None:
         """Discount all counts, but leave the first position as many trials as its prior."""
         discount = 1.0 - min(1.0, requests / self._tuning.acceptance_memory)

@@ -29,6 +29,8 @@ class Tuning:
     acceptance_memory: float = 1000.0  # first draft tokens remembered: a standard error of 1.5%
     prior_acceptance: float = 0.7  # of a first draft token before any: between published heads
     prior_trials: float = 16.0  # how many trials a prior weighs
+    # What the rates of a head weigh after a swap, in first draft tokens: under a second of service.
+    swapped_trials: float = 64.0
 
     # Lookups.
     # As `prior_acceptance`, by class of the match: between those of copied text and of chat.

@@ -95,7 +95,7 @@ def load_head(
     _refuse_problems(folder, config)
     weights = {
         plain_name(name): value
-        for name, value in _tensors(folder).items()
+        for name, value in stored_tensors(folder).items()
         if not name.endswith(UNUSED)
     }
     if config.draft_vocab_size is None:
@@ -119,7 +119,7 @@ def _refuse_problems(folder: Path, config: HeadConfig) -> None:
         raise ValueError(f"{folder}: {'; '.join(problems)}")
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All weights of a folder: safetensors in one file or in shards, else torch's own files; and
     those of a path selector, with the prefix `selector.`."""
     files = sorted({tensor.file for tensor in read_weights(folder).tensors.values()})

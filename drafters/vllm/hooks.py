@@ -54,6 +54,14 @@ HOOKS: tuple[Hook, ...] = (
         "A utility call of vLLM that reaches a method of the class named by `scheduler_cls`.",
     ),
     Hook(
+        "patches:head",
+        {"vllm.v1.engine.core:EngineCore.aerie_head": None},
+        "Carries the gateway's commands about the draft head to the workers, as a utility call of "
+        "the engine core, in one turn and with refusals as answers.",
+        "A `collective_rpc` of vLLM that answers for every engine core, and in which a worker may "
+        "refuse.",
+    ),
+    Hook(
         "patches:unless_brought",
         {"vllm.v1.engine.core:EngineCore.post_step": "self, model_executed"},
         "Drafts come with a step's output; vLLM asks the workers for them in a second round trip.",

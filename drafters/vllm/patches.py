@@ -29,6 +29,12 @@ from drafters.vllm.verification import seeded_sampling
 from drafters.vllm.verification.finite import count_broken
 
 VLLM_VERSION = "0.32.0"
+# Commands of the gateway about the draft head -> methods of the workers, one after the other.
+HEAD_COMMANDS = {
+    "stage": ("aerie_stage_head", "aerie_stage_selector"),
+    "swap": ("aerie_swap_head",),
+    "drop": ("aerie_drop_head",),
+}
 # Architectures that checkpoints of draft heads name (vllm/model_executor/models/registry.py) -> the
 # class in heads.py for it. The module is imported when a head is loaded.
 HEADS = {
@@ -61,6 +67,7 @@ def apply() -> None:
     rejection_sampler.rejection_sample = seeded_sampling.accept
     kv_cache_utils.get_kv_cache_groups = head_in_one_group(kv_cache_utils.get_kv_cache_groups)
     EngineCore.aerie_speculation = speculation
+    EngineCore.aerie_head = head
     EngineCore.post_step = unless_brought(EngineCore.post_step)
     VllmConfig._get_v2_model_runner_unsupported_features = with_parallel_drafting(
         VllmConfig._get_v2_model_runner_unsupported_features
@@ -140,6 +147,23 @@ def speculation(core: Any, command: str, arguments: dict[str, Any]) -> dict[str,
     calls the scheduler's method of the same name."""
     answer: dict[str, Any] = core.scheduler.speculation(command, arguments)
     return answer
+
+
+def head(core: Any, command: str, name: str) -> dict[str, Any]:
+    """A utility method added to the engine core (vllm/v1/engine/core.py), by which the gateway
+    replaces the draft head between two steps (head_swap.py). `command` is one of HEAD_COMMANDS,
+    `name` the head's folder. Answers with the `seconds` that it took, or with `error` if a rank
+    refused the head; a raised error would pass for one that ends the engine.
+    """
+    seconds = 0.0
+    for method in HEAD_COMMANDS[command]:
+        ranks = core.model_executor.collective_rpc(method, args=(name,))
+        answers = [answer for answer in ranks if answer is not None]
+        errors = sorted({answer["error"] for answer in answers if "error" in answer})
+        if errors or not answers:
+            return {"error": "; ".join(errors) or "the engine has no draft head of this project"}
+        seconds += max(answer["seconds"] for answer in answers)
+    return {"seconds": seconds}
 
 
 def unless_brought(post_step: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ class ServedSelector:
     tables: SelectorTables
     draft_ids: torch.Tensor | None  # [target vocabulary], where the head's ids are others
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that the selector computes with, in an order that two of one kind share."""
+        yield from (parameter.data for parameter in self.module.parameters())
+        yield from (self.tables.before, self.tables.candidate)
+        if self.draft_ids is not None:
+            yield self.draft_ids
+
     def to_draft(self, tokens: torch.Tensor) -> torch.Tensor:
         """The head's ids of draft tokens, which have the target's: int64, any shape."""
         return tokens if self.draft_ids is None else self.draft_ids[tokens]
@@ -43,29 +51,34 @@ class ServedSelector:
 
 @torch.inference_mode()
 def load_served_selector(
-    vllm_config: VllmConfig, target_model: Any, head: Any, device: torch.device
+    vllm_config: VllmConfig,
+    target_model: Any,
+    head: Any,
+    device: torch.device,
+    folder: Path | None = None,
 ) -> ServedSelector | None:
-    """Load the path selector of the engine's draft head, in the head's dtype; None where its
-    config.json has none.
+    """Load the path selector of the engine's draft head, or of the one in `folder`, in the head's
+    dtype; None where its config.json has none.
 
     `head` is vLLM's model of the head, `target_model` that of the target, on every rank. Raises
     OSError and ValueError for a selector that cannot be read, and ValueError for a target whose
     embeddings are on another pipeline stage.
     """
     config = vllm_config.speculative_config.draft_model_config
-    document = get_hf_file_to_dict("config.json", config.model, config.revision) or {}
+    model, revision = (config.model, config.revision) if folder is None else (str(folder), None)
+    document = get_hf_file_to_dict("config.json", model, revision) or {}
     if document.get("path_selector") is None:
         return None
     depth = vllm_config.model_config.get_total_num_hidden_layers()
     head_config = HeadConfig.from_json(document, depth)
-    module = load_selector(_folder(config.model, config.revision), head_config)
+    module = load_selector(head_folder(model, revision, SELECTOR_FILE), head_config)
     assert module is not None  # config.json has one
     module = module.to(device=device, dtype=config.dtype)
     drafts = head_config.draft_vocab_size or head_config.vocab_size
     ids = torch.arange(drafts, device=device)
     draft_ids = None
     if head.draft_id_to_target_id is not None:
-        ids = ids + head.draft_id_to_target_id
+        ids = ids + head.draft_id_to_target_id.to(device)
         draft_ids = ids.new_zeros(head_config.vocab_size)
         draft_ids[ids] = torch.arange(drafts, device=device)
     embed = _embeddings(target_model)
@@ -76,16 +89,16 @@ def load_served_selector(
     return ServedSelector(module, tables, draft_ids)
 
 
-def _folder(model: str, revision: str | None) -> Path:
-    """The folder of a head with a path selector: of a repository the snapshot in the hub's cache,
-    into which the selector is downloaded if it is not there."""
+def head_folder(model: str, revision: str | None, file: str) -> Path:
+    """The folder of a head that has `file`: of a repository the snapshot in the hub's cache, into
+    which the file is downloaded if it is not there."""
     folder = Path(model)
     if folder.is_dir():
         return folder
     from huggingface_hub import hf_hub_download
 
-    file = hf_hub_download(model, SELECTOR_FILE, revision=revision)
-    return Path(file).parents[1]
+    path = Path(hf_hub_download(model, file, revision=revision))
+    return path.parents[len(Path(file).parts) - 1]
 
 
 def _embeddings(target_model: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from drafters.vllm.head_swap import HeadSwap
 from drafters.vllm.own_drafter import chooses_k
 from drafters.vllm.report import DrafterReport
 
@@ -16,9 +17,10 @@ else:
     from vllm.v1.worker.cpu_worker import CPUWorker as Base
 
 
-class DraftingWorker(DrafterReport, Base):
+class DraftingWorker(DrafterReport, HeadSwap, Base):
     """vLLM's worker for this platform (vllm/v1/worker/gpu_worker.py, cpu_worker.py), whose model
-    runner drafts with this project's drafters and reports logits that are not finite."""
+    runner drafts with this project's drafters and reports logits that are not finite, and whose
+    draft head can be swapped."""
 
     def init_device(self) -> None:
         """Prepare the device and make the model runner. The CPU's worker makes vLLM's own in here

@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { request } from "./api.js";
 import { Chart } from "./chart.jsx";
 import { figures, refresh } from "./figures.js";
-import { count, milliseconds, percent, rate, ratio } from "./format.js";
+import { count, milliseconds, percent, plural, rate, ratio } from "./format.js";
 import { useStore } from "./store.js";
 
 const whole = (n) => (n == null ? "–" : count(n));
@@ -38,6 +38,7 @@ export function Live() {
         { name: "Running requests", field: "running", style: "b", show: whole, stepped: true, scale: "requests", whole: true },
       ]} />
       {policy && <Acceptance rows={policy.acceptance} />}
+      {now?.head && <Generations head={now.head} />}
       <Chart title="Throughput" lines={[{ name: "Tokens a second", field: "speed", style: "a", show: rate }]} />
       <Chart title="Latency" lines={[
         { name: "First token", field: "first", style: "a", show: milliseconds, spanGaps: true },
@@ -75,6 +76,35 @@ function Acceptance({ rows }) {
           ))}</tbody>
         </table>
       ) : <p class="soft">Nothing has been drafted yet.</p>}
+    </figure>
+  );
+}
+
+/** How much of its drafts each generation of a head that learns got accepted. */
+function Generations({ head }) {
+  const { trial } = head;
+  return (
+    <figure class="chart acceptance" data-figure="generations">
+      <figcaption><span class="chart-title">Accepted, by generation of the head</span></figcaption>
+      {head.drafts.length ? (
+        <table>
+          <thead class="hidden"><tr><th scope="col">Generation</th><th scope="col">Accepted</th></tr></thead>
+          <tbody>{head.drafts.map(({ generation, drafted, accepted }) => (
+            <tr key={generation} class={generation === head.generation ? "" : "unknown"}>
+              <th scope="row">{generation}</th>
+              <td>
+                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * accepted / drafted} height="8" /></svg>
+                <span>{percent(accepted / drafted)}</span>
+              </td>
+            </tr>
+          ))}</tbody>
+        </table>
+      ) : <p class="soft">Nothing has been drafted yet.</p>}
+      <p class="soft">
+        {trial
+          ? `Generation ${trial.generation} is tried against ${trial.against}: ${plural(trial.pairs, "pair")} of periods${trial.ratio == null ? "" : `, ${ratio(trial.ratio)} its tokens a second`}.`
+          : `Generation ${head.generation} drafts${head.pinned == null ? "" : ", pinned"}.`}
+      </p>
     </figure>
   );
 }

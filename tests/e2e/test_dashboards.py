@@ -34,7 +34,12 @@ for file in sorted(RULES.glob("*.yml")):
 
 # A healthy gateway without keys has nothing to show for these: their names and labels are checked
 # on /metrics, their panels stay empty.
-SILENT = {"aerie_requests_refused_total", "aerie_key_reloads_total"}
+SILENT = {
+    "aerie_requests_refused_total",
+    "aerie_key_reloads_total",
+    "aerie_head_swap_seconds_sum",  # no head learns here
+    "aerie_head_swap_seconds_count",
+}
 # Prometheus' own, of every scrape.
 GIVEN = {"up": {"job", "instance"}}
 TARGET = {"job", "instance"}

@@ -303,8 +303,9 @@ class DraftingScheduler(Scheduler):
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Carry out a command of the gateway, which comes as a utility call of the engine core:
-        `state`; `steer` to an Objective's entries; `load_calibration` of measured `cells`; `recent`
-        for the newest steps, all others for the policy's snapshot. Raises ObjectiveError."""
+        `state`; `steer` to an Objective's entries; `load_calibration` of measured `cells`;
+        `head_changed` after a swap; `recent` for the newest steps, all others for the policy's
+        snapshot. Raises ObjectiveError."""
         policy, recorder = self.policy, self.recorder
         recorder.tell(policy)
         if command == "recent":
@@ -313,6 +314,8 @@ class DraftingScheduler(Scheduler):
             policy.set_objective(Objective(**arguments))
         elif command == "load_calibration":
             policy.load_calibration(Cell(*cell) for cell in arguments["cells"])
+        elif command == "head_changed":
+            policy.head_changed()
         elif command != "state":
             raise ValueError(f"unknown command {command!r}")
         return policy.snapshot()

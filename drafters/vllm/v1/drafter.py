@@ -51,7 +51,8 @@ class Drafter(EagleProposer, ABC):
 
     masked_per_token: int  # masked positions in a pass for each draft token after the first
     carries: bool  # whether a pass continues from the hidden states of the one before
-    _selector: ServedSelector | None = None  # of a P-EAGLE head that has one
+    selector: ServedSelector | None = None  # of a P-EAGLE head that has one
+    selector_in_graphs = False  # drafts are chosen outside of graphs
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any, config: DrafterConfig
@@ -88,7 +89,7 @@ class Drafter(EagleProposer, ABC):
         head = self.model.lm_head
         self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
         self._target_ids = draft_vocabulary(self.model)
-        self._selector = load_served_selector(
+        self.selector = load_served_selector(
             self.vllm_config, target_model, self.model, self.device
         )
         # Garbage of loading frees oneDNN handles, which fails while the model is traced
@@ -100,6 +101,14 @@ class Drafter(EagleProposer, ABC):
             device=self.device,
         )
         self._gathered = self._store.new_empty((self.max_num_tokens, self._store.shape[1]))
+
+    def head_changed(self) -> None:
+        """Make anew what vLLM and `load_model` make of the head's weights: its weights are others
+        (drafters/vllm/head_swap.py). What the head before has entered stays in its KV cache."""
+        if self.parallel_drafting_hidden_state_tensor is not None:
+            shared = self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))
+            self.parallel_drafting_hidden_state_tensor.copy_(shared.view(-1))
+        self._target_ids = draft_vocabulary(self.model)
 
     @property
     def longest(self) -> int:

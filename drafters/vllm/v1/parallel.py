@@ -43,10 +43,10 @@ class ParallelDrafter(Drafter):
         begins = np.cumsum(rows.k) - rows.k
         owners = np.repeat(np.arange(len(rows.k)), rows.k)
         offsets = np.arange(len(owners)) - begins[owners]
-        if self._selector is None or rows.k.max() < 2:
+        if self.selector is None or rows.k.max() < 2:
             tokens = self._tokens(hidden, rows.index[owners], offsets).tolist()
         else:
-            tokens = self._walk(self._selector, hidden, rows, begins).tolist()
+            tokens = self._walk(self.selector, hidden, rows, begins).tolist()
         return [
             tokens[first : first + count]
             for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)

@@ -24,6 +24,7 @@ from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
+from drafters.vllm.path_selector import ServedSelector
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.graphs import drafted
 from drafters.vllm.verification.greedy import (
@@ -54,6 +55,7 @@ class DeferringSpeculator(DraftModelSpeculator):
     hidden_states: torch.Tensor  # [tokens of the largest pass, hidden], which a pass reads
     mask_token = 0  # the token of masked slots
     sampling: DeviceDraftSampling | None = None  # set by the runner where drafts may be drawn
+    selector: ServedSelector | None = None  # of a P-EAGLE head that has one
     _mask_state: torch.Tensor  # and their hidden state: [hidden]
 
     def __init__(
@@ -89,6 +91,23 @@ class DeferringSpeculator(DraftModelSpeculator):
         self._mask_state = self._store.new_zeros(self.hidden_size)
         self._target_ids = draft_vocabulary(model)
         return model
+
+    @property
+    def lm_head(self) -> Any:
+        """The module that makes the logits of drafts."""
+        return self.model.lm_head
+
+    @property
+    def selector_in_graphs(self) -> bool:
+        """Whether CUDA graphs hold the path selector's tensors."""
+        return False
+
+    def head_changed(self) -> None:
+        """Make anew, where graphs read it, what is made of the head's weights: its weights are
+        others (drafters/vllm/head_swap.py). What the head before has entered stays in its KV cache.
+        """
+        if self._target_ids is not None:
+            self._target_ids.copy_(draft_vocabulary(self.model))
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one.

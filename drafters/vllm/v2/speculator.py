@@ -35,8 +35,6 @@ class ParallelSpeculator(DeferringSpeculator):
     first one after another, in the same graph.
     """
 
-    _selector: ServedSelector | None = None
-
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, requests: RequestState
     ) -> None:
@@ -71,13 +69,24 @@ class ParallelSpeculator(DeferringSpeculator):
         """Load the head as vLLM does for EAGLE-3, the hidden state of masked slots and the path
         selector."""
         model = super().load_draft_model(target_model, target_attn_layer_names)
-        self._selector = load_served_selector(self.vllm_config, target_model, model, self.device)
-        self._mask_state = (
-            model.combine_hidden_states(model.mask_hidden.view(1, -1)).view(-1).to(self.dtype)
-        )
+        self.selector = load_served_selector(self.vllm_config, target_model, model, self.device)
+        self._fill_mask_state(model)
         # The name is that of V1 proposers, which report.py reads.
         self.parallel_drafting_hidden_state_tensor = self._mask_state
         return model
+
+    def _fill_mask_state(self, head: Any) -> None:
+        self._mask_state.copy_(head.combine_hidden_states(head.mask_hidden.view(1, -1)).view(-1))
+
+    def head_changed(self) -> None:
+        """Make anew what is made of the head's weights, where graphs read it."""
+        super().head_changed()
+        self._fill_mask_state(self.model)
+
+    @property
+    def selector_in_graphs(self) -> bool:
+        """Whether CUDA graphs hold the path selector's tensors."""
+        return self._graphs.captured
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Make the managers of graphs, anew after vLLM's memory profile; none if the attention
@@ -204,11 +213,11 @@ class ParallelSpeculator(DeferringSpeculator):
     ) -> torch.Tensor:
         """The tokens of `DeferringSpeculator._choose`, along the path that a selector chooses."""
         count = len(slots)
-        if self._selector is None or len(hidden) < 2 * count:
+        if self.selector is None or len(hidden) < 2 * count:
             return super()._choose(hidden, slots, positions)
         logits = self.model.logits_processor(self.model.lm_head, hidden)
         states, logits = (x.view(count, len(hidden) // count, -1) for x in (hidden, logits))
-        return self._walk(self._selector, states, logits, slots, positions)
+        return self._walk(self.selector, states, logits, slots, positions)
 
     def _walk(
         self,

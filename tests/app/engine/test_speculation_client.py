@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from app.engine.heads.generations import SwapError
 from app.engine.speculation_client import SpeculationClient
 from app.errors import ApiError
 from app.settings import load
@@ -28,6 +29,8 @@ class Core:
         self.recent: list[dict[str, Any]] = []
         self.loaded: list[list[float]] = []
         self.commands: list[tuple[str, dict[str, Any]]] = []
+        self.heads: list[tuple[str, str]] = []  # commands about the head
+        self.answers: list[dict[str, Any]] = [{"seconds": 0.002}, {"seconds": 0.004}]
 
     @staticmethod
     def seconds(requests: int, k: int) -> float:
@@ -61,7 +64,13 @@ class Core:
             self.loaded = arguments["cells"]
         if command == "steer":
             self.policy.set_objective(Objective(**arguments))
+        if command == "head_changed":
+            self.policy.head_changed()
         return self.policy.snapshot()
+
+    async def head(self, command: str, folder: str) -> list[dict[str, Any]]:
+        self.heads.append((command, folder))
+        return self.answers
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:
         self.recent.clear()
@@ -357,3 +366,75 @@ def test_the_latest_state_asks_nobody() -> None:
         assert len(core.commands) == asked
 
     asyncio.run(scenario())
+
+
+def drafted_by(generation: int) -> float | None:
+    return REGISTRY.get_sample_value(
+        "aerie_head_draft_tokens_total", {"generation": str(generation)}
+    )
+
+
+def test_drafts_are_counted_for_the_head_that_made_them() -> None:
+    core = Core()
+    client = speculation_client(core)
+
+    async def swaps() -> float:
+        await client.state()
+        core.step(4, 5, accepted=2)
+        pause = await client.swap_head("/generations/0041", 41)
+        core.step(4, 5, accepted=3)
+        core.step(4, 5, accepted=3)
+        await client.swap_head("", 40)
+        core.step(4, 5, accepted=0)
+        await client.state()
+        return pause
+
+    assert asyncio.run(swaps()) == 0.004, "the longest of all engine cores"
+    assert core.heads == [
+        ("stage", "/generations/0041"), ("swap", "/generations/0041"), ("stage", ""), ("swap", ""),
+    ]  # fmt: skip
+    assert client.drafts.rows() == [
+        {"generation": 0, "drafted": 20, "accepted": 8},
+        {"generation": 40, "drafted": 20, "accepted": 0},
+        {"generation": 41, "drafted": 40, "accepted": 24},
+    ]
+    assert (drafted_by(40), drafted_by(41)) == (20.0, 40.0)
+
+
+def test_generations_that_drafted_long_ago_have_no_metrics() -> None:
+    core = Core()
+    client = speculation_client(core)
+
+    async def swaps() -> None:
+        for number in range(100, 120):
+            await client.swap_head(f"/generations/{number}", number)
+            core.step(1, 5)
+        await client.state()
+
+    asyncio.run(swaps())
+    assert [row["generation"] for row in client.drafts.rows()] == list(range(112, 120))
+    assert drafted_by(111) is None
+    assert drafted_by(119) == 5.0
+
+
+def test_a_refused_head_is_not_swapped_in() -> None:
+    core = Core()
+    core.answers = [{"seconds": 0.1}, {"error": "fc.weight has 1 values that are not finite"}]
+    client = speculation_client(core)
+    with pytest.raises(SwapError, match="not finite"):
+        asyncio.run(client.swap_head("/generations/0001", 1))
+    assert core.heads == [("stage", "/generations/0001")]
+    assert client.drafts.generation == 0
+
+
+def test_a_new_head_is_believed_what_the_old_one_showed_until_it_shows_more() -> None:
+    core = Core()
+    client = speculation_client(core)
+    for _ in range(100):
+        core.step(8, 5, accepted=5)
+    before = core.policy.acceptance.conditional()
+    asyncio.run(client.swap_head("/generations/0001", 1))
+    assert core.policy.acceptance.conditional() == pytest.approx(before, rel=0.1)
+    for _ in range(20):  # a second of service
+        core.step(8, 5, accepted=0)
+    assert core.policy.acceptance.conditional()[0] < 0.35

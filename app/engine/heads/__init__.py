@@ -1,0 +1,1 @@
+"""Generations of the draft head in service: which one drafts, and trials of new ones."""

@@ -1,0 +1,325 @@
+"""Which generation of the draft head drafts: loaded at the start, pinned, or tried and kept.
+
+The lineage is on disk (drafters/learning/lineage.py), and what an operator or the learner writes
+there is noticed within POLL_S seconds. The engine always starts with generation 0; another one
+takes its place by a swap, so that a generation that cannot be loaded costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from app.engine.heads.trial import Trial, TrialPlan
+from app.errors import ApiError
+from app.observability import metrics
+from drafters.learning.lineage import (
+    CANDIDATE,
+    FOLDER,
+    KEPT,
+    REFUSED,
+    ROLLED_BACK,
+    STARTED_WITH,
+    Generation,
+    Lineage,
+)
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+
+
+class SwapError(Exception):
+    """The engine refused a head; the message says why. Nothing has changed."""
+
+
+class HeadCalls(Protocol):
+    """Calls about the head that go to the engine (app/engine/speculation_client.py)."""
+
+    async def swap_head(self, folder: str, generation: int) -> float:
+        """Put the head in `folder` in force; returns the longest pause between steps, in seconds.
+        Raises SwapError, and ApiError if the engine dies."""
+        ...
+
+    async def drop_head(self) -> None:
+        """Free the memory of the head that is not in force."""
+        ...
+
+    async def state(self) -> dict[str, Any]:
+        """The policy's state now."""
+        ...
+
+    def latest(self) -> dict[str, Any] | None:
+        """The policy's state within the last second."""
+        ...
+
+
+@dataclass(frozen=True)
+class _View:
+    """What the folder says."""
+
+    generations: dict[int, Generation]
+    in_force: int
+    pinned: int | None
+
+    def folder(self, number: int) -> str:
+        """The folder of a generation's head. Raises KeyError if there is none, or no weights."""
+        if number == STARTED_WITH:
+            return ""
+        generation = self.generations[number]
+        if generation.verdict == REFUSED:
+            raise KeyError(number)
+        return str(generation.folder)
+
+    def candidate(self, incumbent: int) -> int | None:
+        """The newest generation that waits for its trial; older ones than the one in force, which
+        descends from them or from better ones, do not any more."""
+        waiting = [
+            number
+            for number, generation in self.generations.items()
+            if generation.verdict == CANDIDATE and number > incumbent
+        ]
+        return max(waiting, default=None)
+
+
+class HeadGenerations:
+    """The generations of a learning head in service. Everything runs on the event loop's thread,
+    except for reading and writing the lineage."""
+
+    def __init__(
+        self,
+        folder: Path,
+        random: Random | None = None,
+        plan: TrialPlan | None = None,
+    ) -> None:
+        self.generation = STARTED_WITH  # that drafts now
+        self.pinned: int | None = None
+        self.problem: str | None = None  # why another one drafts than the folder says
+        self.trial: Trial | None = None
+        self._folder, self._lineage = folder, Lineage(folder)
+        self._random, self._plan = random or Random(), plan
+        self._engine: HeadCalls | None = None
+        self._lock = asyncio.Lock()
+        self._refused: dict[int, str] = {}  # by the running engine -> why
+        self._settled: set[int] = set()  # tried, though the verdict could not be written
+        self._changes: set[asyncio.Task[None]] = set()
+        self._known: tuple[int, dict[int, Generation]] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What GET /v1/speculation says of it."""
+        trial = None if self.trial is None else self.trial.figures()
+        if self.trial is not None and trial is not None:
+            trial["drafting"] = self.generation
+        return {
+            "generation": self.generation,
+            "pinned": self.pinned,
+            "learned": self.generation != STARTED_WITH,
+            "trial": trial,
+            "problem": self.problem,
+        }
+
+    async def begin(self, engine: HeadCalls) -> None:
+        """Load the generation that is in force into an engine that has just started. One that
+        cannot be loaded is logged, and generation 0 drafts."""
+        self._lock = asyncio.Lock()  # a call into the engine that is gone may hold the old one
+        async with self._lock:
+            self._engine = engine
+            self._enter(STARTED_WITH)
+            self._refused.clear()
+            self.problem = None
+            if self.trial is not None:
+                self.trial.interrupt()
+            view = await self._view()
+            if view is not None:
+                await self._follow(view)
+
+    async def run(self) -> None:
+        """Follow what the folder says, and try candidates, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(ApiError):  # the engine is dying: its supervisor notices
+                async with self._lock:
+                    view = await self._view()
+                    if view is not None:
+                        await self._advance(view)
+
+    async def pin(self, number: int | None) -> None:
+        """Let this generation draft whatever was shown of it; None lets trials choose again.
+
+        Raises ApiError 400 for a generation that is not there or cannot be loaded: then nothing has
+        changed. The change is made even if the caller is cancelled meanwhile.
+        """
+        await self._to_the_end(self._pin(number))
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
+    async def _pin(self, number: int | None) -> None:
+        assert self._engine is not None
+        async with self._lock:
+            view = await self._view()
+            if view is None:
+                raise ApiError(503, "The folder of learning cannot be read.", code="engine_busy")
+            wanted = view.in_force if number is None else number
+            try:
+                view.folder(wanted)
+            except KeyError:
+                if number is not None:
+                    message = f"'generation': there is no generation {number} with weights."
+                    raise ApiError(400, message, param="generation") from None
+            self._refused.pop(wanted, None)  # asked for: try again
+            if not await self._load(view, wanted) and number is not None:
+                message = f"'generation': {number} cannot be loaded: {self._refused[wanted]}."
+                raise ApiError(400, message, param="generation")
+            self.trial = None
+            await self._engine.drop_head()
+            try:
+                await asyncio.to_thread(self._lineage.pin, number)
+            except (OSError, KeyError) as error:
+                logger.error("the pinned generation cannot be kept on disk: %s", error)
+                message = "The generation drafts now, but the folder of learning cannot be written."
+                raise ApiError(503, message, code="engine_busy") from None
+            self.pinned = number
+            logger.info("draft head: generation %d, pinned: %s", self.generation, number)
+
+    async def _view(self) -> _View | None:
+        """What the folder says; None while it cannot be read."""
+        try:
+            view = await asyncio.to_thread(self._read)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._tell(f"the folder of learning cannot be read: {error!r}")
+            return None
+        self.pinned = view.pinned
+        return view
+
+    def _read(self) -> _View:
+        try:
+            changed = (self._folder / FOLDER).stat().st_mtime_ns
+        except FileNotFoundError:
+            changed = 0
+        if self._known is None or self._known[0] != changed:
+            found = {each.number: each for each in self._lineage.generations()}
+            # A second change within a tick of the file system's clock has the same time.
+            is_settled = time.time_ns() - changed > 1_000_000_000
+            self._known = (changed, found) if is_settled else (-1, found)
+        return _View(self._known[1], self._lineage.in_force(), self._lineage.pinned())
+
+    async def _follow(self, view: _View) -> None:
+        """Load what the folder says drafts."""
+        assert self._engine is not None
+        wanted, before = view.in_force if view.pinned is None else view.pinned, self.generation
+        if await self._load(view, wanted):
+            self._tell(None)
+            if before != wanted:
+                await self._engine.drop_head()
+        else:
+            self._tell(
+                f"generation {wanted} cannot be loaded, generation {self.generation} drafts: "
+                f"{self._refused[wanted]}"
+            )
+
+    async def _advance(self, view: _View) -> None:
+        """Do what is next: follow the folder, begin a trial, or go on with one."""
+        if view.pinned is not None:
+            self.trial = None
+        if self.trial is None:
+            await self._follow(view)
+            candidate = view.candidate(self.generation)
+            if view.pinned is None and candidate is not None and candidate not in self._settled:
+                self.trial = Trial(candidate, self.generation, self._random, self._plan)
+                logger.info("trial of generation %d against %d", candidate, self.generation)
+            if self.trial is None:
+                return
+        trial = self.trial
+        if self.generation == trial.drafting and (state := self._now()) is not None:
+            trial.observe(state)
+            if (verdict := trial.verdict()) is not None:
+                await self._end(view, trial, verdict)
+                return
+        if self.generation != trial.drafting:
+            if not await self._load(view, trial.drafting, log=logging.DEBUG):
+                await self._give_up(view, trial, self._refused[trial.drafting])
+            elif (state := self._now()) is not None:
+                trial.begin(state)
+
+    def _now(self) -> dict[str, Any] | None:
+        assert self._engine is not None
+        return self._engine.latest()
+
+    async def _give_up(self, view: _View, trial: Trial, why: str) -> None:
+        """End a trial of which a head cannot be loaded any more."""
+        if trial.drafting == trial.candidate:
+            await self._end(view, trial, ROLLED_BACK, why)
+        else:
+            self.trial = None
+            self._tell(f"generation {trial.incumbent} cannot be loaded any more: {why}")
+
+    async def _end(self, view: _View, trial: Trial, verdict: str, why: str | None = None) -> None:
+        """Put the better head in force, and keep what was seen."""
+        assert self._engine is not None
+        self.trial = None
+        self._settled.add(trial.candidate)
+        record = {"verdict": verdict, **trial.figures()}
+        if why is not None:
+            record["refused"] = why
+        metrics.HEAD_TRIALS.labels(verdict.replace(" ", "_")).inc()
+        logger.info("draft head: generation %d was %s: %s", trial.candidate, verdict, record)
+        try:
+            await asyncio.to_thread(self._keep, trial.candidate, verdict, record)
+        except (OSError, KeyError) as error:
+            logger.error("the trial's verdict cannot be kept on disk: %s", error)
+        else:  # without it the next start would know nothing of a head that drafts now
+            await self._load(view, trial.candidate if verdict == KEPT else trial.incumbent)
+        await self._engine.drop_head()
+
+    def _keep(self, candidate: int, verdict: str, record: dict[str, Any]) -> None:
+        self._known = None
+        if verdict == KEPT:  # first: what drafts matters more than what is said of it
+            self._lineage.put_in_force(candidate)
+        self._lineage.record_trial(candidate, record)
+
+    async def _load(self, view: _View, number: int, *, log: int = logging.INFO) -> bool:
+        """Put a generation in force in the engine; returns whether it is. The reason why not is in
+        `_refused`, and it is not tried again in this engine."""
+        assert self._engine is not None
+        if number == self.generation:
+            return True
+        if number in self._refused:
+            return False
+        try:
+            pause_s = await self._engine.swap_head(view.folder(number), number)
+        except KeyError:
+            self._refused[number] = "there is no such generation, or its weights are gone"
+        except SwapError as error:
+            metrics.HEAD_SWAPS.labels("refused").inc()
+            self._refused[number] = str(error)
+        else:
+            metrics.HEAD_SWAPS.labels("done").inc()
+            metrics.HEAD_SWAP_SECONDS.observe(pause_s)
+            self._enter(number)
+            logger.log(
+                log, "draft head: generation %d drafts, swapped in %.0f ms", number, 1e3 * pause_s
+            )
+            return True
+        return False
+
+    def _enter(self, number: int) -> None:
+        self.generation = number
+        metrics.HEAD_GENERATION.set(number)
+
+    def _tell(self, problem: str | None) -> None:
+        """Log a problem once."""
+        if problem is not None and problem != self.problem:
+            logger.warning("%s", problem)
+        self.problem = problem

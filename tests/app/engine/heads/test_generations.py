@@ -1,0 +1,350 @@
+"""Generations in service: what is loaded at the start, pins, trials, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.engine.heads import generations
+from app.engine.heads.generations import HeadGenerations, SwapError
+from app.engine.heads.trial import TrialPlan
+from app.errors import ApiError
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, Lineage
+
+IN_TIME_S = 10.0
+PLAN = TrialPlan(period_s=2.0, settle_s=0.5, looks=(3, 6))
+
+
+class FakeEngine:
+    """An engine that decodes a second between two looks, and refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.in_force = 0
+        self.swaps: list[int] = []
+        self.refused: dict[int, str] = {}
+        self.speedups: dict[int, float] = {}
+        self.dead = False
+        self.swapping: asyncio.Event | None = None  # a swap waits for it
+        self.random = Random(0)
+        self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0}
+        self.drafted = 0
+        self.staged = 0
+
+    async def swap_head(self, folder: str, generation: int) -> float:
+        if self.swapping is not None:
+            await self.swapping.wait()
+        if self.dead:
+            raise ApiError(503, "gone")
+        if generation in self.refused:
+            raise SwapError(self.refused[generation])
+        if generation:
+            assert (Path(folder) / "config.json").exists()
+        else:
+            assert folder == ""
+        self.in_force = generation
+        self.swaps.append(generation)
+        self.staged += 1
+        return 0.01
+
+    async def drop_head(self) -> None:
+        self.staged = 0
+
+    async def state(self) -> dict[str, Any]:
+        return self.latest()
+
+    def latest(self) -> dict[str, Any]:
+        self.totals["decode_seconds"] += 1.0
+        pace = self.speedups.get(self.in_force, 1.0) * self.random.gauss(1.0, 0.02)
+        self.totals["plain_seconds"] += pace
+        self.drafted += 100
+        sources = {"head": {"drafted": self.drafted, "accepted": 0}}
+        totals = {**self.totals, "sources": sources}
+        return {"objective": "throughput", "k": 5, "tpot_s": None, "totals": totals}
+
+
+class Scene:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lineage = folder, Lineage(folder)
+        self.engine = FakeEngine()
+        self.heads = HeadGenerations(folder, Random(2), PLAN)
+
+    def add(self, verdict: str = CANDIDATE) -> int:
+        head = self.folder / "new"
+        head.mkdir()
+        (head / "config.json").write_text("{}")
+        return self.lineage.add(head, {"verdict": verdict, "parent": 0}).number
+
+    def play(self, *acts: Callable[[], Awaitable[None] | None]) -> None:
+        async def run() -> None:
+            await self.heads.begin(self.engine)
+            following = asyncio.create_task(self.heads.run())
+            try:
+                for act in acts:
+                    if (waiting := act()) is not None:
+                        await waiting
+            finally:
+                assert not following.done(), following
+                following.cancel()
+
+        asyncio.run(run())
+
+    def until(self, happened: Callable[[], bool]) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            async with asyncio.timeout(IN_TIME_S):
+                while not happened():  # noqa: ASYNC110 (it asks the code under test)
+                    await asyncio.sleep(0.002)
+
+        return wait
+
+    def looks(self, count: int = 20) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            await asyncio.sleep(count * generations.POLL_S)
+
+        return wait
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(generations, "POLL_S", 0.003)
+    return Scene(tmp_path)
+
+
+def test_nothing_happens_without_generations(scene: Scene) -> None:
+    scene.play(scene.looks())
+    assert scene.engine.swaps == []
+    assert scene.heads.state() == {
+        "generation": 0, "pinned": None, "learned": False, "trial": None, "problem": None,
+    }  # fmt: skip
+
+
+def test_the_generation_in_force_is_loaded_at_the_start(scene: Scene) -> None:
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.play(scene.looks())
+    assert scene.engine.swaps == [1]
+    assert scene.heads.state()["learned"]
+    assert scene.engine.staged == 0, "what it replaced takes no memory"
+
+
+def test_a_better_candidate_is_kept(scene: Scene) -> None:
+    scene.engine.speedups = {1: 1.4}
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None),
+        scene.until(lambda: scene.lineage.in_force() == 1),
+        scene.until(lambda: scene.heads.trial is None and scene.engine.in_force == 1),
+        scene.looks(),
+    )
+    trial = scene.lineage.generation(1).trial
+    assert trial is not None
+    assert trial["verdict"] == KEPT
+    assert trial["against"] == 0
+    assert trial["ratio"] == pytest.approx(1.4, rel=0.05)
+    assert scene.engine.in_force == 1
+    assert scene.engine.staged == 0
+    assert scene.heads.trial is None
+
+
+def test_a_worse_candidate_is_rolled_back_and_not_tried_again(scene: Scene) -> None:
+    scene.engine.speedups = {1: 0.8}
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.lineage.generation(1).trial is not None),
+        scene.until(lambda: scene.engine.in_force == 0),
+        scene.looks(),
+    )
+    assert scene.lineage.generation(1).verdict == ROLLED_BACK
+    assert scene.lineage.in_force() == 0
+    assert scene.heads.trial is None
+
+
+def test_the_newest_candidate_is_tried_and_older_ones_are_not(scene: Scene) -> None:
+    scene.engine.speedups = {2: 1.4}
+    scene.add()
+    scene.add()
+    scene.play(scene.until(lambda: scene.lineage.in_force() == 2), scene.looks())
+    assert 1 not in scene.engine.swaps
+    assert scene.lineage.generation(1).verdict == CANDIDATE
+
+
+def test_a_candidate_that_is_refused_is_rolled_back(scene: Scene) -> None:
+    scene.engine.refused = {1: "hidden_size is 3"}
+    scene.add()
+    scene.play(scene.until(lambda: scene.lineage.generation(1).trial is not None), scene.looks())
+    trial = scene.lineage.generation(1).trial
+    assert trial is not None
+    assert (trial["verdict"], trial["refused"]) == (ROLLED_BACK, "hidden_size is 3")
+    assert scene.engine.in_force == 0
+
+
+@pytest.mark.parametrize("how", ["refused", "no folder"])
+def test_a_broken_generation_leaves_the_first_head(scene: Scene, how: str) -> None:
+    number = scene.add(KEPT)
+    scene.lineage.put_in_force(number)
+    if how == "refused":
+        scene.engine.refused = {number: "truncated"}
+    else:
+        shutil.rmtree(scene.lineage.generation(number).folder)
+    scene.play(scene.looks())
+    assert scene.engine.in_force == 0
+    reason = "truncated" if how == "refused" else "weights are gone"
+    assert f"generation {number} cannot be loaded, generation 0 drafts" in scene.heads.problem
+    assert reason in scene.heads.problem
+
+
+def test_a_pin_holds_over_restarts_and_ends_a_trial(scene: Scene) -> None:
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None),
+        lambda: scene.heads.pin(0),
+        scene.looks(),
+    )
+    assert (scene.engine.in_force, scene.lineage.pinned(), scene.heads.trial) == (0, 0, None)
+    assert scene.lineage.generation(2).verdict == CANDIDATE
+    scene.engine = FakeEngine()  # a restart: it has the head of its start
+    scene.play(scene.looks())
+    assert scene.engine.swaps == []
+    scene.play(lambda: scene.heads.pin(None), scene.until(lambda: scene.heads.trial is not None))
+    assert scene.lineage.pinned() is None
+    assert scene.engine.swaps[0] == 1
+
+
+def test_what_another_process_pins_is_noticed(scene: Scene) -> None:
+    scene.add(KEPT)
+    scene.play(
+        scene.looks(2),
+        lambda: scene.lineage.pin(1),
+        scene.until(lambda: scene.engine.in_force == 1),
+        lambda: scene.lineage.pin(None),
+        scene.until(lambda: scene.engine.in_force == 0),
+    )
+
+
+@pytest.mark.parametrize("number", [5, 1])
+def test_a_pin_of_what_is_not_there_is_refused(scene: Scene, number: int) -> None:
+    scene.add(REFUSED)
+
+    async def pin() -> None:
+        with pytest.raises(ApiError, match=f"there is no generation {number} with weights") as told:
+            await scene.heads.pin(number)
+        assert (told.value.status, told.value.param) == (400, "generation")
+
+    scene.play(pin, scene.looks(2))
+    assert scene.lineage.pinned() is None
+    assert scene.engine.swaps == []
+
+
+def test_a_pin_that_the_engine_refuses_changes_nothing(scene: Scene) -> None:
+    scene.add(KEPT)
+    scene.engine.refused = {1: "fc.weight has 1 values that are not finite"}
+
+    async def pin() -> None:
+        with pytest.raises(ApiError, match="not finite"):
+            await scene.heads.pin(1)
+
+    scene.play(pin, scene.looks(2))
+    assert (scene.engine.in_force, scene.lineage.pinned()) == (0, None)
+    scene.engine.refused = {}
+    scene.play(lambda: scene.heads.pin(1))  # asked for again: tried again
+    assert (scene.engine.in_force, scene.lineage.pinned()) == (1, 1)
+
+
+def test_of_two_pins_at_once_the_last_one_holds(scene: Scene) -> None:
+    scene.add(KEPT)
+    scene.add(KEPT)
+
+    async def both() -> None:
+        await asyncio.gather(scene.heads.pin(1), scene.heads.pin(2))
+
+    scene.play(both, scene.looks())
+    assert (scene.engine.in_force, scene.lineage.pinned()) == (2, 2)
+    assert scene.engine.swaps == [1, 2]
+
+
+def test_a_client_that_leaves_does_not_tear_a_pin(scene: Scene) -> None:
+    scene.add(KEPT)
+
+    async def leave() -> None:
+        scene.engine.swapping = asyncio.Event()
+        pinning = asyncio.create_task(scene.heads.pin(1))
+        await asyncio.sleep(0.02)
+        pinning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pinning
+        scene.engine.swapping.set()
+
+    scene.play(leave, scene.until(lambda: scene.lineage.pinned() == 1), scene.looks(2))
+    assert (scene.engine.in_force, scene.heads.generation) == (1, 1)
+
+
+def test_a_trial_goes_on_in_the_next_engine(scene: Scene) -> None:
+    """Its pairs stand; the one under way begins anew, as the totals do."""
+    scene.engine.speedups = {1: 1.4}
+    scene.add()
+    old = scene.engine
+
+    def pairs() -> int:
+        return 0 if scene.heads.trial is None else scene.heads.trial.figures()["pairs"]
+
+    def die() -> None:
+        old.dead = True
+        scene.engine = FakeEngine()
+        scene.engine.speedups = old.speedups
+
+    scene.play(scene.until(lambda: pairs() >= 1), die, scene.looks(3))
+    assert scene.heads.trial is not None
+    assert pairs() >= 1
+    scene.play(scene.until(lambda: scene.lineage.in_force() == 1))
+    assert (scene.lineage.generation(1).trial or {})["verdict"] == KEPT
+
+
+def test_a_candidate_whose_folder_disappears_ends_its_trial(scene: Scene) -> None:
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None),
+        lambda: shutil.rmtree(scene.folder / "generations" / "0001"),
+        scene.until(lambda: scene.heads.trial is None and scene.engine.in_force == 0),
+        scene.looks(),
+    )
+    assert scene.heads.trial is None
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_survived(scene: Scene) -> None:
+    (scene.folder / "in_force").write_text("no number")
+    scene.play(
+        scene.looks(),
+        lambda: (scene.folder / "in_force").unlink(),
+        scene.until(lambda: scene.heads.problem is None),
+    )
+    (scene.folder / "in_force").write_text(json.dumps(0))
+    scene.play(scene.looks(2))
+
+
+def test_a_full_disk_does_not_end_the_service(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Lineage, "put_in_force", full)
+    monkeypatch.setattr(Lineage, "pin", full)
+    scene.engine.speedups = {1: 1.4}
+    scene.add()
+
+    async def pin() -> None:
+        with pytest.raises(ApiError, match="cannot be written"):
+            await scene.heads.pin(0)
+
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None),
+        scene.until(lambda: scene.heads.trial is None),
+        scene.until(lambda: scene.engine.in_force == 0),
+        pin,
+    )

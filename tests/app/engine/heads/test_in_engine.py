@@ -1,0 +1,161 @@
+"""Generations in a real engine: a trial keeps the better head and rolls back the worse one, pins
+hold, what is broken is refused, and an engine that dies comes back with the generation in force.
+
+The gateway's head is the embedded one with noise; the embedded one itself is the better."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine.heads.generations import HeadGenerations
+from app.engine.heads.trial import TrialPlan
+from app.engine.supervisor import Engine
+from app.errors import ApiError
+from app.settings import load
+from drafters.learning.lineage import CANDIDATE, KEPT, ROLLED_BACK, Lineage
+from tests.drafters import engine_job
+from tests.drafters.noised_head import noised
+
+pytestmark = engine_job.marks()
+
+PLAN = TrialPlan(period_s=1.5, settle_s=0.3, looks=(3, 6, 12, 24))
+IN_TIME_S = 400.0
+TEXTS = [f"Tell me about {what}, please." for what in ("birds", "a river", "the night", "tea")]
+EMBEDDED = load({}, {}, preset="embedded")
+HEAD = Path(str(EMBEDDED.speculation.drafter))
+
+
+async def until(happened: Callable[[], bool], what: str, problem: Callable[[], Any]) -> None:
+    try:
+        async with asyncio.timeout(IN_TIME_S):
+            while not happened():  # noqa: ASYNC110 (it asks the code under test)
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"never {what}: {problem()}")
+
+
+@contextlib.asynccontextmanager
+async def under_load(engine: Engine) -> AsyncIterator[None]:
+    """Answer requests within."""
+
+    async def answer() -> None:
+        while True:
+            llm = engine._llm
+            if not engine.ready or llm is None:
+                await asyncio.sleep(0.1)
+                continue
+            with contextlib.suppress(Exception):  # the engine is killed meanwhile
+                await llm.answer(TEXTS, 64)
+
+    loading = asyncio.create_task(answer())
+    try:
+        yield
+    finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+
+
+def add(lineage: Lineage, head: Path, folder: Path, verdict: str = CANDIDATE) -> int:
+    shutil.copytree(head, folder / "new")
+    return lineage.add(folder / "new", {"verdict": verdict, "parent": 0}).number
+
+
+async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp: Path) -> None:
+    def told() -> Any:
+        return heads.state(), engine.failure, engine.phase
+
+    await until(lambda: engine.ready or engine.failure is not None, "ready", told)
+    assert engine.failure is None, engine.failure
+    assert heads.generation == 0
+    async with under_load(engine):
+        better = add(lineage, HEAD, tmp)
+        await until(lambda: lineage.in_force() == better, "kept the better head", told)
+        trial = lineage.generation(better).trial or {}
+        assert trial["verdict"] == KEPT
+        assert trial["interval"][0] > 1.0
+        assert trial["speedup"] > trial["speedup_against"]
+        await until(lambda: heads.generation == better, "loaded the better head", told)
+
+        worse = add(lineage, noised(HEAD, tmp / "worse", 1.0), tmp)
+        await until(
+            lambda: lineage.generation(worse).trial is not None, "decided on the worse", told
+        )
+        trial = lineage.generation(worse).trial or {}
+        assert trial["verdict"] == ROLLED_BACK
+        assert trial["against"] == better
+        await until(lambda: heads.generation == better, "rolled back", told)
+        assert lineage.in_force() == better
+
+        assert engine.speculation is not None
+        rows = {row["generation"]: row for row in engine.speculation.drafts.rows()}
+        share = {number: row["accepted"] / row["drafted"] for number, row in rows.items()}
+        assert share[better] > share[0] > share[worse]
+
+        broken = add(lineage, HEAD, tmp, KEPT)
+        weights = lineage.generation(broken).folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+        with pytest.raises(ApiError, match=r"cannot be loaded: .*truncated"):
+            await heads.pin(broken)
+        assert (heads.generation, lineage.pinned()) == (better, None)
+        await heads.pin(0)
+        assert (heads.generation, lineage.pinned()) == (0, 0)
+        await heads.pin(None)
+        assert heads.generation == better
+
+        assert engine._llm is not None
+        os.kill(engine._llm.processes[0], signal.SIGKILL)
+        await until(lambda: not engine.ready, "dead", told)
+        await until(lambda: engine.ready, "back", told)
+        assert heads.generation == better
+        drafted = engine.speculation.drafts.rows()
+        await until(
+            lambda: engine.speculation is not None and engine.speculation.drafts.rows() != drafted,
+            "drafted again",
+            told,
+        )
+        grown = [
+            row["generation"]
+            for row, before in zip(engine.speculation.drafts.rows(), drafted, strict=True)
+            if row != before
+        ]
+        assert grown == [better]
+
+
+def test_generations_in_a_running_engine(tmp_path: Path) -> None:
+    learning = tmp_path / "learning"
+    learning.mkdir(mode=0o700)
+    settings = load(
+        {
+            "drafter": str(noised(HEAD, tmp_path / "start", 0.4)),
+            "learn": str(learning),
+            "learn_train": False,
+            "objective": "fixed",
+            "k": 4,
+            "calibration_s": 2,
+            "enforce_eager": True,
+            "lookup_k": 0,
+        },
+        {},
+        preset="embedded",
+    )
+
+    async def run() -> None:
+        engine = Engine(settings)
+        heads = engine.heads = HeadGenerations(learning, plan=PLAN)
+        running = asyncio.create_task(engine.run(lambda: None))
+        try:
+            await scenario(engine, heads, Lineage(learning), tmp_path)
+        finally:
+            await engine.stop()
+            await running
+
+    asyncio.run(run())

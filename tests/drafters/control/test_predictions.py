@@ -1,0 +1,25 @@
+"""What each K is predicted to make, with the drafter's reading of prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
+from drafters.control.objective import Objective
+from drafters.control.policy import Load
+
+
+def test_a_drafter_that_reads_prompts_makes_less() -> None:
+    """50 tokens are read for each that is made, in 20 microseconds each: a millisecond for each
+    token of every K but 0, whose drafter reads nothing."""
+    controller = Controller(3)
+    controller.load_calibration(Cell(1, k, 0.010 + 0.001 * k, 50) for k in range(4))
+    controller.acceptance.observe(100, (100,) * 3, (90, 80, 70))
+    controller._read_costs.target.observe(100, 0.004)
+    controller._read_costs.drafter.observe(100, 0.002)
+    controller._traffic.prompt_tokens, controller._traffic.output_tokens = 500.0, 10.0
+    for k, each in controller._predictor.predict(Load(1), Objective(), 0).by_k.items():
+        reading = 0.001 * each.tokens if k else 0.0
+        assert each.goodput == pytest.approx(each.tokens / (each.seconds + reading))
+        assert (each.goodput < 0.95 * each.steady_tokens_per_second) == (k > 0)

@@ -41,7 +41,7 @@ serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 
 # Two processes (tests/conftest.py says which tests stay together); JOBS=0 runs all in one.
 JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --durations 10
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope --durations 10
 
 test: $(TOOLS) ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
 	@started=$$(date +%s); status=0; $(PYTEST) -m "not slow" $(ARGS) || status=$$?; \

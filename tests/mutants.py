@@ -86,7 +86,7 @@ FAULTS = {
         ],
     ),
     "drafters/control/predictions.py": Faults(
-        "control/test_controller control/test_package",
+        "control/test_predictions control/test_package",
         [
             ("prompt_share * self._read_costs.drafter_price", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import FIRST
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = sorted(
     module for root in ("app", "bench", "drafters") for module in (REPOSITORY / root).rglob("*.py")
@@ -105,6 +107,10 @@ def test_results_and_pictures_are_those_that_a_page_names() -> None:
     results = [*(REPOSITORY / "bench" / "results").iterdir(), *(docs / "images").iterdir()]
     assert len(results) > 20
     assert {file.name for file in results if file.name not in named} == set()
+
+
+def test_tests_that_are_begun_first_are_there() -> None:
+    assert [name for name in FIRST if not (REPOSITORY / name).exists()] == []
 
 
 def test_the_log_of_measurements_stays_short() -> None:

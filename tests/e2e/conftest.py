@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from tests.conftest import OWN_GATEWAYS
+
 from .gateway import MODEL, Gateway
 
 # Set to the address of a gateway that already runs, to try a change without a start.
@@ -20,13 +22,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that use the shared gateway are one group: it is started in one process of several."""
-    here = [item for item in items if item.path.is_relative_to(HERE)]
-    sharing = {item.path for item in here if "gateway" in getattr(item, "fixturenames", ())}
-    for item in here:
+    """Mark all tests here, of which those that share a gateway must run in one process."""
+    for item in (item for item in items if item.path.is_relative_to(HERE)):
         item.add_marker("e2e")
-        if item.path in sharing:
-            item.add_marker(pytest.mark.xdist_group("gateway"))
+        sharing = "gateway" in getattr(item, "fixturenames", ())
+        assert not (sharing and item.nodeid.split("::")[0] in OWN_GATEWAYS), item.nodeid
 
 
 @pytest.hookimpl(wrapper=True)

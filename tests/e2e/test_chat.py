@@ -58,10 +58,6 @@ def test_prompt_tokens_match_the_tokenizer(http: httpx.Client) -> None:
     assert chat(http, max_tokens=1)["usage"]["prompt_tokens"] == counted
 
 
-def test_greedy_repeats_itself(http: httpx.Client) -> None:
-    assert text_of(chat(http)) == text_of(chat(http))
-
-
 def test_without_a_limit_it_ends_with_the_context(http: httpx.Client, context_length: int) -> None:
     def ask(lines: int) -> JSON:
         messages = [{"role": "user", "content": "x = 1\n" * lines}]

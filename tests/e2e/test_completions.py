@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from . import shapes
@@ -34,12 +33,6 @@ def tokens_of(http: httpx.Client, text: str, **options: Any) -> list[int]:
     response = http.post("/tokenize", json={"model": MODEL, "prompt": text, **options})
     assert response.status_code == 200, response.text
     return list(response.json()["tokens"])
-
-
-def test_the_client_gets_a_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt="def f(", max_tokens=6)
-    assert answer.object == "text_completion"
-    assert answer.choices[0].finish_reason in {"stop", "length"}
 
 
 def test_the_default_limit_is_sixteen_tokens(http: httpx.Client) -> None:

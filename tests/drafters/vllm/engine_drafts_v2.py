@@ -33,10 +33,10 @@ ON_CPU = not torch.cuda.is_available()
 if ON_CPU:
     torch.set_num_threads(1)  # more would only wait for each other
     os.environ["TRITON_INTERPRET"] = "1"
-    import triton.backends
+    sys.path.append(str(Path(__file__).parents[2] / "e2e" / "v2_on_cpu"))
+    import triton_on_cpu
 
-    driver = SimpleNamespace(is_active=lambda: True)
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+    triton_on_cpu.install()
 
 from engine_drafts import RestlessScheduler
 from vllm import LLM, SamplingParams

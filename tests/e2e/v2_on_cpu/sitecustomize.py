@@ -4,9 +4,6 @@ Run at the start of every interpreter that has this folder on its PYTHONPATH. Ke
 Triton's interpreter: set TRITON_INTERPRET=1 as well.
 """
 
-from types import SimpleNamespace
+import triton_on_cpu
 
-import triton.backends
-
-driver = SimpleNamespace(is_active=lambda: True)
-triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+triton_on_cpu.install()

@@ -21,39 +21,7 @@ pytestmark = engine_job.marks()
 VOCABULARY = 8
 TOKENS = 3
 # It repeats itself, so that lookups find a match behind most texts.
-PROMPT = [
-    0,
-    1,
-    5,
-    2,
-    7,
-    3,
-    6,
-    4,
-    1,
-    2,
-    0,
-    5,
-    3,
-    7,
-    1,
-    6,
-    2,
-    4,
-    0,
-    3,
-    5,
-    1,
-    4,
-    7,
-    6,
-    0,
-    2,
-    5,
-    1,
-    5,
-    2,
-]
+PROMPT = [int(digit) for digit in "0152736412053716240351476025152"]
 K_MAX = 4
 HEADS = ("p-eagle", "eagle3")
 KINDS: dict[str, dict[str, Any]] = {

@@ -181,8 +181,10 @@ KEYS_FILE_STALE = Gauge(
 )
 BACKGROUND_FAILURES = _by(
     "task",
-    ("engine_watch", "head_generations", "keys_file", "learner", "redis_releases")
-    + ("speculation_metrics",),
+    (
+        *("engine_watch", "head_generations", "keys_file", "learner", "redis_releases"),
+        "speculation_metrics",
+    ),
     "aerie_background_failures_total",
     "Times that a background task ended unexpectedly and was started again.",
 )

@@ -132,8 +132,11 @@ def test_stop_strings_token_reports_and_streams_have_steps_too(learning: Served)
     before = learning.count
     prompts = ["import os\n", "def area(width", "for name in"]
     answers = [learning.complete("search", max_tokens=60, prompt=prompt) for prompt in prompts]
-    stop = answers[0]["choices"][0]["text"][-8:]
-    stopped = learning.complete("search", max_tokens=60, prompt=prompts[0], stop=[stop])
+    text = answers[1]["choices"][0]["text"]
+    stop = next(
+        text[at : at + 9] for at in range(100, len(text)) if text.find(text[at : at + 9]) == at
+    )
+    stopped = learning.complete("search", max_tokens=60, prompt=prompts[1], stop=[stop])
     assert stopped["choices"][0]["finish_reason"] == "stop"
     learning.complete("search", max_tokens=60, prompt=prompts[1], speculation={"tokens": True})
     learning.wait_for(before + 5)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as aerie
-from drafters.learning.lineage import CANDIDATE, Lineage
+from drafters.learning.lineage import Lineage
 from drafters.learning.load_signal import LoadSignal
 from drafters.model.checkpoint import save_head
 from drafters.train.learner.pacing import SETTLED_S, Pacing
@@ -220,5 +220,5 @@ def test_a_round_outlives_kill_9_of_child_and_parent(
         parent.kill()
         parent.wait()
     assert parent.returncode == 0 and kills >= 4
-    assert [(item.number, item.verdict) for item in lineage.generations()] == [(1, CANDIDATE)]
+    assert [item.number for item in lineage.generations()] == [1]
     assert not work.exists()

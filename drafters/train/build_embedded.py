@@ -2,7 +2,8 @@
 
 Everything is built in a folder beside the destination and moved there at the end, so that a
 gateway that is using the old models never sees half of the new ones. `aerie train` makes both
-heads, on the same responses; the P-EAGLE head gets more time.
+heads, on the same responses; the P-EAGLE head gets more time. Their matrices are then rounded to 8
+bits, so that the cards say what the rounded heads do.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from drafters.model.round_weights import round_weights
 from drafters.train import train_head
 from drafters.train.embedded import EMBEDDED, pretrain, tokenizer
 from drafters.train.embedded.cards import write_cards
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ])  # fmt: skip
         if failed:
             return failed
+        round_weights(new / name)
     finish(new, args.threads)
     if args.out.exists():
         shutil.rmtree(args.out)

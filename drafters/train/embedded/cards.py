@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from drafters.train.provenance import read_provenance
 
@@ -36,7 +39,9 @@ them: what drafts gain on it says nothing about another model.
 _HEAD = """\
 # aerie-embedded: the {title} head
 
-{about} {parameters:.1f} M parameters, bf16, {size:.1f} MiB. vLLM 0.32 loads it as it is:
+{about}
+{parameters:.1f} M parameters; matrices are stored in 8 bits (float8_e4m3fn, {size:.1f} MiB).
+vLLM 0.32 loads it as it is:
 `--speculative-config '{{"method": "eagle3", "model": "models/embedded/{name}",
 "num_speculative_tokens": {serve_k}{parallel}}}'`.
 
@@ -108,12 +113,14 @@ def _facts(place: Path) -> dict[str, Any]:
     """Figures from config, provenance and file size, by the names that the cards use."""
     config = json.loads((place / "config.json").read_text())
     facts = read_provenance(place) or {}
-    size = (place / "model.safetensors").stat().st_size
+    weights = place / "model.safetensors"
+    with safe_open(weights, framework="pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     return {
         **facts,
         "python": ".".join(str(facts["python"]).split(".")[:2]),
-        "parameters": size / 2e6,  # bf16
-        "size": size / 2**20,
+        "parameters": sum(map(math.prod, shapes)) / 1e6,
+        "size": weights.stat().st_size / 2**20,
         **{name: _sum(facts, name) for name in ("rows", "tokens", "steps", "minutes")},
         "context": config["max_position_embeddings"],
         "layers": config["num_hidden_layers"],

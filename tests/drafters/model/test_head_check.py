@@ -87,9 +87,12 @@ DAMAGES: dict[str, tuple[str, Callable[[torch.Tensor], Any] | None, str]] = {
     "integers": ("norm.weight", lambda t: t.int(), "norm.weight has the type I32"),
     "a map of floats": ("d2t", lambda t: t.float(), "d2t has the type F32"),
     "NaN": ("norm.weight", put(7, torch.nan), "norm.weight has 1 values that are not finite"),
-    "infinity": ("fc.weight", put(-1, -torch.inf), "fc.weight has 1 values that are not finite"),
+    "infinity": (  # which 8 bits cannot hold
+        "fc.weight", lambda t: put(-1, -torch.inf)(wide := t.bfloat16()) or wide,
+        "fc.weight has 1 values that are not finite",
+    ),
     "NaN in 8 bits": (
-        "fc.weight", lambda t: (t * torch.nan).to(torch.float8_e4m3fn),
+        "fc.weight", lambda t: (t.float() * torch.nan).to(torch.float8_e4m3fn),
         "values that are not finite",
     ),
     "NaN in half": (
@@ -298,6 +301,7 @@ def test_a_big_head_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / "head"
     shutil.copytree(EMBEDDED / "eagle3", folder)
     weights = load_file(folder / WEIGHTS)
+    weights["fc.weight"] = weights["fc.weight"].bfloat16()
     weights["fc.weight"].view(-1)[-1] = torch.inf
     save_file(weights, folder / WEIGHTS)
     problems = head_problems(folder, HeadConfig.load(folder))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drafters.model.checkpoint import WEIGHTS
+from drafters.model.round_weights import round_weights
 from drafters.train.build_embedded import HEADS, finish
 from drafters.train.embedded import EMBEDDED
 from drafters.train.evaluation import evaluate_head
@@ -50,6 +52,14 @@ def test_the_shipped_cards_are_those_of_the_shipped_files(
     for name in CARDS:
         shipped = (EMBEDDED / name / "README.md").read_text("utf-8")
         assert (copy / name / "README.md").read_text("utf-8") == shipped
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_shipped_heads_are_rounded_as_the_recipe_rounds(name: str, tmp_path: Path) -> None:
+    shipped = EMBEDDED / name / WEIGHTS
+    shutil.copy(shipped, tmp_path / WEIGHTS)
+    round_weights(tmp_path)
+    assert (tmp_path / WEIGHTS).read_bytes() == shipped.read_bytes()
 
 
 def test_a_card_quotes_the_evaluation_that_was_run(

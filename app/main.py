@@ -45,6 +45,9 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     engine.load.on_step = admission.queue.dispatch
     folder = settings.learning.learn
     learning = engine.learning = None if folder is None else Learning(folder, settings)
+    heads = engine.heads
+    if learning is not None and heads is not None:
+        learning.capture.generation = lambda: heads.generation
     closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
 
     def on_ready() -> None:

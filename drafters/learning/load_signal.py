@@ -21,7 +21,7 @@ _LAYOUT = struct.Struct("<dqq")  # when, the gateway's process id, requests
 
 
 @dataclass(frozen=True)
-class Load:
+class GatewayLoad:
     """What the gateway last said of its load."""
 
     at: float  # seconds of this machine's steady clock
@@ -58,13 +58,13 @@ class LoadSignal:
         os.close(self._file)
 
 
-def read(folder: Path) -> Load | None:
+def read(folder: Path) -> GatewayLoad | None:
     """What the gateway last said; None if there is no gateway yet."""
     try:
         content = (folder / NAME).read_bytes()
     except FileNotFoundError:
         return None
-    return Load(*_LAYOUT.unpack(content)) if len(content) == _LAYOUT.size else None
+    return GatewayLoad(*_LAYOUT.unpack(content)) if len(content) == _LAYOUT.size else None
 
 
 def _alive(pid: int) -> bool:

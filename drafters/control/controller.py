@@ -114,12 +114,6 @@ class Controller:
         # Whoever turns drafts on is not made to wait until they have paid for themselves.
         self._leaving_zero.is_free = turns_on
 
-    def head_changed(self) -> None:
-        """Go on from the rates of the head before, and let what the new one shows soon outweigh
-        them."""
-        self.acceptance.doubt(self._tuning.swapped_trials)
-        self._predictions = None
-
     def _reset_choice(self) -> None:
         """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
         self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
@@ -129,6 +123,12 @@ class Controller:
         self._predictions: Predictions | None = None
         self._probe: Probe | None = None
         self._leaving_zero = LeavingZero()
+
+    def head_changed(self) -> None:
+        """Go on from the rates of the head before, and let what the new one shows soon outweigh
+        them."""
+        self.acceptance.doubt(self._tuning.swapped_trials)
+        self._predictions = None
 
     @property
     def k_limit(self) -> int:

@@ -21,7 +21,8 @@ hypothesis.settings.load_profile("without deadline")
 
 # What takes minutes, longest first: begun at the end, it would leave the other process idle.
 FIRST = [
-    "tests/drafters/vllm/v2/test_v2.py", "tests/drafters/vllm/verification/test_samples.py",
+    "tests/drafters/vllm/v2/test_v2.py", "tests/drafters/vllm/test_head_swap.py",
+    "tests/drafters/vllm/verification/test_samples.py",
     "tests/e2e/test_start_paths.py", "tests/drafters/vllm/v2/test_sampled_texts.py",
     "tests/drafters/vllm/v2/test_texts.py", "tests/drafters/vllm/test_prefixes.py",
     "tests/drafters/vllm/v1/test_heads.py", "tests/drafters/vllm/v1/test_published.py",
@@ -45,8 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 OWN_GATEWAYS = {
     f"tests/e2e/test_{name}.py"
     for name in (
-        "admission", "damaged_weights", "default_model", "engine_loss", "faults", "lifetime",
-        "model_free", "sagemaker", "start_paths",
+        "admission", "capture", "damaged_weights", "default_model", "engine_loss", "faults",
+        "generations", "lifetime", "model_free", "sagemaker", "start_paths",
     )
 }  # fmt: skip
 

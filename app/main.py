@@ -52,7 +52,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
 
     def on_ready() -> None:
         _announce(engine.settings_in_force)
-        if learning is not None:
+        if learning is not None and engine.settings_in_force.has_head:
             learning.start_learner()
 
     @asynccontextmanager

@@ -195,7 +195,7 @@ MAP: dict[str, set[str]] = {
     | RUN,
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
     "drafters.train.learner.options": {"drafters.train.learner.pacing"},
-    "drafters.train.learner.parent": {"drafters.learning"}
+    "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},

@@ -94,7 +94,7 @@ class Capture:
             self._write_queued()
         except Exception as error:  # whatever it is, it is worth no request
             self._stop(error)
-        metrics.LEARNING_BYTES.set(self._files.bytes)
+        metrics.LEARNING_BYTES.set(self._files.total_bytes)
 
     def _stop(self, error: Exception) -> None:
         if not self._failing:

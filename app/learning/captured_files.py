@@ -58,7 +58,7 @@ class CapturedFiles:
         self._number = 0
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes in all files."""
         return self._sizes.total()
 
@@ -67,7 +67,7 @@ class CapturedFiles:
 
         Raises OSError: then some of the lines may be there, and the next ones begin a new file.
         """
-        while self._files and self.bytes + len(lines) > self._budget:
+        while self._files and self.total_bytes + len(lines) > self._budget:
             self._delete(self._least_worth_keeping())
         name = self._file_for(tenant, len(lines))
         created = name not in self._files
@@ -106,7 +106,7 @@ class CapturedFiles:
             self._sizes[file.tenant] += file.size
         for name in [n for n, file in found.items() if now - file.written > self._keep_s]:
             self._delete(name)
-        while self.bytes > self._budget:
+        while self.total_bytes > self._budget:
             self._delete(self._least_worth_keeping())
 
     def _file_for(self, tenant: str, size: int) -> str:

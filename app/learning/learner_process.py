@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,9 @@ RECOVERED_S = 600.0  # a learner that ran for so long is started again after FIR
 STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it no more than a step
 
 
-def learner_command(folder: Path, target: str, head: str) -> list[str]:
-    """The command that trains the head for the target in the folder, until it is ended.
+def learner_command(folder: Path, target: str, head: str, k: int) -> list[str]:
+    """The command that trains the head for the target in the folder, for `k` draft tokens, until it
+    is ended.
 
     The head is a folder or a hub id, whose files the engine has brought here. Raises OSError if
     they are not.
@@ -36,7 +38,8 @@ def learner_command(folder: Path, target: str, head: str) -> list[str]:
 
         head = snapshot_download(head, local_files_only=True)
     learner = ["drafters.train.learner", str(folder), "--target", target, "--head", head]
-    return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner, "--forever"]
+    learner += ["--k", str(k), "--forever"]
+    return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner]
 
 
 class LearnerProcess:
@@ -51,7 +54,7 @@ class LearnerProcess:
         self._command = command  # asked for at each start
         self._start = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self._stopping = threading.Event()
         # The learner ends with the thread that made it (drafters/parent_death.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aerie-learner")
         self._task = BackgroundTask("learner", self._keep_running)
@@ -77,19 +80,19 @@ class LearnerProcess:
         trace: TracebackType | None,
     ) -> None:
         """End the learner."""
-        self._stopping = True
-        if self._process is not None:
-            self._process.terminate()
+        self._stopping.set()
+        if (process := self._process) is not None:  # the thread may set it to None meanwhile
+            process.terminate()
         await self._task.__aexit__(kind, error, trace)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _keep_running(self) -> None:
         await self._start.wait()
         loop, retry_s = asyncio.get_running_loop(), FIRST_RETRY_S
-        while not self._stopping:
+        while not self._stopping.is_set():
             began = time.monotonic()
             how = await loop.run_in_executor(self._thread, self._run)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             if time.monotonic() - began >= RECOVERED_S:
                 retry_s = FIRST_RETRY_S
@@ -100,7 +103,7 @@ class LearnerProcess:
 
     def _run(self) -> str:
         """Run the learner once; returns how it ended. Blocking."""
-        if self._stopping:
+        if self._stopping.is_set():
             return "was not started"
         try:
             # In a group of its own, a terminal's Ctrl-C drains the gateway and does not end the
@@ -112,7 +115,7 @@ class LearnerProcess:
         except OSError as error:
             return f"cannot be started: {error}"
         self._process = process
-        while not self._stopping:
+        while not self._stopping.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(0.5)
                 self._process = None

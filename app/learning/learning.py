@@ -32,7 +32,10 @@ class Learning:
         if learning.learn_train:
             target, head = settings.model.model, settings.speculation.drafter
             assert head is not None  # app/settings/sources.py
-            self.learner = LearnerProcess(partial(learner_command, self.folder.path, target, head))
+            command = partial(
+                learner_command, self.folder.path, target, head, settings.speculation.k
+            )
+            self.learner = LearnerProcess(command)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ which one drafts.
     generations/0001/config.json, model.safetensors, selector/, ...   the head
     generations/0001/provenance.json    parent, range of data, steps, figures of the replay
     generations/0001/trial.json         what service showed
+    generations/newest                  the largest number that was given
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
 
@@ -35,6 +36,7 @@ REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
+_NEWEST = f"{FOLDER}/newest"
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
 
 
@@ -89,13 +91,14 @@ class Lineage:
         `provenance` has a `verdict`, CANDIDATE or REFUSED. Of a refused head only the provenance is
         kept. Raises OSError.
         """
-        number = max((known.number for known in self.generations()), default=STARTED_WITH) + 1
+        number = self._largest_number() + 1
         place = self._folder / FOLDER / f"{number:04d}"
         place.parent.mkdir(mode=0o700, exist_ok=True)
         source = head
         if provenance["verdict"] == REFUSED:
             source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
         replace_json(source / _PROVENANCE, provenance)
+        replace_json(self._folder / _NEWEST, number)
         os.rename(source, place)
         if source is not head:
             shutil.rmtree(head)
@@ -138,6 +141,12 @@ class Lineage:
         if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
         replace_json(self._folder / "pinned", number)
+
+    def _largest_number(self) -> int:
+        """The largest number that was ever given, also to a generation that is removed since."""
+        known = [generation.number for generation in self.generations()]
+        given = (self._number(name) for name in (_NEWEST, "in_force", "pinned"))
+        return max([STARTED_WITH, *known, *(number or 0 for number in given)])
 
     def _number(self, name: str) -> int | None:
         found = read_json(self._folder / name)

@@ -24,7 +24,6 @@ from drafters.learning.lineage import (
     CANDIDATE,
     FOLDER,
     KEPT,
-    REFUSED,
     ROLLED_BACK,
     STARTED_WITH,
     Generation,
@@ -74,7 +73,7 @@ class _View:
         if number == STARTED_WITH:
             return ""
         generation = self.generations[number]
-        if generation.verdict == REFUSED:
+        if not generation.has_weights:
             raise KeyError(number)
         return str(generation.folder)
 

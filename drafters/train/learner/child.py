@@ -55,7 +55,8 @@ def _wait_for_data(args: argparse.Namespace, work: RoundFolder) -> None:
     lineage, told = Lineage(args.folder), False
     while True:
         newest = lineage.generations()[-1:]
-        if newest and newest[0].verdict == CANDIDATE:
+        # One that drafts has been tried, though a kill may have come before its verdict.
+        if newest and newest[0].verdict == CANDIDATE and newest[0].number > lineage.in_force():
             reason = f"generation {newest[0].number} has not been tried in service"
         else:
             new = _new_tokens(args.folder / captured.FOLDER, work.since())

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from drafters.learning import load_signal
+from drafters.parent_death import request_death_signal
 from drafters.train.learner.options import learn_parser, option_problem
 from drafters.train.learner.pacing import TICK_S, Pacing
 
@@ -65,8 +66,11 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
     command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     while made != args.rounds:
-        # The lock is held by whichever of the two ends last.
-        child = subprocess.Popen(command, env=environment, pass_fds=[lock])
+        # The lock is held by whichever of the two ends last. The child ends with its parent from
+        # the beginning: it may be stopped before its first line.
+        child = subprocess.Popen(
+            command, env=environment, pass_fds=[lock], preexec_fn=request_death_signal
+        )
         try:
             code = _pace(child, pacing, args.folder, deadline)
         finally:
@@ -125,4 +129,6 @@ def _lock(folder: Path) -> int | None:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # once is enough: what follows ends the child
     raise _Stopped

@@ -33,6 +33,7 @@ from drafters.learning.lineage import CANDIDATE, REFUSED, STARTED_WITH, Generati
 from drafters.model.checkpoint import save_head
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import RoundFolder
@@ -240,6 +241,8 @@ class Round:
             "replay": {"against": in_force, "k": args.k, **found.figures()},
         }
         record = run_record(["aerie learn"], plan["seed"], facts)
+        if (texts := Path(args.head) / MIX_FILE).is_file():  # for whoever learns on from this one
+            shutil.copyfile(texts, self._work.round / _CANDIDATE / MIX_FILE)
         return self._lineage.add(self._work.round / _CANDIDATE, record)
 
     def _already_added(self, plan: dict[str, Any]) -> Generation | None:

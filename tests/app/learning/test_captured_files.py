@@ -57,7 +57,7 @@ def test_each_tenants_sequences_have_files_of_their_own(tmp_path: Path) -> None:
         ("19700101T000000-0004-(anonymous).jsonl", 0o600),
     ]
     assert of_tenants(tmp_path) == {"search": 2, "": 1, "mail-x.y": 1, "(anonymous)": 1}
-    assert made.bytes == on_disk(tmp_path)
+    assert made.total_bytes == on_disk(tmp_path)
     again = files(tmp_path)
     assert again._sizes == made._sizes
 
@@ -68,7 +68,7 @@ def test_the_oldest_go_first_and_the_bytes_are_never_exceeded(tmp_path: Path) ->
     for number in range(1000):
         clock.now += 1.0
         made.append("", line("", number))
-        assert made.bytes == on_disk(tmp_path) <= 20_000
+        assert made.total_bytes == on_disk(tmp_path) <= 20_000
     kept = [int(sequence.at) for sequence in read(tmp_path)]
     assert kept == list(range(kept[0], 1000))
     assert len(kept) > 60  # no more than an eighth is deleted at a time
@@ -90,7 +90,7 @@ def test_many_tenants_share_what_is_kept(tmp_path: Path) -> None:
     for number in range(4000):
         tenant = f"t{random.randrange(40)}"
         made.append(tenant, line(tenant, number))
-        assert made.bytes <= 100_000
+        assert made.total_bytes <= 100_000
     counts = of_tenants(tmp_path)
     assert len(counts) == 40
     assert min(counts.values()) > 0.4 * max(counts.values())
@@ -160,7 +160,7 @@ def test_files_that_are_deleted_meanwhile_are_no_error(tmp_path: Path) -> None:
         for file in tmp_path.iterdir():
             file.unlink()
     made.tidy()
-    assert made.bytes == 0
+    assert made.total_bytes == 0
 
 
 @pytest.fixture
@@ -208,4 +208,4 @@ def test_what_an_error_left_is_the_end_of_its_file(
     monkeypatch.setattr(os, "write", whole)
     made.append("", line("", 3))
     assert [sequence.at for sequence in read(tmp_path)] == [1.0, 3.0]
-    assert made.bytes == on_disk(tmp_path)
+    assert made.total_bytes == on_disk(tmp_path)

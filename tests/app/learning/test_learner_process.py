@@ -127,7 +127,7 @@ def test_a_head_of_the_hub_is_the_folder_that_the_engine_brought(
         return "/cache/of/the/hub"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
-    assert "/cache/of/the/hub" in learner_command(tmp_path, "org/target", "org/head")
+    assert "/cache/of/the/hub" in learner_command(tmp_path, "org/target", "org/head", 5)
 
 
 GATEWAY = """
@@ -156,7 +156,7 @@ def test_it_ends_when_the_gateway_is_killed(
     told = tmp_path / "told"
     head = tmp_path / "head"
     head.mkdir()
-    command = learner_command(told, "target", str(head))
+    command = learner_command(told, "target", str(head), 5)
     assert command[1:3] == ["-m", "drafters.parent_death"]
     assert command[4] == "drafters.train.learner"
     start = (
@@ -169,7 +169,16 @@ def test_it_ends_when_the_gateway_is_killed(
     async def kill() -> psutil.Process:
         await until(lambda: told.exists() and told.read_text() != "")
         pid, _, *arguments = told.read_text().split()
-        assert arguments == [str(told), "--target", "target", "--head", str(head), "--forever"]
+        assert arguments == [
+            str(told),
+            "--target",
+            "target",
+            "--head",
+            str(head),
+            "--k",
+            "5",
+            "--forever",
+        ]
         learner = psutil.Process(int(pid))
         gateway.kill()
         gateway.wait()

@@ -32,7 +32,7 @@ from tests.drafters.vllm.v1.test_heads import (
 pytestmark = engine_job.marks()
 
 SCRIPT = Path(__file__).parent / "engine_swaps.py"
-SELECTING = replace(P_EAGLE, path_selector=SelectorConfig("gated", 8))
+SELECTING = replace(P_EAGLE, path_selector=SelectorConfig(8))
 # The head of the start, and those that take its place one after the other: names of heads, each of
 # which has weights of its own. "" is the head of the start.
 SWAPS: dict[str, tuple[Case, list[Case | str]]] = {
@@ -42,7 +42,7 @@ SWAPS: dict[str, tuple[Case, list[Case | str]]] = {
     ),
     "eagle3": (CASES["eagle3"], [CASES["eagle3"], ""]),
     "every-variant": (CASES["eagle3-every-variant"], [CASES["eagle3-every-variant"]]),
-    "selector": (CASES["bilinear-selector"], [CASES["bilinear-selector"], ""]),
+    "selector": (CASES["selector-draft-vocabulary"], [CASES["selector-draft-vocabulary"], ""]),
     "selector-comes-and-goes": (Case(P_EAGLE), [Case(SELECTING), "", Case(SELECTING)]),
 }  # fmt: skip
 GRAPHS = ("p-eagle", "draft-vocabulary", "selector")  # on V2, also in graphs

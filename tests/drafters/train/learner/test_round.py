@@ -208,7 +208,7 @@ def test_a_selector_is_trained_on_too(
     from drafters.model.config import SelectorConfig
 
     head = new_head(draft_vocab_size=None)
-    head.add_selector(SelectorConfig("gated", 8, candidates=8))
+    head.add_selector(SelectorConfig(8, candidates=8))
     for parameter in head.selector.parameters():  # type: ignore[union-attr]
         torch.nn.init.normal_(parameter, std=0.1)
     save_head(head, options.head)

@@ -83,7 +83,7 @@ MAP: dict[str, set[str]] = {
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
     "app.validation": BASE | SIZED | POLICY,
-    "app.learning": BASE | {"drafters.learning"},
+    "app.learning": BASE | TARGET_FOLDERS | {"drafters.learning"},
     "app.llm": BASE
     | POLICY
     | USAGE

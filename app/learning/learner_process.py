@@ -18,6 +18,7 @@ from typing import Self
 
 from app.background import BackgroundTask
 from app.observability import metrics
+from drafters.packaged import is_packaged
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +27,27 @@ RECOVERED_S = 600.0  # a learner that ran for so long is started again after FIR
 STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it no more than a step
 
 
-def learner_command(folder: Path, target: str, head: str, k: int) -> list[str]:
+def learner_command(
+    folder: Path, target: str, revision: str | None, head: str, k: int
+) -> list[str]:
     """The command that trains the head for the target in the folder, for `k` draft tokens, until it
     is ended.
 
-    The head is a folder or a hub id, whose files the engine has brought here. Raises OSError if
-    they are not.
+    Target and head are folders, hub ids whose files the engine has brought here, or a packaged
+    target's name. Raises OSError if they are not here.
     """
-    if not Path(head).is_dir():
-        from huggingface_hub import snapshot_download
-
-        head = snapshot_download(head, local_files_only=True)
-    learner = ["drafters.train.learner", str(folder), "--target", target, "--head", head]
-    learner += ["--k", str(k), "--forever"]
+    learner = ["drafters.train.learner", str(folder), "--target", _local(target, revision)]
+    learner += ["--head", _local(head), "--k", str(k), "--forever"]
     return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner]
+
+
+def _local(name: str, revision: str | None = None) -> str:
+    """The folder of a model of the hub; another name stays."""
+    if Path(name).is_dir() or is_packaged(name):
+        return name
+    from huggingface_hub import snapshot_download
+
+    return str(snapshot_download(name, revision=revision, local_files_only=True))
 
 
 class LearnerProcess:

@@ -30,10 +30,15 @@ class Learning:
         self.load = LoadReport(LoadSignal(self.folder.path))
         self.learner: LearnerProcess | None = None
         if learning.learn_train:
-            target, head = settings.model.model, settings.speculation.drafter
+            target, head = settings.model, settings.speculation.drafter
             assert head is not None  # app/settings/sources.py
             command = partial(
-                learner_command, self.folder.path, target, head, settings.speculation.k
+                learner_command,
+                self.folder.path,
+                target.model,
+                target.revision,
+                head,
+                settings.speculation.k,
             )
             self.learner = LearnerProcess(command)
 

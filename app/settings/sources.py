@@ -129,11 +129,23 @@ def _check(settings: Settings) -> Settings:
             "learn",
             "there is no draft head that could learn: pass --drafter FOLDER and a --k above 0",
         )
+    if settings.learning.learn is not None and settings.learning.learn_train:
+        _check_learner(settings)
     try:
         settings.speculation.aim()
     except ObjectiveError as error:
         raise SettingsError(error.field, error.problem) from None
     return settings
+
+
+def _check_learner(settings: Settings) -> None:
+    """Refuse targets that the learner, which runs them with transformers, would not have alike."""
+    for name in ("quantization", "trust_remote_code"):
+        if getattr(settings.model, name):
+            problem = (
+                f"a head does not learn beside a gateway with {name}: --no-learn-train captures"
+            )
+            raise SettingsError("learn", problem)
 
 
 def _check_without_head(settings: Settings) -> None:

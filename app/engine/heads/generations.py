@@ -107,7 +107,10 @@ class HeadGenerations:
         self._engine: HeadCalls | None = None
         self._lock = asyncio.Lock()
         self._refused: dict[int, str] = {}  # by the running engine -> why
-        self._settled: set[int] = set()  # tried, though the verdict could not be written
+        self._settled: set[int] = set()  # tried, though the verdict may not be written yet
+        # Candidate, verdict and record of a trial that ended and could not be kept on disk yet.
+        self._unwritten: tuple[int, str, dict[str, Any]] | None = None
+        self._followed_pin: int | None = None  # what was pinned when the folder was last followed
         self._changes: set[asyncio.Task[None]] = set()
         self._known: tuple[int, dict[int, Generation]] | None = None
 
@@ -230,8 +233,18 @@ class HeadGenerations:
 
     async def _advance(self, view: _View) -> None:
         """Do what is next: follow the folder, begin a trial, or go on with one."""
-        if view.pinned is not None:
+        if self._unwritten is not None:
+            with contextlib.suppress(OSError):  # the next time, then
+                await self._keep_verdict()
+                return  # the folder says something else now
+        if view.pinned != self._followed_pin:
+            self._followed_pin = view.pinned
+            if view.pinned is not None:
+                self._refused.pop(view.pinned, None)  # asked for: try again
+        if view.pinned is not None and self.trial is not None:
             self.trial = None
+            await self._follow(view)
+            await self._engine.drop_head()
         if self.trial is None:
             await self._follow(view)
             candidate = view.candidate(self.generation)
@@ -274,13 +287,22 @@ class HeadGenerations:
             record["refused"] = why
         metrics.HEAD_TRIALS.labels(verdict.replace(" ", "_")).inc()
         logger.info("draft head: generation %d was %s: %s", trial.candidate, verdict, record)
+        self._unwritten = (trial.candidate, verdict, record)
         try:
-            await asyncio.to_thread(self._keep, trial.candidate, verdict, record)
-        except (OSError, KeyError) as error:
-            logger.error("the trial's verdict cannot be kept on disk: %s", error)
+            await self._keep_verdict()
+        except OSError as error:
+            logger.error("the trial's verdict cannot be kept on disk yet: %s", error)
         else:  # without it the next start would know nothing of a head that drafts now
             await self._load(view, trial.candidate if verdict == KEPT else trial.incumbent)
         await self._engine.drop_head()
+
+    async def _keep_verdict(self) -> None:
+        """Keep what ended a trial on disk. Raises OSError; then it is still to be kept. Where the
+        generation has been removed there is nothing to keep."""
+        assert self._unwritten is not None
+        with contextlib.suppress(KeyError):
+            await asyncio.to_thread(self._keep, *self._unwritten)
+        self._unwritten = None
 
     def _keep(self, candidate: int, verdict: str, record: dict[str, Any]) -> None:
         self._known = None

@@ -35,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _take_least()
     os.umask(0o077)
     work = RoundFolder(args.folder / WORK)
-    if not work.count_attempt():
-        print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
     if work.plan() is None:
+        _wait_for_data(args, work)
+    while not work.count_attempt():
+        print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
         _wait_for_data(args, work)
     from drafters.train.learner.round import Round
 

@@ -160,10 +160,19 @@ class Round:
             return
         args = self._args
         head = known_head(self._target, self._head_of(plan["parent"]), self._target.dtype)
+        self._spare_copies(head)
         options = replace(
             _HEAD, k_train=args.k, muon_lr=args.muon_lr, adam_lr=args.adam_lr, seed=plan["seed"]
         )
         self._run(head, options, args.epochs, _TRAINED)
+
+    def _spare_copies(self, head: DraftHead) -> None:
+        """Leave a head's copies of the target's matrices as they are: the engine has the target's
+        in their place, and refuses others (drafters/vllm/head_swap.py)."""
+        target = self._target
+        for own, theirs in ((head.embed_tokens, target.embeddings), (head.lm_head, target.lm_head)):
+            if own is not None and torch.equal(own.weight, theirs.to(own.weight.dtype)):
+                own.requires_grad_(False)
 
     def _select(self, plan: dict[str, Any]) -> None:
         """Train the head's path selector on, if it has one."""

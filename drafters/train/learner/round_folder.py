@@ -1,6 +1,7 @@
 """What a round has made so far, in a folder that a kill at any point leaves usable.
 
     work/since.json     time of the newest sequence that a round has looked at
+    work/attempts.json  how often its phase was begun
     work/round/         texts, the saved training, the candidate
 
 The plan of a round is written last when it begins and read first when it goes on. Whatever lies in
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,19 +50,21 @@ class RoundFolder:
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Keep the plan: from now on a round goes on. It has `until`, as `since` will be."""
         replace_json(self.round / _PLAN, plan)
+        self._forget_attempts()
 
     def count_attempt(self) -> bool:
-        """Count one more attempt at the phase of a round that goes on. A round that was tried too
-        often is given up, and False returned."""
-        plan = self.plan()
-        if plan is None:
-            return True
-        attempts = (read_json(self.round / _ATTEMPTS) or 0) + 1
+        """Count one more attempt at a phase of a round. A round that was tried too often is given
+        up, with the data that it would have looked at, and False returned."""
+        attempts = (read_json(self._folder / _ATTEMPTS) or 0) + 1
         if attempts > _MOST_ATTEMPTS:
-            self.finish(plan["until"])
+            plan = self.plan()
+            self.finish(time.time() if plan is None else plan["until"])
             return False
-        replace_json(self.round / _ATTEMPTS, attempts)
+        replace_json(self._folder / _ATTEMPTS, attempts)
         return True
+
+    def _forget_attempts(self) -> None:
+        (self._folder / _ATTEMPTS).unlink(missing_ok=True)
 
     def keep(self, made: Path, name: str) -> None:
         """Name a folder that a phase has filled: it appears whole, and outlives a power cut."""
@@ -69,9 +73,10 @@ class RoundFolder:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
         os.rename(made, self.round / name)
-        (self.round / _ATTEMPTS).unlink(missing_ok=True)
+        self._forget_attempts()
 
     def finish(self, until: float) -> None:
         """End the round: what it looked at is not new any more."""
         replace_json(self._folder / SINCE, {"since": until})
-        shutil.rmtree(self.round)
+        self._forget_attempts()
+        shutil.rmtree(self.round, ignore_errors=True)

@@ -117,17 +117,22 @@ def test_one_that_is_stopped_or_does_not_listen_is_killed(
     assert not psutil.pid_exists(asyncio.run(live()))
 
 
-def test_a_head_of_the_hub_is_the_folder_that_the_engine_brought(
+def test_models_of_the_hub_are_the_folders_that_the_engine_brought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
 
-    def of_cache(name: str, *, local_files_only: bool) -> str:
-        assert (name, local_files_only) == ("org/head", True)
-        return "/cache/of/the/hub"
+    def of_cache(name: str, *, revision: str | None, local_files_only: bool) -> str:
+        assert local_files_only
+        return f"/cache/{name}/{revision}"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
-    assert "/cache/of/the/hub" in learner_command(tmp_path, "org/target", "org/head", 5)
+    command = learner_command(tmp_path, "org/target", "v2", "org/head", 5)
+    assert command[command.index("--target") + 1] == "/cache/org/target/v2"
+    assert command[command.index("--head") + 1] == "/cache/org/head/None"
+    command = learner_command(tmp_path, "packaged:smollm2-135m", None, str(tmp_path), 5)
+    assert command[command.index("--target") + 1] == "packaged:smollm2-135m"
+    assert command[command.index("--head") + 1] == str(tmp_path)
 
 
 GATEWAY = """
@@ -156,7 +161,7 @@ def test_it_ends_when_the_gateway_is_killed(
     told = tmp_path / "told"
     head = tmp_path / "head"
     head.mkdir()
-    command = learner_command(told, "target", str(head), 5)
+    command = learner_command(told, "packaged:target", None, str(head), 5)
     assert command[1:3] == ["-m", "drafters.parent_death"]
     assert command[4] == "drafters.train.learner"
     start = (
@@ -172,7 +177,7 @@ def test_it_ends_when_the_gateway_is_killed(
         assert arguments == [
             str(told),
             "--target",
-            "target",
+            "packaged:target",
             "--head",
             str(head),
             "--k",

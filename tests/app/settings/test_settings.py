@@ -106,6 +106,7 @@ def test_a_setting_has_one_name_everywhere() -> None:
         ({"objective": "fast"}, {}, "speculation.objective"),
         ({"learn": "d", "k": "0"}, {}, "learn"),
         ({"learn": "d", "model": "org/some-model"}, {}, "learn"),
+        ({"learn": "d", "quantization": "fp8"}, {}, "learn"),
         ({"learn": ""}, {}, "learning.learn"),
         ({"learn_mib": "0"}, {}, "learning.learn_mib"),
         ({"learn_exclude": "a, b c"}, {}, "learning.learn_exclude"),

@@ -227,6 +227,26 @@ def test_what_another_process_pins_is_noticed(scene: Scene) -> None:
     )
 
 
+def test_what_another_process_pins_is_tried_again_and_ends_a_trial(scene: Scene) -> None:
+    scene.add(KEPT)
+    scene.engine.refused = {1: "truncated"}
+
+    def mend_and_add() -> None:
+        scene.engine.refused.clear()
+        scene.add()
+
+    scene.play(
+        lambda: scene.lineage.pin(1),
+        scene.until(lambda: scene.heads.problem is not None),
+        lambda: scene.lineage.pin(None),
+        mend_and_add,
+        scene.until(lambda: scene.heads.trial is not None and scene.engine.staged > 0),
+        lambda: scene.lineage.pin(1),
+        scene.until(lambda: scene.engine.in_force == 1),
+        scene.until(lambda: scene.heads.trial is None and scene.engine.staged == 0),
+    )
+
+
 @pytest.mark.parametrize("number", [5, 1])
 def test_a_pin_of_what_is_not_there_is_refused(scene: Scene, number: int) -> None:
     scene.add(REFUSED)
@@ -333,6 +353,7 @@ def test_a_full_disk_does_not_end_the_service(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    put_in_force = Lineage.put_in_force
     monkeypatch.setattr(Lineage, "put_in_force", full)
     monkeypatch.setattr(Lineage, "pin", full)
     scene.engine.speedups = {1: 1.4}
@@ -347,4 +368,8 @@ def test_a_full_disk_does_not_end_the_service(
         scene.until(lambda: scene.heads.trial is None),
         scene.until(lambda: scene.engine.in_force == 0),
         pin,
+        # Once there is room, the verdict is kept and holds.
+        lambda: monkeypatch.setattr(Lineage, "put_in_force", put_in_force),
+        scene.until(lambda: scene.engine.in_force == 1),
     )
+    assert (scene.lineage.in_force(), scene.lineage.generation(1).verdict) == (1, KEPT)

@@ -1,0 +1,28 @@
+"""What a round keeps of its attempts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from drafters.train.learner.round_folder import RoundFolder
+
+
+def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
+    """There is no plan yet: a target that cannot be loaded, for one."""
+    work = RoundFolder(tmp_path)
+    assert all(work.count_attempt() for _ in range(10))
+    assert not work.count_attempt()
+    assert work.since() > time.time() - 60  # what was captured until now is not new any more
+    assert work.count_attempt()
+
+
+def test_each_phase_has_its_attempts(tmp_path: Path) -> None:
+    work = RoundFolder(tmp_path)
+    assert all(work.count_attempt() for _ in range(9))
+    work.clear()
+    work.begin({"until": 7.0})
+    assert all(work.count_attempt() for _ in range(10))
+    assert not work.count_attempt()
+    assert work.since() == 7.0
+    assert work.plan() is None

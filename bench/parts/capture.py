@@ -29,6 +29,7 @@ from typing import Any
 from app.learning.capture import SHARE, Capture
 from app.learning.captured_files import CapturedFiles
 from app.llm.captured_sequences import captured_from, follow, take_steps
+from bench.errors import reports_errors
 from bench.parser import command_parser
 from drafters.learning.captured import Captured
 from drafters.vllm.scheduling.request_steps import EVERY, RequestSteps
@@ -124,6 +125,7 @@ async def lateness(sequence: Captured | None, folder: Path) -> list[float]:
     return sorted(late)
 
 
+@reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Run it; returns the exit code."""
     command_parser("capture", __doc__).parse_args(argv)

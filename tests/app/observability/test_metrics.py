@@ -22,7 +22,10 @@ EXPORTED = {
 }
 WRITTEN = {
     name
-    for file in ("operations.md", "speculation.md", "security.md")
+    for file in (
+        *("operations.md", "speculation.md", "security.md"),
+        *("learning.md", "generations.md"),
+    )
     for name in re.findall(r"\baerie_[a-z_]+", (DOCS / file).read_text("utf-8"))
 } - {"aerie_max_k"}
 
@@ -49,6 +52,8 @@ def test_what_a_label_can_be_is_there_from_the_start() -> None:
         "KEY_RELOADS": "aerie_key_reloads_total",
         "CONNECTIONS_REFUSED": "aerie_connections_refused_total",
         "ENGINE_RESTARTS": "aerie_engine_restarts_total",
+        "HEAD_SWAPS": "aerie_head_swaps_total",
+        "LEARNING_DROPPED": "aerie_learning_dropped_sequences_total",
     }  # fmt: skip
     used = {(counters["REFUSED"], kind) for kind in get_args(Kind)}
     used |= {(counters["ENGINE_RESTARTS"], reason) for reason in (DIED, HUNG)}

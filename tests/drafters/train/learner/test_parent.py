@@ -114,7 +114,7 @@ def test_the_child_takes_least_and_ends_with_its_parent(learner: subprocess.Pope
     assert os.getpriority(os.PRIO_PROCESS, child) == 19
     assert os.sched_getscheduler(child) == os.SCHED_IDLE
     assert Path(f"/proc/{child}/oom_score_adj").read_text().strip() == "1000"
-    assert "torch" not in Path(f"/proc/{child}/maps").read_text()
+    assert "libtorch" not in Path(f"/proc/{child}/maps").read_text()
     learner.kill()
     learner.wait()
     until(lambda: state(child) in ("", "Z"))

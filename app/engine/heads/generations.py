@@ -233,6 +233,7 @@ class HeadGenerations:
 
     async def _advance(self, view: _View) -> None:
         """Do what is next: follow the folder, begin a trial, or go on with one."""
+        assert self._engine is not None
         if self._unwritten is not None:
             with contextlib.suppress(OSError):  # the next time, then
                 await self._keep_verdict()

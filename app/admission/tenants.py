@@ -34,9 +34,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.admission import checksum
 from app.errors import SettingsError
+from app.settings.admission import TENANT_NAME
 
-# Printed in logs and used as a metric's label: short and plain.
-NAME = r"^[A-Za-z0-9._-]{1,64}$"
+NAME = rf"^{TENANT_NAME}$"
 # Longer than any key of ours; hashing what a client sends costs no more than this.
 MAX_KEY_LENGTH = 256
 

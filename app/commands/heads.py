@@ -71,7 +71,7 @@ def _without_tenants(value: Any) -> Any:
 
 
 def _document(lineage: Lineage) -> dict[str, Any]:
-    """What `--json` prints."""
+    """All that is known of the generations, as `aerie heads list --json` prints it."""
     return {
         "in_force": lineage.in_force(),
         "pinned": lineage.pinned(),

@@ -206,7 +206,7 @@ class Engine:
         async with contextlib.AsyncExitStack() as stack:
             if self.speculation is not None:
                 await stack.enter_async_context(self._polling)
-            if self._learns:
+            if self.swappable_heads is not None:
                 await stack.enter_async_context(self._head_trials)
             return await self._end_of(self.settings.supervision.hang_timeout_s)
 
@@ -219,19 +219,21 @@ class Engine:
         await self.heads.run()
 
     @property
-    def _learns(self) -> bool:
-        """Whether the engine has a head that may be swapped."""
-        return self.heads is not None and self.settings_in_force.has_head
+    def swappable_heads(self) -> HeadGenerations | None:
+        """The generations of the head; None where no head learns, or the engine was started without
+        its head."""
+        return self.heads if self.settings_in_force.has_head else None
 
     def running_heads(self) -> HeadGenerations:
         """The generations of the head. Raises ApiError 503 while the engine is not ready, and 400
         where no head learns."""
         if not self.ready:
             raise self._not_ready()
-        if self.heads is None or not self._learns:
+        heads = self.swappable_heads
+        if heads is None:
             message = "'generation': this gateway was started without --learn, or has no head."
             raise ApiError(400, message, param="generation")
-        return self.heads
+        return heads
 
     async def _end_of(self, hang_timeout_s: float) -> str:
         llm, steps = self._llm, self._steps

@@ -42,10 +42,12 @@ class Capture:
         # Tokens by tenant. One thread writes each, so that neither needs a lock.
         self._offered: Counter[str] = Counter()  # the event loop's
         self._taken: Counter[str] = Counter()  # the thread's
-        self._offered_tokens = self._taken_tokens = 0
+        self._offered_tokens = 0
+        self._taken_tokens = 0
         self._refusing = False  # after an error, until the next try
         self._failing = False  # after an error, until something was written
-        self._retry_at = self._tidy_at = -math.inf
+        self._retry_at = -math.inf
+        self._tidy_at = -math.inf
         self._rested_at = 0.0  # seconds that the thread had computed by then
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aerie-capture", daemon=True)

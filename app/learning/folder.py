@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 from app.errors import SettingsError
-from drafters.learning import captured, lineage, load_signal
+from drafters.learning import WORK, captured, lineage, load_signal
 
 logger = logging.getLogger(__name__)
 
 LOCK = "gateway.lock"
-WORK = "work"  # the learner's
 LOCK_WITHIN_S = 5.0  # a gateway that was killed may take a moment to be gone
 # What gateway and learner put there, and their drafts of files that are replaced.
-_NAMES = (captured.FOLDER, lineage.FOLDER, load_signal.NAME, "in_force", "pinned", WORK, LOCK)
-_OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})|\.(in_force|pinned)-\w+")
+_REPLACED = (lineage.IN_FORCE, lineage.PINNED)
+_NAMES = (captured.FOLDER, lineage.FOLDER, load_signal.NAME, *_REPLACED, WORK, LOCK)
+_OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})|\.({'|'.join(_REPLACED)})-\w+")
 
 
 class ClaimedFolder:

@@ -87,7 +87,7 @@ class LearnerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the learner."""
+        """End the learner within STOP_S seconds, and start it no more."""
         self._stopping.set()
         if (process := self._process) is not None:  # the thread may set it to None meanwhile
             process.terminate()

@@ -56,8 +56,9 @@ async def figures(request: Request) -> JSONResponse:
         "speculation": None,
         "head": None,
     }
-    if engine.heads is not None and engine.speculation is not None and settings.has_head:
-        shown["head"] = {**engine.heads.state(), "drafts": engine.speculation.drafts.rows()}
+    heads = engine.swappable_heads
+    if heads is not None and engine.speculation is not None:
+        shown["head"] = {**heads.state(), "drafts": engine.speculation.drafts.rows()}
     if state is not None:
         shown["speculation"] = {name: state[name] for name in POLICY if name in state}
     return JSONResponse(shown)

@@ -90,13 +90,12 @@ def _start(engine: Engine) -> dict[str, Any]:
     """How the engine was started, and the generation of its head."""
     fallback = None if engine.fallback is None else asdict(engine.fallback)
     absent = () if engine.path is None else engine.path.absent_sources(engine.settings)
-    learns = engine.heads is not None and engine.settings_in_force.has_head
-    head = engine.heads.state() if learns and engine.heads is not None else None
+    heads = engine.swappable_heads
     return {
         "path": engine.path,
         "fallback": fallback,
         "absent_sources": list(absent),
-        "head": head,
+        "head": None if heads is None else heads.state(),
     }
 
 

@@ -8,6 +8,8 @@ from pydantic import Field, field_validator
 
 from app.settings.section import Section
 
+TENANT_NAME = r"[A-Za-z0-9._-]{1,64}"  # printed in logs, and a metric's label: short and plain
+
 
 class AdmissionSettings(Section):
     """API keys, and how much is admitted at once."""

@@ -6,10 +6,11 @@ import re
 
 from pydantic import Field, field_validator
 
+from app.settings.admission import TENANT_NAME
 from app.settings.section import Section, items_in
 
-# As app/admission/tenants.py has them; `(anonymous)` is whoever shows no key on a public path.
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}|\(anonymous\)")
+# `(anonymous)` is whoever shows no key on a public path.
+_TENANT = re.compile(rf"{TENANT_NAME}|\(anonymous\)")
 
 
 class LearningSettings(Section):

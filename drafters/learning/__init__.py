@@ -8,3 +8,5 @@
 
 Neither torch nor vllm: the gateway imports it.
 """
+
+WORK = "work"  # the folder of what a round of the learner has made so far

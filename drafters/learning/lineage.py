@@ -36,6 +36,7 @@ REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
+IN_FORCE, PINNED = "in_force", "pinned"
 _NEWEST = f"{FOLDER}/newest"
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
 
@@ -123,15 +124,15 @@ class Lineage:
 
     def in_force(self) -> int:
         """The number of the generation that drafts."""
-        return self._number("in_force") or STARTED_WITH
+        return self._number(IN_FORCE) or STARTED_WITH
 
     def put_in_force(self, number: int) -> None:
         """Say that the generation of this number drafts from now on, also after a restart."""
-        replace_json(self._folder / "in_force", number)
+        replace_json(self._folder / IN_FORCE, number)
 
     def pinned(self) -> int | None:
         """The number of the generation that an operator chose; None if the proof chooses."""
-        return self._number("pinned")
+        return self._number(PINNED)
 
     def pin(self, number: int | None) -> None:
         """Choose a generation, whatever was shown of it; None lets the proof choose again.
@@ -140,12 +141,12 @@ class Lineage:
         """
         if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
-        replace_json(self._folder / "pinned", number)
+        replace_json(self._folder / PINNED, number)
 
     def _largest_number(self) -> int:
         """The largest number that was ever given, also to a generation that is removed since."""
         known = [generation.number for generation in self.generations()]
-        given = (self._number(name) for name in (_NEWEST, "in_force", "pinned"))
+        given = (self._number(name) for name in (_NEWEST, IN_FORCE, PINNED))
         return max([STARTED_WITH, *known, *(number or 0 for number in given)])
 
     def _number(self, name: str) -> int | None:

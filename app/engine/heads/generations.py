@@ -102,12 +102,13 @@ class HeadGenerations:
         self.pinned: int | None = None
         self.problem: str | None = None  # why another one drafts than the folder says
         self.trial: Trial | None = None
-        self._folder, self._lineage = folder, Lineage(folder)
-        self._random, self._plan = random or Random(), plan
+        self._folder = folder
+        self._lineage = Lineage(folder)
+        self._random = random or Random()
+        self._plan = plan
         self._engine: HeadCalls | None = None
         self._lock = asyncio.Lock()
         self._refused: dict[int, str] = {}  # by the running engine -> why
-        self._settled: set[int] = set()  # tried, though the verdict may not be written yet
         # Candidate, verdict and record of a trial that ended and could not be kept on disk yet.
         self._unwritten: tuple[int, str, dict[str, Any]] | None = None
         self._followed_pin: int | None = None  # what was pinned when the folder was last followed
@@ -249,7 +250,7 @@ class HeadGenerations:
         if self.trial is None:
             await self._follow(view)
             candidate = view.candidate(self.generation)
-            if view.pinned is None and candidate is not None and candidate not in self._settled:
+            if view.pinned is None and candidate is not None and self._unwritten is None:
                 self.trial = Trial(candidate, self.generation, self._random, self._plan)
                 logger.info("trial of generation %d against %d", candidate, self.generation)
             if self.trial is None:
@@ -282,7 +283,6 @@ class HeadGenerations:
         """Put the better head in force, and keep what was seen."""
         assert self._engine is not None
         self.trial = None
-        self._settled.add(trial.candidate)
         record = {"verdict": verdict, **trial.figures()}
         if why is not None:
             record["refused"] = why

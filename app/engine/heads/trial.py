@@ -62,7 +62,8 @@ class Trial:
     def __init__(
         self, candidate: int, incumbent: int, random: Random, plan: TrialPlan | None = None
     ) -> None:
-        self.candidate, self.incumbent = candidate, incumbent
+        self.candidate = candidate
+        self.incumbent = incumbent
         self.plan = plan or TrialPlan()
         self._random = random
         self._pairs: list[tuple[float, float]] = []  # speed-up of the candidate and the incumbent
@@ -74,7 +75,8 @@ class Trial:
 
     def begin(self, state: Mapping[str, Any]) -> None:
         """Begin a period of `drafting` behind a swap."""
-        self._since, self._settled = _Sums.of(state), False
+        self._since = _Sums.of(state)
+        self._settled = False
         self._follow(state)
 
     def interrupt(self) -> None:
@@ -109,7 +111,8 @@ class Trial:
         if self._aim != aim:
             self._aim = aim
             self._pair.clear()
-            self._since, self._settled = _Sums.of(state), False
+            self._since = _Sums.of(state)
+            self._settled = False
 
     def _next_period(self) -> None:
         self._settled = False

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from drafters.learning import captured
+from drafters.learning import WORK, captured
 from drafters.learning.lineage import CANDIDATE, Lineage
 from drafters.parent_death import end_with_parent
 from drafters.train.learner.options import learn_parser
-from drafters.train.learner.parent import WORK
 from drafters.train.learner.round_folder import RoundFolder
 
 _LOOK_S = 15.0  # between looks for new data

@@ -22,13 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from drafters.learning import load_signal
+from drafters.learning import WORK, load_signal
 from drafters.parent_death import request_death_signal
 from drafters.train.learner.options import learn_parser, option_problem
 from drafters.train.learner.pacing import TICK_S, Pacing
 
 CHILD = "drafters.train.learner.child"
-WORK = "work"  # in the folder of learning: what a round has made so far
 _LOCK_WAIT_S = 5.0  # the child of a learner that was killed ends a moment after it
 _BACKOFF_S = (1.0, 60.0)  # the first wait after a child that failed, and the longest
 

@@ -18,15 +18,15 @@ from app.observability import metrics
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
-# A task that has run for so long has recovered: its next restart waits `first_retry_s` again.
-RECOVERED_S = 60.0
 
 State = Literal["stopped", "running", "waiting"]
 
 
 class BackgroundTask:
     """Keeps `work` running: if it raises or returns, that is logged and counted, and it is started
-    again, after `first_retry_s` seconds and then after twice as long each time.
+    again, after `first_retry_s` seconds and then after twice as long each time, up to
+    `max_retry_s`. Work that has run for twice that long has recovered: its next restart waits
+    `first_retry_s` again.
 
     As an async context manager it runs in a task of its own; `run` is for callers that await it.
     Exceptions of the types in `final` are meant to end the work, and are raised.
@@ -39,13 +39,14 @@ class BackgroundTask:
         *,
         final: tuple[type[Exception], ...] = (),
         first_retry_s: float = FIRST_RETRY_S,
+        max_retry_s: float = MAX_RETRY_S,
     ) -> None:
         self.name = name
         self.state: State = "stopped"
         self.failures = 0
         self._work = work
         self._final = final
-        self._first_retry_s = first_retry_s
+        self._first_retry_s, self._max_retry_s = first_retry_s, max_retry_s
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -73,7 +74,7 @@ class BackgroundTask:
                     problem = error
                 self.failures += 1
                 metrics.BACKGROUND_FAILURES.labels(self.name).inc()
-                if clock() - began >= RECOVERED_S:
+                if clock() - began >= 2 * self._max_retry_s:
                     retry_s = self._first_retry_s
                 logger.error(
                     "the background task %s ended unexpectedly (%s); it is started again in %.1f s",
@@ -84,7 +85,7 @@ class BackgroundTask:
                 )
                 self.state = "waiting"
                 await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, MAX_RETRY_S)
+                retry_s = min(2 * retry_s, self._max_retry_s)
         finally:
             self.state = "stopped"
 

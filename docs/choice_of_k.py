@@ -28,7 +28,7 @@ TEXT = """\
 
 Made from `drafters/control` by `python -m docs.choice_of_k`; a test keeps it so.
 
-[K](glossary.md#k) is how many draft tokens each request gets in a step. More draft tokens make more
+[K](glossary.md#k) is how many draft tokens of the head each request gets in a step. More draft tokens make more
 tokens a step, and longer steps. The controller chooses the K with the most tokens per second. It
 knows two things: what a step takes at each K, and how often a draft token is accepted at each
 position. This page follows them from a load to a K, with the figures of SmolLM2-135M on two cores.
@@ -51,9 +51,9 @@ Tokens per second: divide by the seconds of a step. The best K is marked.
 
 ## Every load has its own K
 
-The same acceptance, and the times of steps with more requests. A batch of many requests uses the
-machine fully without drafts: what the [target](glossary.md#target) verifies then takes its full
-time.
+The same acceptance, and the times of steps with more requests. With many of them the two cores are
+busy without drafts. With 32, K = 1 doubles the tokens that the [target](glossary.md#target)
+computes, and a step takes 110 ms instead of 39: K = 0 is best.
 
 {table}
 
@@ -82,31 +82,33 @@ So the scheduler sends a `DraftPlan` with each step (`drafters/control/sources/`
 
     gain of n draft tokens = tokens accepted of them - tokens per second * seconds to verify them
 
-- For each class of matches, by their length: the n with the largest gain, and that gain.
-- The head's gain of a request, and what its pass costs in the tokens that could be made meanwhile.
+- For each class of match lengths: the n with the largest gain, and that gain.
+- The gain of the head for one request, and the price of its pass: the tokens that the batch would
+  make in the same time.
 
-The worker takes the better source for each request. It skips the pass if what the head would gain
-over the lookups is less than the price of the pass. Without a lookup that pays, the step is one of
-the head alone, at the K that was chosen as above. The head catches up with what it has not read
-once it would have gained what that costs.
+The worker takes the better source for each request. It skips the pass if the head would gain less
+over the lookups than the pass costs. Without a lookup that pays, the step is one of the head alone,
+at the K that was chosen as above. The head reads what it missed once the drafts that it could have
+made would have paid for that ([catch-up](glossary.md#catch-up)).
 
 Every match is compared with the tokens that then come, whether a lookup drafted them or not. That
 tells what lookups are worth while none is tried, and a failed lookup does not count against the
-head. Seconds are learnt in two parts, of the target by the mean number of draft tokens and of the
-head's pass, so that the price of one is known without the other (`lookup_gains.py`).
+head. Seconds are learnt in two parts: those of the target, by the mean number of draft tokens that
+it verifies, and those of the head's pass. So each price is known without the other
+(`lookup_gains.py`).
 
 On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
 absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and
 what a grammar forces is not drafted. `GET /v1/speculation` names both in `absent_sources`, and
 `VLLM_USE_V2_MODEL_RUNNER=0` starts an engine that has them. Without a head vLLM's own lookup runs
-on the device, with one K for the batch.
+on the device. All requests then get the same number of looked-up tokens; on V1 each gets its own.
 
 ## What keeps a choice from being a guess
 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
 - **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
-  batch that was measured. A K that could be better with {optimism:g} standard deviations in its
-  favour is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the
+  batch that was measured. A K that would be best if it were {optimism:g} standard deviations faster
+  than estimated is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the
   speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def _use(lineage: Lineage, chosen: int | None) -> None:
         problem = f"there is no generation {chosen}, or its weights are gone"
         raise SettingsError("heads", problem) from None
     if chosen is None:
-        print("the proof in service chooses again")
+        print("unpinned: trials choose again")
     else:
         print(f"generation {chosen} is pinned: a gateway that runs loads it now, others at start")
 
@@ -57,9 +58,15 @@ def _export(lineage: Lineage, number: int | None, out: Path) -> None:
         raise SettingsError("heads", problem)
     if out.exists():
         raise SettingsError("heads", f"{out} exists already")
-    shutil.copytree(generation.folder, out, ignore=shutil.ignore_patterns(*RECORDS))
-    shared = json.dumps(_without_tenants(generation.provenance), indent=2)
-    (out / "provenance.json").write_text(shared + "\n")
+    # Hidden files are what a kill has left of a record, with its tenants.
+    left_out = shutil.ignore_patterns(*RECORDS, ".*")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+        copy = Path(folder) / "head"
+        shutil.copytree(generation.folder, copy, ignore=left_out)
+        shared = json.dumps(_without_tenants(generation.provenance), indent=2)
+        (copy / "provenance.json").write_text(shared + "\n")
+        copy.rename(out)  # it appears whole
     print(f"wrote {out}; next: aerie serve --drafter {out}")
 
 

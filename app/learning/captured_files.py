@@ -10,6 +10,7 @@ sends much from driving out the others: the bytes that are kept are taken from w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -93,14 +94,9 @@ class CapturedFiles:
         now, found = self._clock(), dict[str, _File]()
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if not entry.name.endswith(SUFFIX) or stat.S_ISDIR(status.st_mode):
-                    continue
-                written = status.st_mtime
-                if written > now + FUTURE_S:  # or it would be kept longer than it may be
-                    os.utime(entry.path, (now, now), follow_symlinks=False)
-                    written = now
-                found[entry.name] = _File(_tenant_of(entry.name), status.st_size, written)
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    if (file := self._found(entry, now)) is not None:
+                        found[entry.name] = file
         self._files, self._sizes = found, Counter()
         for file in found.values():
             self._sizes[file.tenant] += file.size
@@ -108,6 +104,18 @@ class CapturedFiles:
             self._delete(name)
         while self.total_bytes > self._budget:
             self._delete(self._least_worth_keeping())
+
+    @staticmethod
+    def _found(entry: os.DirEntry[str], now: float) -> _File | None:
+        """A file of sequences in the folder; None for anything else."""
+        status = entry.stat(follow_symlinks=False)
+        if not entry.name.endswith(SUFFIX) or stat.S_ISDIR(status.st_mode):
+            return None
+        written = status.st_mtime
+        if written > now + FUTURE_S:  # or it would be kept longer than it may be
+            os.utime(entry.path, (now, now), follow_symlinks=False)
+            written = now
+        return _File(_tenant_of(entry.name), status.st_size, written)
 
     def _file_for(self, tenant: str, size: int) -> str:
         """The name of the file that `size` further bytes of a tenant go to, which may be new."""
@@ -119,7 +127,7 @@ class CapturedFiles:
             return name
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._clock()))
         while True:
-            self._number += 1
+            self._number = (self._number + 1) % 10_000  # four digits: operators match them
             name = f"{stamp}-{self._number:04d}{f'-{tenant}' if tenant else ''}{SUFFIX}"
             if not (self._folder / name).exists():
                 break

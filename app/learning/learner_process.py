@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from app.background import BackgroundTask
-from app.observability import metrics
 from drafters.packaged import is_packaged
 
-logger = logging.getLogger(__name__)
-
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 600.0
-RECOVERED_S = 600.0  # a learner that ran for so long is started again after FIRST_RETRY_S
 STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it no more than a step
 
 
@@ -50,9 +44,13 @@ def _local(name: str, revision: str | None = None) -> str:
     return str(snapshot_download(name, revision=revision, local_files_only=True))
 
 
+class LearnerEndedError(Exception):
+    """The learner ended, or could not be started."""
+
+
 class LearnerProcess:
     """Keeps the learner running from `start` on: if it ends, that is logged and counted, and it is
-    started again after a second, then after twice as long each time. Nothing else depends on it.
+    started again (app/background.py). Nothing else depends on it.
 
     It has no priority of its own: its parent has to stop the training within milliseconds, and the
     training itself is of lowest priority.
@@ -65,7 +63,9 @@ class LearnerProcess:
         self._stopping = threading.Event()
         # The learner ends with the thread that made it (drafters/parent_death.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aerie-learner")
-        self._task = BackgroundTask("learner", self._keep_running)
+        self._task = BackgroundTask(
+            "learner", self._run_once, first_retry_s=FIRST_RETRY_S, max_retry_s=MAX_RETRY_S
+        )
 
     def start(self) -> None:
         """Start the learner. Further calls do nothing."""
@@ -94,23 +94,13 @@ class LearnerProcess:
         await self._task.__aexit__(kind, error, trace)
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _keep_running(self) -> None:
+    async def _run_once(self) -> None:
         await self._start.wait()
-        loop, retry_s = asyncio.get_running_loop(), FIRST_RETRY_S
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            how = await loop.run_in_executor(self._thread, self._run)
-            if self._stopping.is_set():
-                return
-            if time.monotonic() - began >= RECOVERED_S:
-                retry_s = FIRST_RETRY_S
-            metrics.LEARNER_RESTARTS.inc()
-            logger.error("the learner %s; it is started again in %.0f s", how, retry_s)
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, MAX_RETRY_S)
+        how = await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
+        raise LearnerEndedError(how)
 
     def _run(self) -> str:
-        """Run the learner once; returns how it ended. Blocking."""
+        """Run the learner; returns how it ended. Blocking."""
         if self._stopping.is_set():
             return "was not started"
         try:

@@ -216,9 +216,6 @@ LEARNING_STOPPED = Gauge(
     "aerie_learning_capture_stopped",
     "1 after the file system refused captured sequences, until it takes some again.",
 )
-LEARNER_RESTARTS = Counter(
-    "aerie_learning_learner_restarts_total", "Times that the learner ended and was started again."
-)
 
 
 def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> None:

@@ -38,6 +38,7 @@ _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
 IN_FORCE, PINNED = "in_force", "pinned"
 _NEWEST = f"{FOLDER}/newest"
+_REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
 
 
@@ -93,11 +94,13 @@ class Lineage:
         kept. Raises OSError.
         """
         number = self._largest_number() + 1
-        place = self._folder / FOLDER / f"{number:04d}"
+        place = self._place(number)
         place.parent.mkdir(mode=0o700, exist_ok=True)
+        for left in place.parent.glob(f"{_REFUSED}*"):  # by a kill
+            shutil.rmtree(left)
         source = head
         if provenance["verdict"] == REFUSED:
-            source = Path(tempfile.mkdtemp(dir=place.parent, prefix=".refused-"))
+            source = Path(tempfile.mkdtemp(dir=place.parent, prefix=_REFUSED))
         replace_json(source / _PROVENANCE, provenance)
         replace_json(self._folder / _NEWEST, number)
         os.rename(source, place)
@@ -123,8 +126,9 @@ class Lineage:
         replace_json(self.generation(number).folder / _TRIAL, trial)
 
     def in_force(self) -> int:
-        """The number of the generation that drafts."""
-        return self._number(IN_FORCE) or STARTED_WITH
+        """The number of the generation that drafts; of the first head if its folder was removed."""
+        number = self._number(IN_FORCE) or STARTED_WITH
+        return number if self._place(number).is_dir() else STARTED_WITH
 
     def put_in_force(self, number: int) -> None:
         """Say that the generation of this number drafts from now on, also after a restart."""
@@ -142,6 +146,9 @@ class Lineage:
         if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
         replace_json(self._folder / PINNED, number)
+
+    def _place(self, number: int) -> Path:
+        return self._folder / FOLDER / f"{number:04d}"
 
     def _largest_number(self) -> int:
         """The largest number that was ever given, also to a generation that is removed since."""

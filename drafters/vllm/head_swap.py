@@ -46,8 +46,8 @@ from drafters.vllm.v1.huge_pages import collapse
 logger = logging.getLogger(__name__)
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # in force, and its counterpart in the twin
-STARTED_WITH = ""  # stands for the folder of the head that the engine was started with
-STARTED_WITH_IT = "the head that the engine was started with"
+FIRST_HEAD = ""  # stands for the folder of the head that the engine was started with
+FIRST_HEAD_NAME = "the head that the engine was started with"
 HUGE_PAGES_S = 5.0  # the most seconds for moving a staged head to huge pages, beside the steps
 # What a head has of its own or borrows from the target: module of vLLM's head -> stored tensor.
 _BORROWED = {"lm_head": "lm_head.weight", "model.embed_tokens": "embed_tokens.weight"}
@@ -141,7 +141,7 @@ class HeadSwap:
 
     model_runner: Any
     _staged: StagedHead | None = None
-    _head_name = STARTED_WITH  # of the head in force
+    _head_name = FIRST_HEAD  # of the head in force
 
     def _owner(self) -> HeadOwner | None:
         """This project's drafter or speculator; None where there is none on this rank."""
@@ -161,7 +161,7 @@ class HeadSwap:
                 self._staged = StagedHead(owner, self.model_runner.get_model(), name)
             except Exception as error:
                 logger.debug("head refused", exc_info=error)
-                return {"error": f"{name or STARTED_WITH_IT}: {error}"}
+                return {"error": f"{name or FIRST_HEAD_NAME}: {error}"}
             if owner.device.type == "cpu":
                 Thread(target=collapse, args=(HUGE_PAGES_S,), daemon=True).start()
         return {"seconds": perf_counter() - began}
@@ -176,7 +176,7 @@ class HeadSwap:
                 staged.load_selector()
             except Exception as error:
                 self.aerie_drop_head(name)
-                return {"error": f"{name or STARTED_WITH_IT}: {error}"}
+                return {"error": f"{name or FIRST_HEAD_NAME}: {error}"}
         return {"seconds": perf_counter() - began}
 
     def aerie_swap_head(self, name: str) -> dict[str, Any] | None:

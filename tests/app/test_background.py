@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -12,25 +11,19 @@ import pytest
 from prometheus_client import REGISTRY
 
 import app
-from app import background
 from app.admission.checksum import with_checksum
 from app.admission.tenants import digest_of
 from app.background import BackgroundTask
 from app.engine.supervisor import Engine, Phase
 from app.main import create_app
 from app.settings import load
+from tests.waiting import soon
 
 IN_TIME_S = 20.0
 
 
 def failures(task: str) -> float:
     return REGISTRY.get_sample_value("aerie_background_failures_total", {"task": task}) or 0.0
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(IN_TIME_S):
-        while not happened():  # noqa: ASYNC110 (it asks the code under test, which has no event)
-            await asyncio.sleep(0.002)
 
 
 class Work:
@@ -61,7 +54,7 @@ def test_whatever_ends_it_it_comes_back(
     async def scenario() -> None:
         work = Work(end)
         async with BackgroundTask("work", work, first_retry_s=0.01) as task:
-            await until(lambda: work.starts == 2)
+            await soon(lambda: work.starts == 2)
             assert task.detail == {"state": "running", "failures": 1}
         assert task.state == "stopped"
 
@@ -74,17 +67,15 @@ def test_whatever_ends_it_it_comes_back(
 
 
 def test_each_further_end_waits_twice_as_long_up_to_a_bound(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(background, "MAX_RETRY_S", 0.03)
-
     async def scenario() -> None:
         work = Work(*4 * [ValueError()])
-        async with BackgroundTask("work", work, first_retry_s=0.01):
-            await until(lambda: work.starts == 5)
+        async with BackgroundTask("work", work, first_retry_s=0.1, max_retry_s=0.3):
+            await soon(lambda: work.starts == 5)
 
     asyncio.run(scenario())
-    assert [record.args[2] for record in caplog.records if record.args] == [0.01, 0.02, 0.03, 0.03]
+    assert [record.args[2] for record in caplog.records if record.args] == [0.1, 0.2, 0.3, 0.3]
 
 
 def test_what_is_final_is_raised_and_counts_for_nothing() -> None:
@@ -98,7 +89,7 @@ def test_what_is_final_is_raised_and_counts_for_nothing() -> None:
 def test_it_can_be_cancelled_in_its_pause() -> None:
     async def scenario() -> None:
         async with BackgroundTask("work", Work(ValueError()), first_retry_s=3600) as task:
-            await until(lambda: task.state == "waiting")
+            await soon(lambda: task.state == "waiting")
 
     asyncio.run(asyncio.wait_for(scenario(), IN_TIME_S))
 
@@ -165,22 +156,22 @@ def test_every_task_of_the_gateway_comes_back(
                 patch.setattr(broken, defect)
                 if task != "keys_file":  # those wait, and begin again with their engine
                     await restart(engine)
-                await until(lambda: failures(task) > before)
+                await soon(lambda: failures(task) > before)
             shown = (await client.get("/readyz")).json()["background"]
             assert set(shown) == {"keys_file", "speculation_metrics", "engine_watch"}
             assert shown[task]["failures"] >= 1
             every = {
                 one.name: one for one in (*engine.background, *gateway.state.admission.background)
             }
-            await until(lambda: {one.state for one in every.values()} == {"running"})
+            await soon(lambda: {one.state for one in every.values()} == {"running"})
 
             assert (await client.get("/readyz")).json()["keys_file"] == "current"
             keys.write_text("")
-            await until(lambda: gateway.state.admission.keys.stale)
+            await soon(lambda: gateway.state.admission.keys.stale)
             ready = await client.get("/readyz")
             assert (ready.status_code, ready.json()["keys_file"]) == (200, "stale")
             keys.write_text(keys_of("two"))
-            await until(lambda: gateway.state.admission.identify(b"two") is not None)
+            await soon(lambda: gateway.state.admission.identify(b"two") is not None)
             assert gateway.state.admission.identify(b"one") is None
 
     asyncio.run(scenario())

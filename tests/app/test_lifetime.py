@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from app.server.runtime_directory import PREFIX, remove_leftovers
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in_gateway.py")
@@ -34,13 +35,6 @@ def running(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def until(happened: Callable[[], Any], within_s: float, what: str) -> None:
-    deadline = time.monotonic() + within_s
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
 
 
 class Gateway:

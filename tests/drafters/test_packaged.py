@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from drafters import packaged
 from drafters.gguf_conversion import convert
 from drafters.packaged import MANIFEST, PackagedModel, PackagedModelError, find, resolve
+from tests.waiting import until
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -466,13 +467,6 @@ def resolver(
         process.communicate()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_kill_in_the_middle_leaves_nothing_that_counts(
     resolver: Callable[[str], subprocess.Popen[str]],
     fast: list[Path],
@@ -480,7 +474,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
 ) -> None:
     process = resolver("open(sys.argv[2] + '/config.json', 'w').close(); time.sleep(60)")
     cache = packaged.cache_folder()
-    wait_for(lambda: bool(list(cache.glob(".tiny-*/config.json"))))
+    until(lambda: bool(list(cache.glob(".tiny-*/config.json"))))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert find(NAME) is None
@@ -500,7 +494,7 @@ def test_a_converter_that_outlives_its_parent_is_waited_for(
         f"open({str(packaged.cache_folder().parent)!r} + '/ended', 'w').close()"
     )
     cache = packaged.cache_folder()
-    wait_for(lambda: bool(list(cache.glob(".tiny-*/begun"))))
+    until(lambda: bool(list(cache.glob(".tiny-*/begun"))))
     process.kill()  # the parent alone
     process.wait()
     resolve(NAME)

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from app.admission import key_file
 from app.settings import REPOSITORY
 from drafters.learning import captured, load_signal
 from drafters.learning.captured import Captured
+from tests.waiting import until
 
 from .gateway import MODEL, Gateway
 from .wire import metric
@@ -37,13 +38,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(autouse=True)
 def unharmed() -> None:
     """In place of the check of the shared gateway, which these tests do not use."""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Served:

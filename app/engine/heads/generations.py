@@ -33,6 +33,8 @@ from drafters.learning.lineage import (
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+READ_S = 5.0  # the longest that a start waits for the folder
+_UNREADABLE = "the folder of learning cannot be read"
 
 
 class SwapError(Exception):
@@ -49,10 +51,6 @@ class HeadCalls(Protocol):
 
     async def drop_head(self) -> None:
         """Free the memory of the head that is not in force."""
-        ...
-
-    async def state(self) -> dict[str, Any]:
-        """The policy's state now."""
         ...
 
     def latest(self) -> dict[str, Any] | None:
@@ -113,6 +111,7 @@ class HeadGenerations:
         self._unwritten: tuple[int, str, dict[str, Any]] | None = None
         self._followed_pin: int | None = None  # what was pinned when the folder was last followed
         self._changes: set[asyncio.Task[None]] = set()
+        self._loading: int | None = None  # while the engine stages it and swaps it in
         self._known: tuple[int, dict[int, Generation]] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -139,7 +138,12 @@ class HeadGenerations:
             self.problem = None
             if self.trial is not None:
                 self.trial.interrupt()
-            view = await self._view()
+            if self._loading:  # it may have been what ended the engine; the first head never is
+                self._refused[self._loading] = "the engine ended while it was loaded"
+                self._loading = None
+            view = None
+            with contextlib.suppress(TimeoutError):  # a disk that does not answer: without it, then
+                view = await asyncio.wait_for(self._view(), READ_S)
             if view is not None:
                 await self._follow(view)
 
@@ -174,9 +178,9 @@ class HeadGenerations:
             view = await self._view()
             if view is None:
                 raise ApiError(503, "The folder of learning cannot be read.", code="engine_busy")
-            wanted = view.in_force if number is None else number
+            wanted, before = view.in_force if number is None else number, self.generation
             try:
-                view.folder(wanted)
+                await asyncio.to_thread(view.folder, wanted)
             except KeyError:
                 if number is not None:
                     message = f"'generation': there is no generation {number} with weights."
@@ -185,14 +189,17 @@ class HeadGenerations:
             if not await self._load(view, wanted) and number is not None:
                 message = f"'generation': {number} cannot be loaded: {self._refused[wanted]}."
                 raise ApiError(400, message, param="generation")
-            self.trial = None
-            await self._engine.drop_head()
             try:
                 await asyncio.to_thread(self._lineage.pin, number)
             except (OSError, KeyError) as error:
                 logger.error("the pinned generation cannot be kept on disk: %s", error)
-                message = "The generation drafts now, but the folder of learning cannot be written."
+                await self._load(view, before)
+                if self.trial is not None:
+                    self.trial.interrupt()
+                message = "The folder of learning cannot be written: nothing has changed."
                 raise ApiError(503, message, code="engine_busy") from None
+            self.trial = None
+            await self._engine.drop_head()
             self.pinned = number
             logger.info("draft head: generation %d, pinned: %s", self.generation, number)
 
@@ -201,8 +208,10 @@ class HeadGenerations:
         try:
             view = await asyncio.to_thread(self._read)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._tell(f"the folder of learning cannot be read: {error!r}")
+            self._tell(f"{_UNREADABLE}: {error!r}")
             return None
+        if self.problem is not None and self.problem.startswith(_UNREADABLE):
+            self._tell(None)
         self.pinned = view.pinned
         return view
 
@@ -307,6 +316,7 @@ class HeadGenerations:
 
     def _keep(self, candidate: int, verdict: str, record: dict[str, Any]) -> None:
         self._known = None
+        self._lineage.generation(candidate)  # which may have been removed
         if verdict == KEPT:  # first: what drafts matters more than what is said of it
             self._lineage.put_in_force(candidate)
         self._lineage.record_trial(candidate, record)
@@ -320,13 +330,21 @@ class HeadGenerations:
         if number in self._refused:
             return False
         try:
-            pause_s = await self._engine.swap_head(view.folder(number), number)
+            folder = await asyncio.to_thread(view.folder, number)
         except KeyError:
             self._refused[number] = "there is no such generation, or its weights are gone"
+            return False
+        self._loading = number  # and it stays so if the engine dies of it
+        try:
+            pause_s = await self._engine.swap_head(folder, number)
         except SwapError as error:
+            self._loading = None
             metrics.HEAD_SWAPS.labels("refused").inc()
-            self._refused[number] = str(error)
+            # Whoever may look at figures need not know where the server's files are.
+            reason = str(error).removeprefix(f"{folder}: ")
+            self._refused[number] = reason.replace(folder, "its folder") if folder else reason
         else:
+            self._loading = None
             metrics.HEAD_SWAPS.labels("done").inc()
             metrics.HEAD_SWAP_SECONDS.observe(pause_s)
             self._enter(number)

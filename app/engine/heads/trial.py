@@ -99,9 +99,11 @@ class Trial:
             self._settled = True
             return
         plain_s = now.plain_s - since.plain_s
-        if now.drafted - since.drafted < self.plan.least_drafted or plain_s <= 0:
-            return  # at K = 0 both heads are alike
-        self._pair[self.drafting] = plain_s / decode_s
+        drafted = now.drafted - since.drafted >= self.plan.least_drafted
+        # At K = 0 both heads are alike. That one head drafts and the other does not, says which is
+        # better, and counts; the turn passes on in any case, so that none is waited for.
+        if plain_s > 0 and (drafted or self._pair):
+            self._pair[self.drafting] = plain_s / decode_s
         self._next_period()
 
     def _follow(self, state: Mapping[str, Any]) -> None:

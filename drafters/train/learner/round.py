@@ -36,11 +36,11 @@ from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
-from drafters.train.learner.round_folder import RoundFolder
+from drafters.train.learner.round_folder import SAVED, RoundFolder
 from drafters.train.learner.sequences import HELD_BACK, choose, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.optimisation.head_init import known_head
-from drafters.train.optimisation.loop import LoopOptions, Trainer
+from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
@@ -88,7 +88,7 @@ class Round:
         return self._lineage.generation(number).folder
 
     def _in_force(self) -> int:
-        """The number of the generation that drafts; of the first head if its files are gone."""
+        """The number of the generation that drafts; of the first head if its weights are gone."""
         pinned = self._lineage.pinned()
         number = self._lineage.in_force() if pinned is None else pinned
         there = {item.number for item in self._lineage.generations() if item.has_weights}
@@ -202,9 +202,12 @@ class Round:
         drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
         trainer = Trainer(head, self._target, texts, states, progress, options)
-        saved = folder / f"resume-{name}.pt"
+        saved = folder / f"{SAVED}{name}.pt"
         if saved.exists():
-            trainer.load(saved)
+            try:
+                trainer.load(saved)
+            except ResumeError:  # of other options, such as another K: this phase begins anew
+                saved.unlink()
         trainer.run(saved, _SAVE_S)
         replace_json(folder / f"{name}.json", {
             "steps": progress.steps,

@@ -20,6 +20,7 @@ from typing import Any
 from drafters.learning.json_file import read_json, replace_json
 
 SINCE = "since.json"
+SAVED = "resume-"  # begins the name of a file of saved training
 _PLAN, _ATTEMPTS = "plan.json", "attempts.json"
 _MOST_ATTEMPTS = 10  # of one phase: whatever ends it again and again would do so for ever
 
@@ -53,8 +54,11 @@ class RoundFolder:
         self._forget_attempts()
 
     def count_attempt(self) -> bool:
-        """Count one more attempt at a phase of a round. A round that was tried too often is given
-        up, with the data that it would have looked at, and False returned."""
+        """Count one more attempt at a phase of a round that has not come further since the last
+        one. A round that was tried too often is given up, with the data that it would have looked
+        at, and False returned."""
+        if self._came_further():
+            self._forget_attempts()
         attempts = (read_json(self._folder / _ATTEMPTS) or 0) + 1
         if attempts > _MOST_ATTEMPTS:
             plan = self.plan()
@@ -62,6 +66,14 @@ class RoundFolder:
             return False
         replace_json(self._folder / _ATTEMPTS, attempts)
         return True
+
+    def _came_further(self) -> bool:
+        """Whether training was saved since the last attempt began: being killed is no failure."""
+        attempts = self._folder / _ATTEMPTS
+        if not attempts.exists():
+            return False
+        began = attempts.stat().st_mtime_ns
+        return any(file.stat().st_mtime_ns > began for file in self.round.glob(f"{SAVED}*"))
 
     def _forget_attempts(self) -> None:
         (self._folder / _ATTEMPTS).unlink(missing_ok=True)

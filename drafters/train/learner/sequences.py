@@ -91,7 +91,7 @@ class _Newest:
         kept.append(sequence)
         self._available[tenant] += len(sequence.answer)
         self._tokens[tenant] += len(sequence.answer)
-        while self._tokens[tenant] - len(kept[0].answer) >= self._budget:
+        while len(kept) > 1 and self._tokens[tenant] - len(kept[0].answer) >= self._budget:
             self._tokens[tenant] -= len(kept.popleft().answer)
 
     def of_all_tenants(self) -> list[Captured]:

@@ -64,7 +64,9 @@ def test_one_is_chosen_and_the_choice_given_back(folder: Path, capsys: pytest.Ca
 
 
 def test_an_exported_head_names_no_tenant(folder: Path, tmp_path: Path):
-    out = tmp_path / "out"
+    out = tmp_path / "not" / "there" / "out"
+    left = Lineage(folder).generation(1).folder / ".provenance.json-left-by-a-kill"
+    left.write_text('{"tenants": "acme"}')
     assert aerie(["heads", "export", str(folder), "1", str(out)]) == 0
     files = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
     assert files == {"config.json", "selector/model.safetensors", "provenance.json"}

@@ -20,6 +20,7 @@ from app.engine.start_failure import Fallback, StartFailureError
 from app.engine.supervisor import Engine, Phase
 from app.errors import EngineLostError, StartupError
 from app.settings import load
+from tests.waiting import soon
 
 IN_TIME_S = 20.0
 
@@ -75,9 +76,7 @@ class Life:
         self.engine._enter(Phase.READY)
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(IN_TIME_S):
-            while not happened():  # noqa: ASYNC110 (it asks the code under test, which has no event)
-                await asyncio.sleep(0.002)
+        await soon(happened, IN_TIME_S)
 
     def serving(self, launches: int) -> Callable[[], bool]:
         return lambda: len(self.launched) == launches and self.engine.ready

@@ -24,6 +24,7 @@ from app.request_usage import count_tokenized, current_usage
 from app.settings import load
 from app.validation.output_limit import OutputLimit
 from tests.app.phased_engine import PhasedEngine
+from tests.waiting import soon
 
 KEY, OTHER, ADMIN = "sk-aerie-one", "sk-aerie-two", "sk-aerie-admin"
 KEYS = f"""
@@ -160,12 +161,6 @@ TOKENIZING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 
 async def tokenize(client: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
     return await client.post(path, json={"tokenized": 1, **body})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def refused(response: httpx.Response, status: int, code: str | None) -> dict[str, Any]:
@@ -415,7 +410,7 @@ def test_exactly_as_many_at_once_as_allowed(limit: int) -> None:
 def test_a_stream_counts_until_it_ends() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         stream = asyncio.create_task(post(client, stream=True, wait=True))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         refused(await post(client), 429, "rate_limit_exceeded")
         engine.fake.go.set()
         assert (await stream).status_code == 200
@@ -460,7 +455,7 @@ def test_tokenizing_is_paid_for(path: str) -> None:
 def test_tokenizing_takes_a_place(path: str) -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = asyncio.create_task(tokenize(client, path, wait=True))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         assert (await tokenize(client, path)).status_code == 429
         refused(await post(client), 429, "server_overloaded")
         engine.fake.go.set()
@@ -482,7 +477,7 @@ def test_work_of_the_tokenizer_that_nobody_waits_for_is_paid_as_charged() -> Non
         body = {"prompt": "x" * 400, "wait": True}
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(tokenize(client, "/tokenize", **body), 0.3)
-        await until(lambda: engine.fake.aborted == 1)
+        await soon(lambda: engine.fake.aborted == 1)
         left = int((await tokenize(client, "/tokenize")).headers["x-ratelimit-remaining-tokens"])
         assert 870 <= left <= 900
 
@@ -510,7 +505,7 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
             ],
         }  # fmt: skip
         request = asyncio.create_task(app.app(scope, inbox.get, send))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         level = admission.limiter._tenants["one"].buckets["tokens"]
         assert level.level < 900
         inbox.put_nowait({"type": "http.disconnect"})
@@ -525,7 +520,7 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
 def test_who_cannot_start_in_time_is_told_and_pays_nothing() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = asyncio.create_task(post(client, wait=True, used=1))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         late = await post(client, max_tokens=100)
         refused(late, 503, "queue_timeout")
         assert int(late.headers["retry-after"]) >= 1
@@ -555,7 +550,7 @@ def test_a_request_that_the_engine_does_not_begin_is_aborted(stream: bool) -> No
             assert '"queue_timeout"' in response.text
         else:
             refused(response, 503, "queue_timeout")
-        await until(lambda: engine.fake.aborted == 1)
+        await soon(lambda: engine.fake.aborted == 1)
 
     run(check, queue_timeout_s="0.3")
 
@@ -585,7 +580,7 @@ def test_requests_end_in_time(stream: bool, by_client: bool) -> None:
             assert '"request_timeout"' in response.text
         else:
             refused(response, 504, "request_timeout")
-        await until(lambda: engine.fake.aborted == 1)
+        await soon(lambda: engine.fake.aborted == 1)
 
     run(check, **({} if by_client else {"request_timeout_s": "0.3"}))
 
@@ -605,7 +600,7 @@ def test_overload_is_a_429_at_once() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         tasks = [asyncio.create_task(post(client, wait=True)) for _ in range(4)]
         queue = client._transport.app.state.admission.queue  # type: ignore[attr-defined]
-        await until(lambda: queue.waiting == 2)
+        await soon(lambda: queue.waiting == 2)
         refused(await post(client), 429, "server_overloaded")
         assert engine.fake.most_running == 2
         engine.fake.go.set()
@@ -638,7 +633,7 @@ def test_more_sequences_than_any_request_may_have_are_refused_at_once(
 
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = asyncio.create_task(post(client, wait=True))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         bad = await asyncio.wait_for(client.post(path, json={**body, "stream": stream}), 2)
         assert refused(bad, 400, None)["param"] == param
         assert (await asyncio.wait_for(post(client), 2)).status_code == 200
@@ -666,7 +661,7 @@ def test_fields_that_ask_for_no_sequences_take_no_slots(path: str, extra: dict[s
 
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = asyncio.create_task(post(client, wait=True))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         answer = await asyncio.wait_for(client.post(path, json={"prompt": "x", **extra}), 2)
         assert answer.status_code == 200  # of the operation here, which checks nothing
         engine.fake.go.set()
@@ -681,7 +676,7 @@ def test_bodies_share_a_bound() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         large = {"prompt": "x" * 600_000}
         first = asyncio.create_task(post(client, wait=True, **large))
-        await until(lambda: engine.fake.running == 1)
+        await soon(lambda: engine.fake.running == 1)
         refused(await post(client, **large), 429, "server_overloaded")
         assert (await post(client)).status_code == 200
         engine.fake.go.set()

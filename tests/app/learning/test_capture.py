@@ -22,17 +22,11 @@ from app.learning.capture import QUEUED_TOKENS, RETRY_S, TENANT_TOKENS, Capture
 from app.learning.captured_files import CapturedFiles
 from app.observability import metrics
 from drafters.learning.captured import Captured, read
+from tests.waiting import until
 
 
 def sequence(number: int = 0, tenant: str = "", tokens: int = 20) -> Captured:
     return Captured(float(number), tenant, 0, list(range(tokens - 4)), [7] * 4, [(5, 2)])
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def value(metric: object) -> float:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from app.learning.captured_files import FILE_S, CapturedFiles
+from app.settings import REPOSITORY
 from drafters.learning.captured import Captured, read
 
 DAY = 86_400.0
@@ -140,6 +143,21 @@ def test_names_are_not_taken_twice_by_a_clock_that_goes_back(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_the_documented_command_finds_all_files_of_a_tenant_and_no_others(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "security.md").read_text()
+    found = re.search(r"rm DIR/captured/(\S*TENANT\S*)`", text)
+    assert found is not None
+    made = files(tmp_path)
+    for number in (7, 9_998, 9_999, 10_000):
+        made._number = number
+        made._open.clear()
+        for tenant in ("search", "acme-2024-search"):
+            made.append(tenant, line(tenant, number))
+    those = list(tmp_path.glob(found[1].replace("TENANT", "search")))
+    assert len(those) == 4
+    assert {Captured.of_line(file.read_bytes()).tenant for file in those} == {"search"}
+
+
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     made = files(tmp_path)
     made.append("", line("", 1))
@@ -161,6 +179,24 @@ def test_files_that_are_deleted_meanwhile_are_no_error(tmp_path: Path) -> None:
             file.unlink()
     made.tidy()
     assert made.total_bytes == 0
+
+
+def test_a_file_that_is_deleted_while_the_folder_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = files(tmp_path)
+    for tenant in "ab":
+        made.append(tenant, line(tenant, 1))
+    found = CapturedFiles._found
+
+    def deleted_before(entry: os.DirEntry[str], now: float) -> Any:
+        if entry.name.endswith("-a.jsonl"):
+            os.unlink(entry.path)
+        return found(entry, now)
+
+    monkeypatch.setattr(CapturedFiles, "_found", staticmethod(deleted_before))
+    made.tidy()
+    assert [sequence.tenant for sequence in read(tmp_path)] == ["b"]
 
 
 @pytest.fixture

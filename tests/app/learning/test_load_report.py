@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,7 @@ import pytest
 from app.learning.load_report import LoadReport
 from drafters.learning import load_signal
 from drafters.learning.load_signal import LoadSignal
-
-
-def until(condition: Callable[[], bool], seconds: float) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.002)
-    return time.monotonic() - began
+from tests.waiting import until
 
 
 @pytest.fixture

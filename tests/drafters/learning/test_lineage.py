@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_what_a_kill_left_half_done_is_no_generation(tmp_path: Path):
     lineage.put_in_force(2)
     (file,) = [file for file in tmp_path.iterdir() if file.is_file()]
     assert file.name == "in_force" and file.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "generations" / "0001").rmdir()
+    lineage.add(head(tmp_path), {"verdict": REFUSED})
+    assert not list((tmp_path / "generations").glob(".*"))
+
+
+def test_a_generation_in_force_that_was_removed_is_not_in_force(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    lineage.put_in_force(lineage.add(head(tmp_path), {"verdict": KEPT}).number)
+    assert lineage.in_force() == 1
+    shutil.rmtree(tmp_path / "generations" / "0001")
+    assert lineage.in_force() == 0
+    assert lineage.add(head(tmp_path), {"verdict": KEPT}).number == 2  # no number twice
 
 
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):

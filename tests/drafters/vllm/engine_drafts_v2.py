@@ -7,6 +7,10 @@ and CUDA graphs are the real ones, but not the attention: FlashAttention has no 
 
 A step has three more fields: "graph", K of the graph that it drafted in or 0; "padded", how many
 requests padded that graph; "waits", how often the host waited for a GPU meanwhile.
+
+An engine of the job has "swaps", folders of heads that take the place of the one before, one after
+the other, "" for the head of its start. Each then drafts for "swapped", {"prompts": [[id, ...],
+...], "max_tokens": n}. RESULT has for each engine the steps of each head, in order.
 """
 
 # ruff: noqa: E402
@@ -216,10 +220,29 @@ def record(worker: Any) -> None:
         speculator.capture()
 
 
-def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
-    """Start an engine, generate, take it down again."""
+def generated(
+    engine: LLM, prompts: list[list[int]], tokens: int, limited: range = range(0)
+) -> list[Step]:
+    """The drafting steps of these prompts, all of them in one batch."""
+    steps: list[Step] = []
+    sampling = [
+        SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
+            extra_args={MAX_K: LIMIT} if number in limited else None,
+        )
+        for number in range(len(prompts))
+    ]  # fmt: skip
+    with watched(steps, limited):
+        engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
+        )
+    return steps
+
+
+def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[list[Step]]:
+    """Start an engine, generate with each head, take it down again."""
     overlapped, in_graphs = arguments.pop("async_scheduling"), arguments.pop("graphs")
-    prompts = [{"prompt_token_ids": prompt} for prompt in arguments.pop("prompts")]
+    prompts, swaps = arguments.pop("prompts"), arguments.pop("swaps")
     engine = LLM(
         **arguments,
         async_scheduling=overlapped,
@@ -232,24 +255,21 @@ def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
     )
-    steps: list[Step] = []
-    limited = range(1, len(prompts), 3)
-    sampling = [
-        SamplingParams(
-            temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False,
-            extra_args={MAX_K: LIMIT} if number in limited else None,
-        )
-        for number in range(len(prompts))
-    ]  # fmt: skip
     if ON_CPU:  # as a GPU's worker does
         engine.collective_rpc(warm_up)
         if in_graphs:
             engine.collective_rpc(record)
-    with watched(steps, limited):
-        engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
-    del engine
+    core: Any = engine.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+    limited = range(1, len(prompts), 3)
+    result = [generated(engine, prompts, job["max_tokens"], limited)]
+    for head in swaps:
+        for command in ("stage", "swap"):
+            answer = core.aerie_head(command, head)
+            assert "error" not in answer, answer
+        result.append(generated(engine, job["swapped"]["prompts"], job["swapped"]["max_tokens"]))
+    del engine, core
     cleanup_dist_env_and_memory()
-    return steps
+    return result
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""After a swap the engine drafts what the new head drafts, on both of vLLM's model runners, in
-CUDA graphs too; and a head that does not fit is refused, and changes nothing.
+"""After a swap the engine drafts what the new head drafts; and a head that does not fit is refused,
+and changes nothing. On vLLM's V1 model runner; v2/test_v2.py swaps on V2.
 
 Random heads of every kind, as in test_heads.py, and drafts are accepted at random.
 """
@@ -45,7 +45,6 @@ SWAPS: dict[str, tuple[Case, list[Case | str]]] = {
     "selector": (CASES["selector-draft-vocabulary"], [CASES["selector-draft-vocabulary"], ""]),
     "selector-comes-and-goes": (Case(P_EAGLE), [Case(SELECTING), "", Case(SELECTING)]),
 }  # fmt: skip
-GRAPHS = ("p-eagle", "draft-vocabulary", "selector")  # on V2, also in graphs
 
 
 def _spoilt(head: Path, folder: Path, how: str) -> Path:
@@ -119,42 +118,30 @@ def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 Result = dict[str, list[dict[str, Any]]]
 
 
-def _run(target: Target, heads: dict[str, list[Path]], folder: Path, *, v2: bool) -> Result:
-    names = [*SWAPS] if v2 else [*SWAPS, "refused"]
+@pytest.fixture(scope="module")
+def result(
+    target: Target, heads: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Result:
+    """Case -> what was drafted with each head."""
     engines = {
         name: {
             "model": str(target.folder),
             "head": str(heads[name][0]),
             "parallel": not name.startswith(("eagle3", "every")),
-            "graphs": v2 and name in GRAPHS,
             "swaps": ["" if later == heads[name][0] else str(later) for later in heads[name][1:]],
         }
-        for name in names
+        for name in (*SWAPS, "refused")
     }
-    job = {"v2": v2, "prompts": PROMPTS, "max_tokens": 24 if v2 else 40, "engines": engines}
-    result: Result = engine_job.run(SCRIPT, folder, job, timeout=900)
-    return result
+    job = {"prompts": PROMPTS, "max_tokens": 40, "engines": engines}
+    found: Result = engine_job.run(SCRIPT, tmp_path_factory.mktemp("swaps"), job, timeout=900)
+    return found
 
 
-@pytest.fixture(scope="module")
-def v1(
-    target: Target, heads: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
-) -> Result:
-    """Case -> what was drafted with each head on the V1 runner."""
-    return _run(target, heads, tmp_path_factory.mktemp("v1"), v2=False)
-
-
-@pytest.fixture(scope="module")
-def v2(
-    target: Target, heads: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
-) -> Result:
-    """The same on the V2 runner."""
-    pytest.importorskip("triton", reason="the V2 runner needs Triton")
-    return _run(target, heads, tmp_path_factory.mktemp("v2"), v2=True)
-
-
-def _check(name: str, target: Target, folders: list[Path], found: list[dict[str, Any]]) -> None:
-    for number, (folder, entry) in enumerate(zip(folders, found, strict=True)):
+@pytest.mark.parametrize("name", SWAPS)
+def test_the_new_head_drafts(
+    name: str, target: Target, heads: dict[str, list[Path]], result: Result
+) -> None:
+    for number, (folder, entry) in enumerate(zip(heads[name], result[name], strict=True)):
         assert not any("error" in answer for answer in entry["answers"]), entry["answers"]
         steps = entry["steps"]
         assert len(steps) > 10
@@ -163,33 +150,19 @@ def _check(name: str, target: Target, folders: list[Path], found: list[dict[str,
         assert not wrong, f"{name}, head {number}: {len(wrong)} of {len(steps)} steps"
 
 
-@pytest.mark.parametrize("name", SWAPS)
-def test_the_new_head_drafts_on_v1(
-    name: str, target: Target, heads: dict[str, list[Path]], v1: Result
-) -> None:
-    _check(name, target, heads[name], v1[name])
-
-
-@pytest.mark.parametrize("name", SWAPS)
-def test_the_new_head_drafts_on_v2(
-    name: str, target: Target, heads: dict[str, list[Path]], v2: Result
-) -> None:
-    _check(name, target, heads[name], v2[name])
-
-
 def test_heads_of_one_case_draft_otherwise(
-    target: Target, heads: dict[str, list[Path]], v1: Result
+    target: Target, heads: dict[str, list[Path]], result: Result
 ) -> None:
     """Else the tests above would hold without a swap."""
     before = target.lend(load_head(heads["p-eagle"][0]))
-    assert not all(agrees(before, target, step) for step in v1["p-eagle"][1]["steps"])
+    assert not all(agrees(before, target, step) for step in result["p-eagle"][1]["steps"])
 
 
 def test_a_head_that_does_not_fit_changes_nothing(
-    target: Target, heads: dict[str, list[Path]], v1: Result
+    target: Target, heads: dict[str, list[Path]], result: Result
 ) -> None:
     head = target.lend(load_head(heads["refused"][0]))
-    entries = v1["refused"][1:]
+    entries = result["refused"][1:]
     for (how, reason), entry in zip(REFUSALS.items(), entries, strict=True):
         staged, swapped = entry["answers"]
         assert reason in staged["error"], (how, staged)

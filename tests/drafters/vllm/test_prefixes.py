@@ -3,7 +3,9 @@ on both model runners, with one KV cache group and with several. K changes at ev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,10 @@ TURNS = [
 ]
 # Name -> whether its head is a P-EAGLE head.
 HEADS = {"p-eagle": True, "eagle3": False}
-# Whether on V2, and the target: one KV cache group, sliding and full layers by turns, and blocks of
-# two sizes.
-CASES = [
-    (False, "llama"), (False, "gpt_oss"), (False, "gemma4_wide"), (True, "llama"),
-    (True, "gpt_oss"),
-]  # fmt: skip
+# Whether on V2 -> targets: one KV cache group, sliding and full layers by turns, and blocks of two
+# sizes.
+TARGETS = {False: ("llama", "gpt_oss", "gemma4_wide"), True: ("llama", "gpt_oss")}
+CASES = [(v2, name) for v2, names in TARGETS.items() for name in names]
 
 
 def new_head(parallel: bool) -> DraftHead:
@@ -48,23 +48,39 @@ def new_head(parallel: bool) -> DraftHead:
     return head.eval()
 
 
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Any]]:
+    """Whether on V2 -> what engines of each target, without a head and with either kind, generated.
+    One process has them all."""
+
+    @cache
+    def run(v2: bool) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("prefixes")
+        torch.manual_seed(2)
+        for kind, parallel in HEADS.items():
+            save_head(new_head(parallel), folder / kind)
+        engines: dict[str, Any] = {}
+        for name in TARGETS[v2]:
+            target = str(Target(name, folder / name).folder)
+            engines[f"{name} none"] = {"model": target, "head": None}
+            for kind, parallel in HEADS.items():
+                engine = {"model": target, "head": str(folder / kind), "parallel": parallel}
+                engines[f"{name} {kind}"] = engine
+        job = {"v2": v2, "turns": TURNS, "tokens": TOKENS, "engines": engines}
+        return engine_job.run(SCRIPT, folder, job, timeout=1500)
+
+    return run
+
+
 @pytest.fixture(params=CASES, ids=[f"v{1 + v2}-{name}" for v2, name in CASES], scope="module")
 def results(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, generated: Callable[[bool], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What engines without a head and with either kind generated."""
+    """What the engines of one target generated."""
     v2, name = request.param
     if v2:
         pytest.importorskip("triton", reason="the V2 runner needs Triton")
-    folder = tmp_path_factory.mktemp("prefixes")
-    torch.manual_seed(2)
-    target = str(Target(name, folder / "target").folder)
-    engines: dict[str, Any] = {"none": {"model": target, "head": None}}
-    for kind, parallel in HEADS.items():
-        save_head(new_head(parallel), folder / kind)
-        engines[kind] = {"model": target, "head": str(folder / kind), "parallel": parallel}
-    job = {"v2": v2, "turns": TURNS, "tokens": TOKENS, "engines": engines}
-    result = engine_job.run(SCRIPT, folder, job, timeout=900)
+    result = {kind: generated(v2)[f"{name} {kind}"] for kind in ("none", *HEADS)}
     assert result["p-eagle"]["groups"] == REPLICAS[name].groups
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from app.engine.heads.generations import HeadGenerations, SwapError
 from app.engine.heads.trial import TrialPlan
 from app.errors import ApiError
 from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, Lineage
+from tests.waiting import soon
 
 IN_TIME_S = 10.0
 PLAN = TrialPlan(period_s=2.0, settle_s=0.5, looks=(3, 6))
@@ -56,9 +58,6 @@ class FakeEngine:
     async def drop_head(self) -> None:
         self.staged = 0
 
-    async def state(self) -> dict[str, Any]:
-        return self.latest()
-
     def latest(self) -> dict[str, Any]:
         self.totals["decode_seconds"] += 1.0
         pace = self.speedups.get(self.in_force, 1.0) * self.random.gauss(1.0, 0.02)
@@ -97,9 +96,7 @@ class Scene:
 
     def until(self, happened: Callable[[], bool]) -> Callable[[], Awaitable[None]]:
         async def wait() -> None:
-            async with asyncio.timeout(IN_TIME_S):
-                while not happened():  # noqa: ASYNC110 (it asks the code under test)
-                    await asyncio.sleep(0.002)
+            await soon(happened, IN_TIME_S)
 
         return wait
 
@@ -183,19 +180,87 @@ def test_a_candidate_that_is_refused_is_rolled_back(scene: Scene) -> None:
     assert scene.engine.in_force == 0
 
 
-@pytest.mark.parametrize("how", ["refused", "no folder"])
+@pytest.mark.parametrize("how", ["refused", "no weights"])
 def test_a_broken_generation_leaves_the_first_head(scene: Scene, how: str) -> None:
     number = scene.add(KEPT)
     scene.lineage.put_in_force(number)
+    folder = scene.lineage.generation(number).folder
     if how == "refused":
-        scene.engine.refused = {number: "truncated"}
+        scene.engine.refused = {number: f"{folder}: truncated: {folder}/model.safetensors"}
     else:
-        shutil.rmtree(scene.lineage.generation(number).folder)
+        (folder / "config.json").unlink()
     scene.play(scene.looks())
     assert scene.engine.in_force == 0
     reason = "truncated" if how == "refused" else "weights are gone"
     assert f"generation {number} cannot be loaded, generation 0 drafts" in scene.heads.problem
     assert reason in scene.heads.problem
+    assert str(scene.folder) not in scene.heads.problem, "any client may read it"
+
+
+def test_a_generation_in_force_that_was_removed_leaves_the_first_head(scene: Scene) -> None:
+    number = scene.add(KEPT)
+    scene.lineage.put_in_force(number)
+    shutil.rmtree(scene.lineage.generation(number).folder)
+    scene.play(scene.looks())
+    assert (scene.engine.in_force, scene.heads.problem) == (0, None)
+
+
+def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
+    """It would end the next engine too, and the next gateway's."""
+    scene.add()
+    old = scene.engine
+
+    async def die() -> None:
+        old.swapping = asyncio.Event()
+        await soon(lambda: scene.heads._loading == 1, IN_TIME_S)
+        old.dead = True
+        old.swapping.set()
+        await asyncio.sleep(0.02)
+        scene.engine = FakeEngine()
+
+    scene.play(die)
+    scene.play(scene.until(lambda: scene.lineage.generation(1).trial is not None), scene.looks())
+    trial = scene.lineage.generation(1).trial
+    assert trial is not None
+    assert trial["verdict"] == ROLLED_BACK
+    assert trial["refused"] == "the engine ended while it was loaded"
+    assert scene.engine.swaps == []
+
+
+def test_a_disk_that_does_not_answer_keeps_no_engine_from_starting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "READ_S", 0.05)
+    scene.lineage.put_in_force(scene.add(KEPT))
+    answers = threading.Event()
+    read = scene.heads._read
+
+    def hang() -> Any:
+        assert answers.wait(IN_TIME_S)
+        return read()
+
+    monkeypatch.setattr(scene.heads, "_read", hang)
+    scene.play(answers.set, scene.until(lambda: scene.engine.in_force == 1))
+
+
+def test_a_pin_that_cannot_be_written_changes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    scene.add(KEPT)
+    scene.add()
+
+    async def pin() -> None:
+        monkeypatch.setattr(Lineage, "pin", full)
+        with pytest.raises(ApiError, match="cannot be written: nothing has changed"):
+            await scene.heads.pin(1)
+        assert scene.engine.in_force != 1
+        assert scene.heads.trial is not None
+
+    scene.play(scene.until(lambda: scene.heads.trial is not None), pin, scene.looks(2))
+    assert (scene.lineage.pinned(), scene.heads.pinned) == (None, None)
 
 
 def test_a_pin_holds_over_restarts_and_ends_a_trial(scene: Scene) -> None:
@@ -313,12 +378,9 @@ def test_a_trial_goes_on_in_the_next_engine(scene: Scene) -> None:
     def pairs() -> int:
         return 0 if scene.heads.trial is None else scene.heads.trial.figures()["pairs"]
 
-    def die() -> None:
-        old.dead = True
-        scene.engine = FakeEngine()
-        scene.engine.speedups = old.speedups
-
-    scene.play(scene.until(lambda: pairs() >= 1), die, scene.looks(3))
+    scene.play(scene.until(lambda: pairs() >= 1))
+    scene.engine = FakeEngine()
+    scene.engine.speedups = old.speedups
     assert scene.heads.trial is not None
     assert pairs() >= 1
     scene.play(scene.until(lambda: scene.lineage.in_force() == 1))

@@ -11,7 +11,7 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from app.settings import load
 from drafters.learning.lineage import CANDIDATE, KEPT, ROLLED_BACK, Lineage
 from tests.drafters import engine_job
 from tests.drafters.noised_head import noised
+from tests.waiting import soon
 
 pytestmark = engine_job.marks()
 
@@ -33,15 +34,6 @@ IN_TIME_S = 400.0
 TEXTS = [f"Tell me about {what}, please." for what in ("birds", "a river", "the night", "tea")]
 EMBEDDED = load({}, {}, preset="embedded")
 HEAD = Path(str(EMBEDDED.speculation.drafter))
-
-
-async def until(happened: Callable[[], bool], what: str, problem: Callable[[], Any]) -> None:
-    try:
-        async with asyncio.timeout(IN_TIME_S):
-            while not happened():  # noqa: ASYNC110 (it asks the code under test)
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"never {what}: {problem()}")
 
 
 @contextlib.asynccontextmanager
@@ -74,26 +66,24 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
     def told() -> Any:
         return heads.state(), engine.failure, engine.phase
 
-    await until(lambda: engine.ready or engine.failure is not None, "ready", told)
+    await soon(lambda: engine.ready or engine.failure is not None, IN_TIME_S, told)
     assert engine.failure is None, engine.failure
     assert heads.generation == 0
     async with under_load(engine):
         better = add(lineage, HEAD, tmp)
-        await until(lambda: lineage.in_force() == better, "kept the better head", told)
+        await soon(lambda: lineage.in_force() == better, IN_TIME_S, told)
         trial = lineage.generation(better).trial or {}
         assert trial["verdict"] == KEPT
         assert trial["interval"][0] > 1.0
         assert trial["speedup"] > trial["speedup_against"]
-        await until(lambda: heads.generation == better, "loaded the better head", told)
+        await soon(lambda: heads.generation == better, IN_TIME_S, told)
 
         worse = add(lineage, noised(HEAD, tmp / "worse", 1.0), tmp)
-        await until(
-            lambda: lineage.generation(worse).trial is not None, "decided on the worse", told
-        )
+        await soon(lambda: lineage.generation(worse).trial is not None, IN_TIME_S, told)
         trial = lineage.generation(worse).trial or {}
         assert trial["verdict"] == ROLLED_BACK
         assert trial["against"] == better
-        await until(lambda: heads.generation == better, "rolled back", told)
+        await soon(lambda: heads.generation == better, IN_TIME_S, told)
         assert lineage.in_force() == better
 
         assert engine.speculation is not None
@@ -114,13 +104,13 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
 
         assert engine._llm is not None
         os.kill(engine._llm.processes[0], signal.SIGKILL)
-        await until(lambda: not engine.ready, "dead", told)
-        await until(lambda: engine.ready, "back", told)
+        await soon(lambda: not engine.ready, IN_TIME_S, told)
+        await soon(lambda: engine.ready, IN_TIME_S, told)
         assert heads.generation == better
         drafted = engine.speculation.drafts.rows()
-        await until(
+        await soon(
             lambda: engine.speculation is not None and engine.speculation.drafts.rows() != drafted,
-            "drafted again",
+            IN_TIME_S,
             told,
         )
         grown = [

@@ -22,13 +22,14 @@ class Service:
         self.decode_s = self.plain_s = 0.0
         self.drafted = 0
         self.drafts_per_s = 100
+        self.drafts_of: dict[int, int] = {}  # instead, by generation
         self.fields: dict[str, Any] = {"objective": "throughput", "k": 5, "tpot_s": None}
 
     def decode(self, generation: int, seconds: float = 1.0) -> None:
         self.decode_s += seconds
         pace = self.random.gauss(1.0, self.noise) if self.noise else 1.0
         self.plain_s += seconds * self.speedups[generation] * pace
-        self.drafted += int(self.drafts_per_s * seconds)
+        self.drafted += int(self.drafts_of.get(generation, self.drafts_per_s) * seconds)
 
     def state(self) -> dict[str, Any]:
         sources = {"head": {"drafted": self.drafted, "accepted": 0}}
@@ -106,13 +107,20 @@ def test_idle_seconds_and_steps_without_drafts_count_nothing() -> None:
     first = trial.drafting
     for _ in range(100):
         trial.observe(service.state())
-    service.drafts_per_s = 0
-    for _ in range(100):
-        service.decode(first)
-        trial.observe(service.state())
     assert trial.drafting == first
+    service.drafts_per_s = 0
+    assert carried_out(trial, service, 200) is None
     assert trial.figures()["pairs"] == 0
     assert trial.figures()["interval"] is None
+
+
+@pytest.mark.parametrize(("drafts", "verdict"), [(CANDIDATE, KEPT), (INCUMBENT, ROLLED_BACK)])
+def test_a_head_that_never_drafts_loses_to_one_that_pays(drafts: int, verdict: str) -> None:
+    """With one of the heads the policy chooses K = 0: its periods are not waited for."""
+    service = Service({INCUMBENT: 1.0, CANDIDATE: 1.0, drafts: 1.4}, noise=0.05)
+    service.drafts_of = {INCUMBENT: 0, CANDIDATE: 0, drafts: 100}
+    trial = Trial(CANDIDATE, INCUMBENT, Random(1))
+    assert carried_out(trial, service, 400) == verdict
 
 
 @pytest.mark.parametrize(

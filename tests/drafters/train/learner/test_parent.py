@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from drafters.train.learner.parent import _pace
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import NewHead
 from tests.drafters.train.learner.test_round import served, write
+from tests.waiting import until
 
 BUSY = "while True: pass"
 
@@ -33,15 +34,6 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Seconds until the condition holds."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.002)
-    return time.monotonic() - began
 
 
 @pytest.fixture

@@ -202,6 +202,19 @@ def test_training_goes_on_from_where_it_was_saved(
         assert torch.equal(weight, whole[key]), key
 
 
+def test_another_k_begins_the_training_anew(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """The gateway was started again with another `--k`: no round is lost for that."""
+    monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
+    with monkeypatch.context() as patch:
+        die_after(patch, Trainer, "save")
+        with pytest.raises(Killed):
+            run(options)
+    options.k += 1
+    assert run(options).provenance["k"] == options.k
+
+
 def test_a_selector_is_trained_on_too(
     options: argparse.Namespace, target: FrozenTarget, new_head: NewHead
 ):

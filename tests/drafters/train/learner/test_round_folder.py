@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-from drafters.train.learner.round_folder import RoundFolder
+from drafters.train.learner.round_folder import SAVED, RoundFolder
 
 
 def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -15,6 +16,20 @@ def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path
     assert not work.count_attempt()
     assert work.since() > time.time() - 60  # what was captured until now is not new any more
     assert work.count_attempt()
+
+
+def test_being_killed_is_no_failure_while_training_comes_further(tmp_path: Path) -> None:
+    work = RoundFolder(tmp_path)
+    work.clear()
+    work.begin({"until": 7.0})
+    saved = work.round / f"{SAVED}trained.pt"
+    for later in range(1, 30):
+        assert work.count_attempt()
+        saved.touch()
+        os.utime(saved, (time.time() + later, time.time() + later))
+    os.utime(saved, (0, 0))
+    assert all(work.count_attempt() for _ in range(9))
+    assert not work.count_attempt()
 
 
 def test_each_phase_has_its_attempts(tmp_path: Path) -> None:

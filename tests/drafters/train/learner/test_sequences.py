@@ -3,6 +3,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import pytest
+
 from drafters.learning.captured import Captured
 from drafters.train.learner.sequences import choose, is_held_back, shares
 
@@ -53,6 +55,13 @@ def test_the_newest_sequences_of_a_tenant_are_used():
     found = choose(sequences("a", 1000), answer_tokens=400, vocabulary=1000, max_length=100)
     assert len(found.trained) == 20
     assert min(item.at for item in found.trained) > 950
+
+
+@pytest.mark.parametrize("answer_tokens", [5, 7, 8])
+def test_a_budget_of_a_few_tokens_is_kept_to(answer_tokens: int):
+    found = choose(sequences("a", 50), answer_tokens=answer_tokens, vocabulary=1000, max_length=100)
+    assert len(found.trained) == 1
+    assert len(found.held_back) == answer_tokens // 8
 
 
 def test_a_prompt_is_on_one_side_only_whoever_sends_it_and_however_often():

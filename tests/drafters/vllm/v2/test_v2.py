@@ -1,6 +1,7 @@
 """Our speculators on vLLM's V2 model runner draft what the torch module drafts, whatever K was in
-the steps before, whether or not a step is scheduled before the last one has run, and P-EAGLE's in
-CUDA graphs of another K and of more requests.
+the steps before, whether or not a step is scheduled before the last one has run, P-EAGLE's in
+CUDA graphs of another K and of more requests, and those of a head that has taken the place of
+another.
 
 Weights are random as in test_heads.py, and drafts are accepted at random. On a CPU all of the
 runner's kernels run in Triton's interpreter, and the calls that a graph would record are run.
@@ -8,6 +9,7 @@ runner's kernels run in Triton's interpreter, and the calls that a graph would r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import torch
 
 from drafters.config import captured_ks, captured_table
 from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import SelectorConfig
 from tests.drafters import engine_job
-from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Target, agrees, new_head
+from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Case, Target, agrees, new_head
 
 pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
 pytestmark = pytest.mark.slow
@@ -38,6 +41,18 @@ ENGINES = [
     ("eagle3", False, False, 256, 128),
     ("eagle3-every-variant", True, False, 20, LONGEST),
 ]
+IDS = [f"{name}, {overlapped}, {graphs}" for name, overlapped, graphs, *_ in ENGINES]
+SELECTING = Case(replace(CASES["p-eagle"].config, path_selector=SelectorConfig(8)))
+# Engine -> the heads that take the place of that of its start, one after the other: each has
+# weights of its own, and "" is the head of the start.
+SWAPS: dict[str, list[Case | str]] = {
+    "p-eagle, False, False": [SELECTING, "", SELECTING],
+    "p-eagle-draft-vocabulary, True, False": [CASES["p-eagle-draft-vocabulary"]],
+    "p-eagle, True, True": [CASES["p-eagle"], CASES["p-eagle"], ""],
+    "selector-draft-vocabulary, True, True": [CASES["selector-draft-vocabulary"], ""],
+    "eagle3, False, False": [CASES["eagle3"], ""],
+    "eagle3-every-variant, True, False": [CASES["eagle3-every-variant"]],
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +62,31 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 
 @pytest.fixture(scope="module")
-def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Name -> checkpoint."""
+def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Engine -> checkpoints of the head of its start and of each that takes its place."""
     folder = tmp_path_factory.mktemp("heads")
-    for name in {name for name, *_ in ENGINES}:
-        save_head(new_head(CASES[name], target), folder / name)
-    return {name: folder / name for name, *_ in ENGINES}
+    found: dict[str, list[Path]] = {}
+    for engine, (name, *_) in zip(IDS, ENGINES, strict=True):
+        found[engine] = []
+        for number, case in enumerate([CASES[name], *SWAPS.get(engine, [])]):
+            if isinstance(case, str):
+                found[engine].append(found[engine][0])
+                continue
+            save_head(new_head(case, target), folder / f"{engine}-{number}")
+            found[engine].append(folder / f"{engine}-{number}")
+    return found
 
 
-Steps = dict[str, list[dict[str, Any]]]
+Steps = dict[str, list[list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
 def steps(
-    target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    target: Target, heads: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Steps:
-    """Head and way of scheduling -> what was drafted."""
+    """Engine -> what was drafted with each head in order."""
     engines = {
-        f"{name}, {overlapped}, {graphs}": {
+        engine: {
             "model": str(target.folder),
             "block_size": 32,
             "async_scheduling": overlapped,
@@ -72,43 +94,62 @@ def steps(
             "max_num_batched_tokens": budget,
             "max_model_len": longest,
             "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
+            "swaps": ["" if head == heads[engine][0] else str(head) for head in heads[engine][1:]],
             "speculative_config": {
                 "method": "eagle3",
-                "model": str(heads[name]),
+                "model": str(heads[engine][0]),
                 "num_speculative_tokens": K,
                 "parallel_drafting": CASES[name].config.method == "p-eagle",
                 "num_speculative_tokens_per_batch_size": captured_table(K),
             },
         }
-        for name, overlapped, graphs, budget, longest in ENGINES
+        for engine, (name, overlapped, graphs, budget, longest) in zip(IDS, ENGINES, strict=True)
     }
     folder = tmp_path_factory.mktemp("v2")
     # Some of two at a time end at K = 0, and the next ones get their slots.
-    job = {"engines": engines, "max_tokens": 40}
+    job = {"engines": engines, "max_tokens": 40, "swapped": {"prompts": PROMPTS, "max_tokens": 24}}
     result: Steps = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result
 
 
-@pytest.mark.parametrize(("name", "overlapped", "graphs"), [engine[:3] for engine in ENGINES])
+def wrong(checkpoint: Path, target: Target, drafted: list[dict[str, Any]]) -> int:
+    """How many of these steps have drafts that the torch module does not make."""
+    head = target.lend(load_head(checkpoint))
+    return sum(not agrees(head, target, step) for step in drafted)
+
+
+@pytest.mark.parametrize("engine", IDS)
 def test_no_draft_comes_from_a_stale_state(
-    name: str, overlapped: bool, graphs: bool, target: Target, heads: dict[str, Path], steps: Steps
+    engine: str, target: Target, heads: dict[str, list[Path]], steps: Steps
 ) -> None:
-    head = target.lend(load_head(heads[name]))
-    drafted = steps[f"{name}, {overlapped}, {graphs}"]
+    drafted = steps[engine][0]
     assert len({len(step["draft"]) for step in drafted}) == K
-    wrong = [step for step in drafted if not agrees(head, target, step)]
-    assert not wrong, f"{len(wrong)} of {len(drafted)} steps"
+    assert wrong(heads[engine][0], target, drafted) == 0, f"of {len(drafted)}"
+
+
+@pytest.mark.parametrize("engine", SWAPS)
+def test_a_head_that_took_anothers_place_drafts(
+    engine: str, target: Target, heads: dict[str, list[Path]], steps: Steps
+) -> None:
+    """From the first step on, and in graphs that were captured before."""
+    for head, drafted in zip(heads[engine][1:], steps[engine][1:], strict=True):
+        assert len(drafted) > 10
+        assert wrong(head, target, drafted) == 0, f"{head.name}, of {len(drafted)}"
+    if engine.endswith("True"):
+        assert all(any(step["graph"] for step in drafted) for drafted in steps[engine])
+    # Heads of one engine differ, else this would hold without a swap.
+    assert wrong(heads[engine][0], target, steps[engine][1])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
 def test_no_step_waits_for_the_device(steps: Steps) -> None:
-    waited = {name: sum(step["waits"] for step in drafted) for name, drafted in steps.items()}
+    waited = {name: sum(step["waits"] for step in drafted[0]) for name, drafted in steps.items()}
     assert not any(waited.values()), waited
 
 
 def test_graphs_are_taken_when_k_changes(steps: Steps) -> None:
     """P-EAGLE's; and a batch that ends, and the end of the longest context, have both been met."""
-    for name, drafted in steps.items():
+    for name, (drafted, *_) in steps.items():
         if CASES[name.partition(",")[0]].config.method != "p-eagle":
             continue
         graphs = {(step["graph"], len(step["draft"])) for step in drafted if step["graph"]}

@@ -28,10 +28,11 @@ TEXT = """\
 
 Made from `drafters/control` by `python -m docs.choice_of_k`; a test keeps it so.
 
-[K](glossary.md#k) is how many draft tokens of the head each request gets in a step. More draft tokens make more
-tokens a step, and longer steps. The controller chooses the K with the most tokens per second. It
-knows two things: what a step takes at each K, and how often a draft token is accepted at each
-position. This page follows them from a load to a K, with the figures of SmolLM2-135M on two cores.
+[K](glossary.md#k) is how many draft tokens of the head each request gets in a step. More draft
+tokens make more tokens a step, and longer steps. The controller chooses the K with the most tokens
+per second. It knows two things: what a step takes at each K, and how often a draft token is
+accepted at each position. This page follows them from a load to a K, with the figures of
+SmolLM2-135M on two cores.
 
 ## One choice
 

@@ -23,7 +23,7 @@ from tests.drafters import engine_job
 from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Case, Target, agrees, new_head
 
 pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # on a GPU too
 
 K = 5
 SCRIPT = Path(__file__).parents[1] / "engine_drafts_v2.py"
@@ -46,11 +46,11 @@ SELECTING = Case(replace(CASES["p-eagle"].config, path_selector=SelectorConfig(8
 # Engine -> the heads that take the place of that of its start, one after the other: each has
 # weights of its own, and "" is the head of the start.
 SWAPS: dict[str, list[Case | str]] = {
-    "p-eagle, False, False": [SELECTING, "", SELECTING],
+    "p-eagle, False, False": [SELECTING, ""],
     "p-eagle-draft-vocabulary, True, False": [CASES["p-eagle-draft-vocabulary"]],
-    "p-eagle, True, True": [CASES["p-eagle"], CASES["p-eagle"], ""],
-    "selector-draft-vocabulary, True, True": [CASES["selector-draft-vocabulary"], ""],
-    "eagle3, False, False": [CASES["eagle3"], ""],
+    "p-eagle, True, True": [CASES["p-eagle"], ""],
+    "selector-draft-vocabulary, True, True": [CASES["selector-draft-vocabulary"]],
+    "eagle3, False, False": [CASES["eagle3"]],
     "eagle3-every-variant, True, False": [CASES["eagle3-every-variant"]],
 }
 
@@ -107,7 +107,11 @@ def steps(
     }
     folder = tmp_path_factory.mktemp("v2")
     # Some of two at a time end at K = 0, and the next ones get their slots.
-    job = {"engines": engines, "max_tokens": 40, "swapped": {"prompts": PROMPTS, "max_tokens": 24}}
+    job = {
+        "engines": engines,
+        "max_tokens": 40,
+        "swapped": {"prompts": PROMPTS[:2], "max_tokens": 16},
+    }
     result: Steps = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result
 
@@ -133,7 +137,7 @@ def test_a_head_that_took_anothers_place_drafts(
 ) -> None:
     """From the first step on, and in graphs that were captured before."""
     for head, drafted in zip(heads[engine][1:], steps[engine][1:], strict=True):
-        assert len(drafted) > 10
+        assert len(drafted) > 4
         assert wrong(head, target, drafted) == 0, f"{head.name}, of {len(drafted)}"
     if engine.endswith("True"):
         assert all(any(step["graph"] for step in drafted) for drafted in steps[engine])

@@ -25,6 +25,7 @@ from app.engine.configuration.head import WITHOUT_HEAD
 from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
+from app.engine.heads.first_head import first_head
 from app.engine.heads.generations import HeadGenerations
 from app.engine.launch import launch, prepare, versions
 from app.engine.process_cleanup import ProcessCleanup, files_in_use, started_processes
@@ -97,7 +98,9 @@ class Engine:
         self._polling = BackgroundTask("speculation_metrics", self._poll)
         self.heads: HeadGenerations | None = None
         if settings.learning.learn is not None:
-            self.heads = HeadGenerations(Path(settings.learning.learn))
+            self.heads = HeadGenerations(
+                Path(settings.learning.learn), lambda: first_head(self.settings)
+            )
         self._head_trials = BackgroundTask("head_generations", self._follow_heads)
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)
         if settings.speculates:

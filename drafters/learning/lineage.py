@@ -7,6 +7,7 @@ which one drafts.
     generations/newest                  the largest number that was given
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
+    first_head                          the head that they descend from, and its target
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
 kill at any point leaves what was there before or what was meant. Number 0 is the head that the
@@ -36,7 +37,7 @@ REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
-IN_FORCE, PINNED = "in_force", "pinned"
+IN_FORCE, PINNED, FIRST_HEAD = "in_force", "pinned", "first_head"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
@@ -69,6 +70,18 @@ class Lineage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def descend_from(self, first_head: str) -> bool:
+        """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
+        in force now and none is pinned: the others descend from a head that is not there."""
+        before = read_json(self._folder / FIRST_HEAD)
+        if before == first_head:
+            return False
+        if before is not None:
+            self.put_in_force(STARTED_WITH)
+            self.pin(None)
+        replace_json(self._folder / FIRST_HEAD, first_head)
+        return before is not None
 
     def generations(self) -> list[Generation]:
         """All generations, the oldest first."""

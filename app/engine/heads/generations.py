@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -93,14 +93,18 @@ class HeadGenerations:
     def __init__(
         self,
         folder: Path,
+        first_head: Callable[[], str],
         random: Random | None = None,
         plan: TrialPlan | None = None,
     ) -> None:
+        """`first_head` names the head of the gateway's settings (first_head.py); it may read files,
+        and raise OSError."""
         self.generation = STARTED_WITH  # that drafts now
         self.pinned: int | None = None
         self.problem: str | None = None  # why another one drafts than the folder says
         self.trial: Trial | None = None
         self._folder = folder
+        self._first_head = first_head
         self._lineage = Lineage(folder)
         self._random = random or Random()
         self._plan = plan
@@ -138,14 +142,27 @@ class HeadGenerations:
             self.problem = None
             if self.trial is not None:
                 self.trial.interrupt()
+            view = None
             if self._loading:  # it may have been what ended the engine; the first head never is
                 self._refused[self._loading] = "the engine ended while it was loaded"
                 self._loading = None
-            view = None
             with contextlib.suppress(TimeoutError):  # a disk that does not answer: without it, then
-                view = await asyncio.wait_for(self._view(), READ_S)
+                async with asyncio.timeout(READ_S):
+                    view = await self._first_view()
             if view is not None:
                 await self._follow(view)
+
+    async def _first_view(self) -> _View | None:
+        """What the folder says of the head that the engine was started with."""
+        try:
+            if await asyncio.to_thread(lambda: self._lineage.descend_from(self._first_head())):
+                logger.warning(
+                    "the gateway was started with another head or target than the generations in "
+                    "%s descend from: generation 0 is in force", self._folder,
+                )  # fmt: skip
+        except (OSError, ValueError) as error:
+            self._tell(f"{_UNREADABLE}: {error!r}")
+        return await self._view()
 
     async def run(self) -> None:
         """Follow what the folder says, and try candidates, until cancelled."""

@@ -72,7 +72,8 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lineage = folder, Lineage(folder)
         self.engine = FakeEngine()
-        self.heads = HeadGenerations(folder, Random(2), PLAN)
+        self.first_head = "a target and a head"
+        self.heads = HeadGenerations(folder, lambda: self.first_head, Random(2), PLAN)
 
     def add(self, verdict: str = CANDIDATE) -> int:
         head = self.folder / "new"
@@ -203,6 +204,22 @@ def test_a_generation_in_force_that_was_removed_leaves_the_first_head(scene: Sce
     shutil.rmtree(scene.lineage.generation(number).folder)
     scene.play(scene.looks())
     assert (scene.engine.in_force, scene.heads.problem) == (0, None)
+
+
+def test_another_head_at_the_start_is_not_overridden_by_what_the_old_one_learned(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.play(scene.looks(2))
+    assert scene.engine.in_force == 1
+    scene.engine, scene.first_head = FakeEngine(), "a target and a better head"
+    scene.play(scene.looks(2))
+    assert (scene.engine.swaps, scene.lineage.in_force()) == ([], 0)
+    assert "another head or target" in caplog.text
+    scene.lineage.put_in_force(1)  # as a trial would
+    scene.engine = FakeEngine()
+    scene.play(scene.looks(2))
+    assert scene.engine.in_force == 1
 
 
 def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:

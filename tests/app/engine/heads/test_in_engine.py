@@ -143,7 +143,7 @@ def test_generations_in_a_running_engine(tmp_path: Path) -> None:
 
     async def run() -> None:
         engine = Engine(settings)
-        heads = engine.heads = HeadGenerations(learning, plan=PLAN)
+        heads = engine.heads = HeadGenerations(learning, lambda: "", plan=PLAN)
         running = asyncio.create_task(engine.run(lambda: None))
         try:
             await scenario(engine, heads, Lineage(learning), tmp_path)

@@ -61,8 +61,12 @@ class Generation:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the head's files are still there: not of refused ones, nor of old ones."""
-        return any(file.name not in RECORDS for file in self.folder.iterdir())
+        """Whether the head's files are still there: not of refused ones, of old ones, nor of those
+        that were removed."""
+        try:
+            return any(file.name not in RECORDS for file in self.folder.iterdir())
+        except OSError:
+            return False
 
 
 class Lineage:

@@ -72,8 +72,11 @@ def test_a_generation_in_force_that_was_removed_is_not_in_force(tmp_path: Path):
     lineage = Lineage(tmp_path)
     lineage.put_in_force(lineage.add(head(tmp_path), {"verdict": KEPT}).number)
     assert lineage.in_force() == 1
+    known = lineage.generation(1)
+    assert known.has_weights
     shutil.rmtree(tmp_path / "generations" / "0001")
     assert lineage.in_force() == 0
+    assert not known.has_weights  # of one that was looked at before
     assert lineage.add(head(tmp_path), {"verdict": KEPT}).number == 2  # no number twice
 
 

@@ -39,16 +39,16 @@ tools: $(TOOLS) ## Add what tests, checks and plots need (make test and the like
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)
 
-# Three processes for two cores, as tests also wait, and two for slow tests, which compute
-# (tests/conftest.py says which stay together); JOBS=0 runs all in one.
-PYTEST = $(BIN)/python -m pytest --dist loadscope --durations 10 --numprocesses
+# Two processes (tests/conftest.py says which tests stay together); JOBS=0 runs all in one.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope --durations 10
 
 test: $(TOOLS) ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
-	@started=$$(date +%s); status=0; $(PYTEST) $(or $(JOBS),3) -m "not slow" $(ARGS) || status=$$?; \
+	@started=$$(date +%s); status=0; $(PYTEST) -m "not slow" $(ARGS) || status=$$?; \
 	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
 
 test-slow: $(TOOLS) ## Run the other tests, most of which start engines of their own
-	@started=$$(date +%s); status=0; $(PYTEST) $(or $(JOBS),2) -m slow $(ARGS) || status=$$?; \
+	@started=$$(date +%s); status=0; $(PYTEST) -m slow $(ARGS) || status=$$?; \
 	echo "make test-slow: $$(($$(date +%s) - started)) s"; exit $$status
 
 fuzz: $(TOOLS) ## 10,000 hostile requests (CASES=, SEED=)

@@ -46,7 +46,8 @@ class BackgroundTask:
         self.failures = 0
         self._work = work
         self._final = final
-        self._first_retry_s, self._max_retry_s = first_retry_s, max_retry_s
+        self._first_retry_s = first_retry_s
+        self._max_retry_s = max_retry_s
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -165,9 +165,7 @@ def test_nothing_is_left(temporary: Path, stage: str, end: Callable[[Gateway], N
             early = stage in ("start", "calibration")
             assert code == (FAILED if early else LOST)
         else:
-            # The second SIGTERM may come when all is done, and nobody listens to signals any more.
-            late = end is terminate_twice and code == -signal.SIGTERM
-            assert code == 0 or late
+            assert code == 0
         assert not gateway.segment.exists()
         assert list(temporary.iterdir()) == []
     finally:

@@ -96,15 +96,15 @@ def test_a_model_that_is_not_there(launch: Any) -> None:
 
 
 def test_an_unknown_environment_key(launch: Any) -> None:
-    assert_refuses(launch(AERIE_NO_SUCH_KEY="1"), REFUSE_WITHIN_S, "AERIE_NO_SUCH_KEY")
+    assert_refuses(launch(AERIE_NO_SUCH_KEY="1"), 15, "AERIE_NO_SUCH_KEY")
 
 
 def test_an_unknown_option(launch: Any) -> None:
-    assert_refuses(launch("--no-such-option", "1"), REFUSE_WITHIN_S, "no-such-option")
+    assert_refuses(launch("--no-such-option", "1"), 15, "no-such-option")
 
 
 def test_an_invalid_value(launch: Any) -> None:
-    assert_refuses(launch(AERIE_K="five"), REFUSE_WITHIN_S, "speculation.k")
+    assert_refuses(launch(AERIE_K="five"), 15, "speculation.k")
 
 
 def test_a_head_that_does_not_fit_is_never_served_around(launch: Any, tmp_path: Path) -> None:

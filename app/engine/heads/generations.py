@@ -158,8 +158,9 @@ class HeadGenerations:
             if await asyncio.to_thread(lambda: self._lineage.descend_from(self._first_head())):
                 logger.warning(
                     "the gateway was started with another head or target than the generations in "
-                    "%s descend from: generation 0 is in force", self._folder,
-                )  # fmt: skip
+                    "%s descend from: generation 0 is in force",
+                    self._folder,
+                )
         except (OSError, ValueError) as error:
             self._tell(f"{_UNREADABLE}: {error!r}")
         return await self._view()

@@ -156,10 +156,6 @@ class Controller:
         self._note_load(load)
         if not (self._objective.adapts and load.requests and self.costs.measured):
             return self._k
-        if not self._uses(self._drafter):
-            if self._predictions is None or self._are_stale(self._predictions, load):
-                self._predictions = self._predict(load)
-            return self._k
         if self._probe is None or self._probe.steps_to_choose == 0:
             self._decide(load)
         probe = self._probe
@@ -214,7 +210,7 @@ class Controller:
     def _switch(self, predictions: Predictions) -> None:
         """Put the best K in force if its value is higher by the hysteresis. K = 0 is left only once
         that pays."""
-        best = predictions.best
+        best = predictions.best if self._uses(self._drafter) else predictions.by_k[0]
         current = predictions.by_k[self._k]
         if best.value <= (1.0 + self._tuning.hysteresis) * current.value:
             self._leaving_zero = LeavingZero()
@@ -270,11 +266,15 @@ class Controller:
 
     def _k_to_probe(self, predictions: Predictions) -> int | None:
         """The K that may be better than the one in force with all uncertainty in its favour; or
-        K = 0, from which savings are counted, if its cost is less certain than a probe's."""
+        K = 0 of all sources, from which savings are counted, if its cost is less certain than a
+        probe's."""
         tuning = self._tuning
         by_k = predictions.by_k
-        if self._k and by_k[0].variance > tuning.step_noise / tuning.probe_steps:
+        drafts = self._k or self._planner.others_draft
+        if drafts and by_k[0].variance > tuning.step_noise / tuning.probe_steps:
             return 0
+        if not self._uses(self._drafter):
+            return None
         load = predictions.load
         others = [k for k in self.ks if k != self._k and (k == 0 or load.draft_tokens_at(k))]
         k = max(others, key=lambda k: by_k[k].optimistic_value, default=None)
@@ -298,7 +298,7 @@ class Controller:
         rate = self._planner.tokens_per_second(predictions, self._k)
         seconds = self._probe_seconds(predictions, k)
         lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
-        if self._k == 0:
+        if k and self._k == 0:
             cheap = math.exp(-self._tuning.optimism * self._tuning.read_cost_deviation)
             lost += self._catch_up_seconds(predictions.load) * cheap
         return lost

@@ -57,7 +57,7 @@ class SourcePlanner:
         self._planned_for: tuple[Predictions, int] | None = None
 
     @property
-    def _others_draft(self) -> bool:
+    def others_draft(self) -> bool:
         """Whether a source other than the head may draft."""
         return self._lookups is not None and bool(self._in_use & {LOOKUP, GRAMMAR})
 
@@ -65,7 +65,7 @@ class SourcePlanner:
         """What each source is worth at the end of a step of `load` in which the head drafts K = `k`
         tokens. A plan holds as long as its predictions and its K. None where the head alone drafts.
         """
-        if self._lookups is None or not self._others_draft:
+        if self._lookups is None or not self.others_draft:
             return None
         planned_for = self._planned_for
         if planned_for is None or planned_for[0] is not predictions or planned_for[1] != k:
@@ -90,7 +90,7 @@ class SourcePlanner:
     def tokens_per_second(self, predictions: Predictions, k: int) -> float:
         """Tokens per second at K = `k` of the head while no prompt is read, with other sources."""
         rate = predictions.by_k[k].steady_tokens_per_second
-        if self._lookups is None or not self._others_draft:
+        if self._lookups is None or not self.others_draft:
             return rate
         return max(rate, self._lookups.tokens_per_second(predictions.load, rate))
 

@@ -467,16 +467,22 @@ def test_the_snapshot_is_plain_json_at_any_time() -> None:
 
 
 def test_a_decision_takes_microseconds() -> None:
-    """The best of many: what the code costs, not what the machine does meanwhile."""
+    """The best of many, in the time of as many additions: what the code costs, not what the machine
+    is or does meanwhile. It is 2.7 of a thousand additions, 160 us where those take 59."""
     policy = controller(k_max=15)
     engine(policy, [(math.inf, 20)], output=50).run(steps=500)
-    times = []
+    decisions, additions = [], []
     for attempt in range(1000):
         load = Load(10 + attempt % 30, context_tokens=5000)  # never the batch of the step before
         began = time.perf_counter()
         policy.choose(load)
-        times.append(time.perf_counter() - began)
-    assert sorted(times)[20] < 250e-6
+        chosen = time.perf_counter()
+        total = 0.0
+        for number in range(1000):
+            total += number * 0.5
+        decisions.append(chosen - began)
+        additions.append(time.perf_counter() - chosen)
+    assert sorted(decisions)[20] < 5.0 * sorted(additions)[20]
 
 
 def test_an_engine_that_never_calibrated_learns_in_service() -> None:

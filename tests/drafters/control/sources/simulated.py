@@ -38,6 +38,7 @@ class Simulation:
     sources: tuple[str, ...] | None = None
     hardware: Hardware = SMOLLM2
     noise: float = 0.03
+    context: int = 500  # tokens of each request
     tokens: float = 0.0  # expected, not drawn
     seconds: float = 0.0  # without noise
     passes: int = 0
@@ -55,10 +56,10 @@ class Simulation:
         candidates = [Candidate(LOOKUP_K) for _ in self.kinds]
         rates = [0.0] * count  # acceptance of each token behind the match
         pending = [(HEAD, 0)] * count
-        context = 500.0 * count
+        context = self.context * count
         for _ in range(steps):
             drafts = sum(drafted for _, drafted in pending)
-            k = self.controller.choose(Load(count, 0, 0, int(context), drafts))
+            k = self.controller.choose(Load(count, 0, 0, context, drafts))
             plan = self.controller.plan()
             counts = {source: ([0] * 11, [0] * 11) for source in (HEAD, LOOKUP)}
             matches, made, fresh = [], 0, []
@@ -95,7 +96,7 @@ class Simulation:
             ]
             ran = choice.runs_head
             draft_s = self.hardware.draft(sum(choice.head), k, read) if ran else 0.0
-            exact = draft_s + self.hardware.target(count, count + drafts, int(context))
+            exact = draft_s + self.hardware.target(count, count + drafts, context)
             seconds = exact * (1.0 + rng.gauss(0.0, self.noise))
             self.seconds, self.steps, self.passes = (
                 self.seconds + exact, self.steps + 1, self.passes + ran
@@ -106,7 +107,7 @@ class Simulation:
             )
             self.controller.observe(
                 Step(
-                    Load(count, 0, 0, int(context), drafts), k if ran else 0, seconds, made,
+                    Load(count, 0, 0, context, drafts), k if ran else 0, seconds, made,
                     head[0][:K_MAX], head[1][:K_MAX], draft_seconds=draft_s,
                     others=(SourceCounts(LOOKUP, *lookup),) if sum(lookup[0]) else (),
                     looked_up=sum(map(bool, choice.lookups)), matches=tuple(matches),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from drafters.config import HEAD, LOOKUP
+from tests.drafters.control.engines import SMOLLM2
 from tests.drafters.control.sources.simulated import CHAT, COPY, Kind, Simulation
 
 STEPS = 1500
@@ -34,6 +37,34 @@ def test_chat_loses_nothing_to_lookups(requests: int) -> None:
     ]
     print(f"{requests} chats: {[f'{ratio:.3f}' for ratio in ratios]} of the head alone")
     assert sum(ratios) / 3 > 0.99
+
+
+def test_steps_without_drafts_are_seen_where_every_step_has_a_lookup() -> None:
+    """Eight texts of 6,000 tokens, whose steps take three times what start-up measured: K = 0 is
+    in force until drafts of the head are tried, and its own cost is of start-up until then."""
+    hardware = replace(SMOLLM2, context=1.1e-6)
+    ratios = []
+    for seed in range(3):
+        both, head = (
+            Simulation([CHAT] * 8, seed, sources, hardware, noise=0.08, context=6000)
+            for sources in (None, (HEAD,))
+        )
+        both.run(800)
+        head.run(800)
+        ratios.append(both.tokens_per_second / head.tokens_per_second)
+    print(f"{[f'{ratio:.3f}' for ratio in ratios]} of the head alone")
+    assert sum(ratios) / 3 > 0.97
+
+
+def test_lookups_alone_are_measured_against_steps_without_drafts() -> None:
+    """Where every step has a lookup and no head is there, what a step takes without any is looked
+    at time and again."""
+    hardware = replace(SMOLLM2, context=1.1e-6)
+    alone = Simulation([COPY] * 8, 0, (LOOKUP,), hardware, context=6000)
+    alone.run(800)
+    plain = hardware.target(8, 8, 48_000)
+    assert alone.controller.costs.row(8)[0].seconds == pytest.approx(plain, rel=0.1)
+    assert alone.controller.snapshot()["probe_tokens"] < 0.01 * alone.tokens
 
 
 @pytest.mark.parametrize("copies", [1, 4])

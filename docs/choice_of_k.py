@@ -109,8 +109,9 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
 - **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
   batch that was measured. A K that would be best if it were {optimism:g} standard deviations faster
-  than estimated is tried for {probe_steps} steps. So is K = 0 when its cost is uncertain, as the
-  speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
+  than estimated is tried for {probe_steps} steps. So is K = 0, without any drafts, when its cost is
+  uncertain, as the speed-up is counted from it. Probes may lose {share:.1%} of the tokens
+  (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
 - **Pace.** A busy neighbour slows steps at every K. What a well-known cost does not explain is the

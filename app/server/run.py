@@ -40,15 +40,13 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle signals while the server runs."""
+        """Handle signals, SIGTERM and SIGHUP until the process has ended: what comes while the
+        engine and the gateway's files are cleared away does not kill it."""
+        signal.signal(signal.SIGTERM, self.handle_exit)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.handle_exit)
         with super().capture_signals():
-            before = signal.getsignal(signal.SIGHUP)
-            if before is not signal.SIG_IGN:
-                signal.signal(signal.SIGHUP, self.handle_exit)
-            try:
-                yield
-            finally:
-                signal.signal(signal.SIGHUP, before)
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal drains, second Ctrl-C cuts off."""

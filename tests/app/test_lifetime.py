@@ -134,13 +134,15 @@ def hang_up(gateway: Gateway) -> None:
     os.killpg(gateway.process.pid, signal.SIGHUP)
 
 
-def terminate_twice(gateway: Gateway) -> None:
-    gateway.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    gateway.process.send_signal(signal.SIGTERM)
+def terminate_often(gateway: Gateway) -> None:
+    """Until it has ended: while it drains, while it clears away, as it ends."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while gateway.process.poll() is None and time.monotonic() < deadline:
+        gateway.process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
 
 
-ENDS = (kill_the_gateway, kill_the_engine, hang_up, terminate_twice)
+ENDS = (kill_the_gateway, kill_the_engine, hang_up, terminate_often)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ ENDS = (kill_the_gateway, kill_the_engine, hang_up, terminate_twice)
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_nothing_is_left(temporary: Path, stage: str, end: Callable[[Gateway], None]) -> None:
-    drains = end in (hang_up, terminate_twice)  # for as long as it may: the client reads no more
+    drains = end in (hang_up, terminate_often)  # for as long as it may: the client reads no more
     gateway = Gateway(temporary, stage, drain_s=2 if drains else 60)
     try:
         end(gateway)

@@ -108,10 +108,10 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
 - **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
-  batch that was measured. A K that would be best if it were {optimism:g} standard deviations faster
-  than estimated is tried for {probe_steps} steps. So is K = 0, without any drafts, when its cost is
-  uncertain, as the speed-up is counted from it. Probes may lose {share:.1%} of the tokens
-  (`probes.py`).
+  batch that was measured. A K is tried if it would beat the one in force with its cost and its
+  acceptance each {optimism:g} standard deviations better: for {probe_steps} steady steps, and one more that
+  makes the first drafts. K = 0, without any drafts, is tried when its cost is uncertain, as the
+  speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
 - **Pace.** A busy neighbour slows steps at every K. What a well-known cost does not explain is the
@@ -123,7 +123,7 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
 
 `Objective` can fix K, switch drafts off, or hold a time per token
 ([speculation.md](speculation.md#objectives)). `without_drafts` estimates what the tokens of a step
-would have taken at K = 0: the speed-up is counted from that. All constants are in `tuning.py`, each
+would have taken at K = 0: the speed-up is counted from that. Constants are in `tuning.py`, each
 with its reason. Why the controller has these parts and no others:
 [decision 0027](decisions/0027-readable-controller.md).
 """

@@ -1,9 +1,9 @@
-"""Adaptive K: the K, 0 included, with the most expected tokens per second."""
+"""Adaptive K: at each step the K, 0 included, of the highest value for the objective."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class LeavingZero:
 
 
 class Controller:
-    """The policy of adaptive K. Its only clock is the sum of the steps' seconds."""
+    """The policy of adaptive K. It reads no clock: time is the seconds of the steps it observes."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class Controller:
     def set_objective(self, objective: Objective) -> None:
         """Change the objective; raises ObjectiveError where the engine does not allow it."""
         objective.validated_for(self.k_max, self.sources)
-        turns_on = objective.adapts and not self._objective.adapts
+        drafted = self._uses(self._drafter) and self.k_limit > 0
         self._objective = objective
         self._reset_choice()
         # Whoever turns drafts on is not made to wait until they have paid for themselves.
-        self._leaving_zero.is_free = turns_on
+        self._leaving_zero.is_free = self._uses(self._drafter) and not drafted
 
     def _reset_choice(self) -> None:
         """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
@@ -230,8 +230,10 @@ class Controller:
         account = self._leaving_zero
         if account.is_free:
             return True
-        if not account.forgone_seconds:
-            account.catch_up_seconds = self._catch_up_seconds(predictions.load)
+        now_s = self._catch_up_seconds(predictions.load)
+        if account.forgone_seconds:  # a probe may have read since
+            now_s = min(now_s, account.catch_up_seconds)
+        account.catch_up_seconds = now_s
         plain = predictions.by_k[0]
         saving = 1.0 - plain.value / predictions.best.value
         account.forgone_seconds += plain.seconds * saving
@@ -252,35 +254,37 @@ class Controller:
 
         At K = 0 a batch need not last: what the drafter has to read only grows.
         """
-        k = self._k_to_probe(predictions)
-        if k is None:
-            return
-        plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
-        steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
-        if self._k and self._batch_steps < steps:
-            return
         rate = self._planner.tokens_per_second(predictions, self._k)
-        lost_seconds = self._probe_loss_seconds(predictions, k, steps)
-        if self._probes.allowance_tokens >= lost_seconds * rate:
-            self._probe = self._probes.begin(k, self._k)
+        for k in self._ks_to_probe(predictions):
+            plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
+            steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
+            if self._k and self._batch_steps < steps:
+                continue
+            lost_seconds = self._probe_loss_seconds(predictions, k, steps)
+            if self._probes.allowance_tokens >= lost_seconds * rate:
+                self._probe = self._probes.begin(k, self._k)
+                return
 
-    def _k_to_probe(self, predictions: Predictions) -> int | None:
-        """The K that may be better than the one in force with all uncertainty in its favour; or
-        K = 0 of all sources, from which savings are counted, if its cost is less certain than a
-        probe's."""
-        tuning = self._tuning
+    def _ks_to_probe(self, predictions: Predictions) -> Iterator[int]:
+        """K = 0 of all sources, from which savings are counted, if its cost is less certain than a
+        probe's. Then the K that may be better than the one in force with all uncertainty in its
+        favour."""
         by_k = predictions.by_k
         drafts = self._k or self._planner.others_draft
-        if drafts and by_k[0].variance > tuning.step_noise / tuning.probe_steps:
-            return 0
+        if drafts and by_k[0].variance > self._tuning.step_noise / self._tuning.probe_steps:
+            yield 0
         if not self._uses(self._drafter):
-            return None
+            return
         load = predictions.load
-        others = [k for k in self.ks if k != self._k and (k == 0 or load.draft_tokens_at(k))]
-        k = max(others, key=lambda k: by_k[k].optimistic_value, default=None)
-        if k is None or by_k[k].optimistic_value <= by_k[self._k].value:
-            return None
-        return k
+        seen = {load.draft_tokens_at(self._k)}  # where limits make two K alike, one is enough
+        others = []
+        for k in self.ks:
+            if (count := load.draft_tokens_at(k)) not in seen:
+                seen.add(count)
+                others.append(k)
+        k = max(others, key=lambda k: by_k[k].optimistic_value, default=self._k)
+        if by_k[k].optimistic_value > by_k[self._k].value and k != self._k:
+            yield k
 
     def _probe_seconds(self, predictions: Predictions, k: int) -> float:
         """Seconds of a steady step of a probe, with uncertainty in its favour: an estimate that is
@@ -309,17 +313,24 @@ class Controller:
         load = step.load
         predictions = self._predict(load)
         rate = self._planner.tokens_per_second(predictions, self._k)
-        probe.observed |= step.k == probe.k
+        probe.observed |= step.k == probe.k and not step.looked_up
         if probe.observed:
+            expected = predictions.by_k[self._k_of_drafts(load)]
             # Subtract the prompt reading that the K in force would also do.
             seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
-            k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
-            lost = seconds * rate - predictions.by_k[k_verified].tokens
-            self._probes.charge(probe, lost)
+            made = step.tokens if step.others else expected.tokens
+            self._probes.charge(probe, seconds * rate - made)
         was_last = step.k != probe.k or probe.k == self._k
         if probe.steps_to_choose == 0 and was_last:
             self._probes.end(probe, rate)
             self._probe = None
+
+    def _k_of_drafts(self, load: Load) -> int:
+        """The K at which this load has the draft tokens that it verifies."""
+        if load.padded:
+            return self._predictor.captured_k(load.mean_k(load.draft_tokens))
+        enough = (k for k in self.ks if load.draft_tokens_at(k) >= load.draft_tokens)
+        return next(enough, self.k_max)
 
     # Learning
 

@@ -60,6 +60,10 @@ class CostTable:
         """Whether there is anything to estimate from."""
         return any(self._by_k.values())
 
+    def pass_time(self, seconds: float) -> None:
+        """Let costs grow older by a step that taught none of them."""
+        self._now_s += seconds
+
     def load(self, cells: Iterable[Cell]) -> None:
         """Begin with a calibration: few steps of each cell, perhaps beside a busy process."""
         for cell in cells:
@@ -164,7 +168,12 @@ class CostTable:
         return StepCost(near.seconds * ratio, near.variance + self._tuning.unmeasured_variance)
 
     def _between_batches(self, requests: int, k: int) -> StepCost:
-        """What a steady step takes at a K that was measured, from the batches next to this one."""
+        """What a steady step takes at a K that was measured: in this batch, or from those next to
+        it."""
+        own = self._by_k[k].get(bucket_of(requests))
+        if own is not None:
+            seconds = math.exp(self._scaled(own, requests, k) + self._pace)
+            return StepCost(seconds, self._variance(own, own.requests))
         low, high = self._neighbours(requests, k)
         distance = math.log(high.requests / low.requests)
         share = math.log(requests / low.requests) / distance if distance else 0.0

@@ -35,15 +35,19 @@ class StepLearner:
         if price_is_known:
             target_reading_s = self._read_costs.target.seconds * step.load.prefill_tokens
             self._planner.observe(step, target_reading_s, self._traffic.is_settled)
-        if price_is_known and reading_s < step.seconds:
-            self._learn_step_cost(step, reading_s)
+        if price_is_known and reading_s < step.seconds and self._is_steady(step):
+            reading_variance = (reading_s / step.seconds) ** 2
+            k, seconds = self._k_verified(step), step.seconds - reading_s
+            self._costs.observe(step.load.requests, k, seconds, reading_variance)
+        else:
+            self._costs.pass_time(step.seconds)
 
     def _learn_read_costs(self, step: Step) -> None:
         """Learn from what a step took beyond a steady plain or verifying one: the target's reading
         of prompts, and the drafter's of prompts and of what it had missed."""
         load = step.load
         is_drafting = step.k > 0
-        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
+        k_verified = self._k_verified(step)
         begins_to_draft = is_drafting and not k_verified
         if not self._costs.measured or not (load.prefill_tokens or begins_to_draft):
             return
@@ -59,19 +63,20 @@ class StepLearner:
         if is_drafting and unread:
             self._read_costs.drafter.observe(unread, drafter_share * extra_s)
 
-    def _learn_step_cost(self, step: Step, reading_s: float) -> None:
-        """Learn the cost of a steady step, less `reading_s` for its prompts. A step is steady if it
-        drafts as many tokens as it verifies."""
+    def _is_steady(self, step: Step) -> bool:
+        """Whether a step takes what its K does: it drafts with the head as many tokens as it
+        verifies, no more than K may be, or takes the time of steps without drafts."""
         load = step.load
         k_drafted = self._predictor.captured_k(load.cost_k(step.k))
-        k_verified = self._predictor.captured_k(load.mean_k(load.draft_tokens))
-        if k_drafted != k_verified or step.looked_up:
-            return
-        if not k_drafted and not self._traffic.is_settled:
-            return
-        reading_variance = (reading_s / step.seconds) ** 2
-        seconds = step.seconds - reading_s
-        self._costs.observe(load.requests, k_drafted, seconds, reading_variance)
+        if k_drafted != self._k_verified(step) or step.looked_up:
+            return False
+        if load.mean_k(load.draft_tokens) > self._predictor.k_max:
+            return False
+        return k_drafted > 0 or self._traffic.is_settled
+
+    def _k_verified(self, step: Step) -> int:
+        """The K whose steps verify as many draft tokens."""
+        return self._predictor.captured_k(step.load.mean_k(step.load.draft_tokens))
 
     def plain_seconds(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""

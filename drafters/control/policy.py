@@ -86,7 +86,9 @@ class Step(NamedTuple):
     """What a finished step took and made."""
 
     load: Load
-    k: int  # draft tokens per request that the step makes at its end; 0: no drafter pass
+    # Draft tokens of the head per request that the step makes at its end; 0 where it drafts for
+    # nobody, though it may read prompts.
+    k: int
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
     # [i]: requests whose draft of the head at i was verified, or cut by a grammar

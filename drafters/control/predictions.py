@@ -67,6 +67,11 @@ class Predictor:
         self._traffic = traffic
         self._tuning = tuning
 
+    @property
+    def k_max(self) -> int:
+        """The largest K that may be chosen."""
+        return self._ks[-1]
+
     def captured_k(self, k: int) -> int:
         """The K whose step a step of `k` draft tokens a request takes (`captured_k`)."""
         return captured_k(self._ks, k)
@@ -76,7 +81,8 @@ class Predictor:
         costs = self._costs.row(load.requests)
         tokens_by_k = self._acceptance.tokens(load)
         read_seconds = self._read_seconds_per_output_token()
-        prompt_seconds = load.prefill_tokens * self._read_costs.target.seconds
+        # Of a step of late: the prompt of one step must not decide about those that follow.
+        prompt_seconds = self._traffic.prompt_tokens * self._read_costs.target.seconds
         seconds, variances, tokens, goodput, tpots = [], [], [], [], []
         for k in self._ks:
             # Requests with limits have fewer draft tokens: the step is one of a smaller K.
@@ -88,7 +94,11 @@ class Predictor:
             goodput.append(tokens_by_k[k] / (cost.seconds + reading))
             tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
         values = objective.values(goodput, tpots)
-        optimistic = self._optimistic_values(load, values, seconds, variances, tokens)
+        times_as_good = self._optimism(load, seconds, variances, tokens)
+        optimistic = objective.values(
+            [rate * times for rate, times in zip(goodput, times_as_good, strict=True)],
+            [tpot / times for tpot, times in zip(tpots, times_as_good, strict=True)],
+        )
         by_k = {
             k: KPrediction(
                 k=k,
@@ -110,11 +120,12 @@ class Predictor:
         prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
         return prompt_share * self._read_costs.drafter_price
 
-    def _optimistic_values(
-        self, load: Load, values: Sequence[float], seconds: Sequence[float],
-        variances: Sequence[float], tokens: Sequence[float],
+    def _optimism(
+        self, load: Load, seconds: Sequence[float], variances: Sequence[float],
+        tokens: Sequence[float],
     ) -> list[float]:  # fmt: skip
-        """The values, [ks], if costs and acceptance are better by `optimism` deviations.
+        """How many times as good each of the K may be, [ks]: costs and acceptance better by
+        `optimism` deviations each.
 
         A step may be as cheap as its variance allows, but no cheaper than with fewer draft tokens.
         The tokens of a request's step are about geometrically distributed.
@@ -122,14 +133,13 @@ class Predictor:
         optimism = self._tuning.optimism
         trials = self._acceptance.trials[0] if self._acceptance.trials else 1.0
         least_seconds = 0.0
-        optimistic = []
+        times_as_good = []
         for i in range(len(self._ks)):
             cheap = math.exp(-optimism * math.sqrt(variances[i])) * seconds[i]
             least_seconds = max(least_seconds, cheap)
             deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
-            value = values[i] * seconds[i] / least_seconds
-            optimistic.append(value * math.exp(optimism * deviation))
-        return optimistic
+            times_as_good.append(seconds[i] / least_seconds * math.exp(optimism * deviation))
+        return times_as_good
 
 
 def captured_k(ks: Sequence[int], k: int) -> int:

@@ -1,4 +1,4 @@
-"""What the steps of late were about, and what the drafter has not read of it."""
+"""Averages of the steps of late, and what the drafter has not read."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Traffic:
     def note_drafter(self, step: Step) -> None:
         """Note what the drafter has not read after a step, and how long it has not run."""
         load = step.load
-        is_plain = load.draft_tokens == 0 and load.draft_tokens_at(step.k) == 0
+        drafts = load.draft_tokens or load.draft_tokens_at(step.k) or step.looked_up
         self.seconds_without_drafts += step.seconds
-        if not is_plain:
+        if drafts:
             self.seconds_without_drafts = 0.0
         if step.k:
             self.unread_tokens_per_request = 0.0

@@ -17,7 +17,7 @@ from app.observability.k_reason import k_reason
 from bench.simulate.engine import Request, SimulatedEngine, SimulationTotals
 from bench.simulate.fixed import Fixed
 from bench.simulate.hardware import Hardware
-from drafters.config import GRAMMAR, LOOKUP
+from drafters.config import GRAMMAR, HEAD, LOOKUP
 from drafters.control.controller import Controller
 from drafters.control.objective import (
     FIXED,
@@ -261,6 +261,66 @@ def test_a_k_beyond_everybodys_limit_is_not_chosen() -> None:
     policy = controller()
     engine(policy, [(math.inf, 1)], survival=CODE, output=10**9, limits=(2,)).run(steps=1500)
     assert policy.snapshot()["k"] == 2
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_k_that_limits_make_another_one_is_no_trial(padded: bool) -> None:
+    """No request may have more than two: K = 3 and more are steps of K = 2. Catches: probes of
+    them without end, in which nothing is looked up."""
+    policy = controller()
+    load = Load(1, draft_tokens=2, requests_by_draft_limit=(1, 1, 0, 0, 0, 0, 0), padded=padded)
+    policy._k = 2
+    tried = set(policy._ks_to_probe(policy._predict(load)))
+    assert tried <= {0, 1}
+
+
+def test_a_trial_is_credited_with_the_drafts_that_limits_allow() -> None:
+    """Of two requests one may have no drafts: at K = 5 there are five, of one request."""
+    policy = controller()
+    load = Load(2, draft_tokens=5, requests_by_draft_limit=(1, 1, 1, 1, 1, 1, 1))
+    assert policy._k_of_drafts(load) == 5
+    assert policy._k_of_drafts(Load(2, draft_tokens=6)) == 3
+    assert policy._k_of_drafts(Load(2, draft_tokens=40)) == K_MAX
+
+
+def test_a_trial_of_k_0_that_cannot_be_paid_lets_others_go_first() -> None:
+    """K = 7 was measured at four times its cost and costs no more than K = 3 if that is wrong."""
+    policy = controller(calibrated=False)
+    policy.load_calibration(
+        cell._replace(seconds=cell.seconds * (4.0 if cell.k > 3 else 1.0))
+        for cell in calibration(CPU, K_MAX)
+    )
+    policy._k, policy._batch_steps = 3, 1000
+    predictions = policy._predict(Load(4))
+    first, *others = policy._ks_to_probe(predictions)
+    assert first == 0 and others
+    losses = [policy._probe_loss_seconds(predictions, k, 3.0) for k in (0, *others)]
+    assert losses[1] < losses[0]
+    rate = policy._planner.tokens_per_second(predictions, 3)
+    policy._probes.allowance_tokens = 0.5 * (losses[0] + losses[1]) * rate
+    policy._begin_probe(predictions)
+    assert policy._probe is not None and policy._probe.k == others[0]
+
+
+def test_catching_up_costs_no_more_than_when_drafts_were_last_looked_at() -> None:
+    """A trial has read everything meanwhile."""
+    policy = controller(tuning=Tuning(optimism=0.0))
+    policy._read_costs.drafter.observe(100, 0.1)
+    policy._traffic.unread_tokens_per_request = 1e6
+    predictions = policy._predict(Load(1))
+    assert not policy._pays_to_leave_zero(predictions)
+    policy._traffic.unread_tokens_per_request = 0.0
+    assert policy._pays_to_leave_zero(predictions)
+
+
+def test_the_head_that_is_let_draft_again_does_not_wait() -> None:
+    """By its name among the sources, as by the objective."""
+    policy = controller(lookup_tokens=10, objective=Objective(sources=(LOOKUP,)))
+    policy.choose(Load(4))
+    policy.set_objective(Objective())
+    assert policy._leaving_zero.is_free
+    policy.set_objective(Objective(sources=(HEAD, LOOKUP)))
+    assert not policy._leaving_zero.is_free
 
 
 def test_plain_steps_just_after_drafts_do_not_tell_what_plain_steps_take() -> None:

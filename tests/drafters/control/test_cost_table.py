@@ -196,3 +196,16 @@ def test_monotone_is_the_nearest_rising_sequence(pairs: list[tuple[float, float]
 
 def test_buckets_are_half_octaves() -> None:
     assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 16)] == [0, 2, 3, 4, 5, 5, 6, 8]
+
+
+def test_a_batch_is_its_own_witness() -> None:
+    """10 to 13 requests share an entry, which was made at 10. Catches: a load of 13 that for ever
+    believes half of what the calibration said of 16, beside a busy process."""
+    found = CostTable([0], Tuning())
+    found.load([Cell(4, 0, 0.010, 5), Cell(16, 0, 0.100, 5)])
+    for _ in range(100):
+        found.observe(10, 0, 0.020)
+    for _ in range(300):
+        found.observe(13, 0, 0.022)
+    assert found.row(13)[0].seconds == pytest.approx(0.022, rel=0.03)
+    assert found.row(13)[0].variance < Tuning().step_noise / 2

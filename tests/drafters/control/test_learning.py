@@ -110,3 +110,31 @@ def test_what_a_step_would_have_taken_without_drafts() -> None:
     plain = step(0, 0.012)
     assert learning.learner.plain_seconds(plain) == 0.012
     assert Learning(calibrated=False).learner.plain_seconds(drafted) == 0.013
+
+
+def test_a_step_that_verifies_more_than_k_may_be_teaches_no_k() -> None:
+    """A lookup has ten tokens. Catches: the largest K that learns what verifying ten takes."""
+    learning = Learning()
+    before = learning.seconds(K_MAX)
+    learning.see(step(K_MAX, 0.030, verified=LOOKUP_TOKENS))
+    assert learning.seconds(K_MAX) == before
+
+
+def test_a_step_that_looks_up_is_none_without_drafts() -> None:
+    """Its plain neighbours are slow, as those of any drafts are."""
+    learning = Learning()
+    learning.see(step(0, 0.050), times=10)
+    assert learning.traffic.is_settled
+    learning.see(step(0, 0.050)._replace(looked_up=1), times=1)
+    assert not learning.traffic.is_settled
+
+
+def test_costs_grow_older_by_steps_that_teach_none() -> None:
+    """Catches: K = 0 that stays certain for ever where every step has a lookup."""
+    learning = Learning()
+    learning.see(step(0, PLAIN_S), times=500)
+    before = learning.costs.row(2)[0].variance
+    learning.see(step(0, 0.030)._replace(looked_up=1), times=1000)
+    assert learning.costs.row(2)[0].variance - before == pytest.approx(
+        30.0 * Tuning().cost_noise, rel=0.01
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
-from drafters.control.objective import Objective
+from drafters.control.objective import LATENCY, Objective
 from drafters.control.policy import Load, count_draft_limits
 
 
@@ -37,3 +37,24 @@ def test_limits_make_steps_cheaper() -> None:
     limited = Load(2, requests_by_draft_limit=count_draft_limits([1, 3], 3))
     free, bound = (predictor.predict(load, Objective(), 0).by_k for load in (Load(2), limited))
     assert bound[3].seconds == free[2].seconds < free[3].seconds
+
+
+def test_a_k_that_may_hold_the_target_is_worth_a_trial() -> None:
+    """Beside a busy process K = 1 was measured at twice its time, above the target."""
+    controller = Controller(1)
+    controller.load_calibration([Cell(1, 0, 0.025, 5), Cell(1, 1, 0.060, 5)])
+    objective = Objective(LATENCY, tpot_s=0.030)
+    plain, drafts = controller._predictor.predict(Load(1), objective, 0).by_k.values()
+    assert drafts.value == 0.0 < plain.value < drafts.optimistic_value
+
+
+def test_the_prompt_of_one_step_is_no_reason_for_another_k() -> None:
+    """The next sixteen steps do not read it."""
+    controller = calibrated(1)
+    controller._read_costs.target.observe(1000, 0.1)
+    objective = Objective(LATENCY, tpot_s=0.008)
+    with_prompt, without = (
+        [each.value for each in controller._predictor.predict(load, objective, 0).by_k.values()]
+        for load in (Load(1, prefill_tokens=1000), Load(1))
+    )
+    assert with_prompt == without

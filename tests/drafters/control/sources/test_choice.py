@@ -58,13 +58,16 @@ def test_steps_without_drafts_are_seen_where_every_step_has_a_lookup() -> None:
 
 def test_lookups_alone_are_measured_against_steps_without_drafts() -> None:
     """Where every step has a lookup and no head is there, what a step takes without any is looked
-    at time and again."""
+    at time and again, also when contexts have grown."""
     hardware = replace(SMOLLM2, context=1.1e-6)
-    alone = Simulation([COPY] * 8, 0, (LOOKUP,), hardware, context=6000)
-    alone.run(800)
-    plain = hardware.target(8, 8, 48_000)
-    assert alone.controller.costs.row(8)[0].seconds == pytest.approx(plain, rel=0.1)
-    assert alone.controller.snapshot()["probe_tokens"] < 0.01 * alone.tokens
+    alone = Simulation([COPY] * 8, 0, (LOOKUP,), hardware)
+    for context in (500, 6000):
+        alone.context = context
+        alone.run(1500)
+        plain = hardware.target(8, 8, 8 * context)
+        assert alone.controller.costs.row(8)[0].seconds == pytest.approx(plain, rel=0.15)
+    state = alone.controller.snapshot()
+    assert state["probes"]["plain"] > 3 and state["probe_tokens"] < 0.01 * alone.tokens
 
 
 @pytest.mark.parametrize("copies", [1, 4])

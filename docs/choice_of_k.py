@@ -109,9 +109,9 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
 - **Hysteresis.** Another K must promise {hysteresis:.0%} more than the one in force.
 - **Probes.** An estimate grows old: its variance rises with time, and with the distance to the
   batch that was measured. A K is tried if it would beat the one in force with its cost and its
-  acceptance each {optimism:g} standard deviations better: for {probe_steps} steady steps, and one more that
-  makes the first drafts. K = 0, without any drafts, is tried when its cost is uncertain, as the
-  speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
+  acceptance each {optimism:g} standard deviations better: for {probe_steps} steady steps, and one
+  more that makes the first drafts. K = 0, without any drafts, is tried when its cost is uncertain,
+  as the speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
 - **Pace.** A busy neighbour slows steps at every K. What a well-known cost does not explain is the

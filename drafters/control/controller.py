@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,27 +254,28 @@ class Controller:
 
         At K = 0 a batch need not last: what the drafter has to read only grows.
         """
+        k = self._k_to_probe(predictions)
+        if k is None:
+            return
+        plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
+        steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
+        if self._k and self._batch_steps < steps:
+            return
         rate = self._planner.tokens_per_second(predictions, self._k)
-        for k in self._ks_to_probe(predictions):
-            plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
-            steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
-            if self._k and self._batch_steps < steps:
-                continue
-            lost_seconds = self._probe_loss_seconds(predictions, k, steps)
-            if self._probes.allowance_tokens >= lost_seconds * rate:
-                self._probe = self._probes.begin(k, self._k)
-                return
+        lost_seconds = self._probe_loss_seconds(predictions, k, steps)
+        if self._probes.allowance_tokens >= lost_seconds * rate:
+            self._probe = self._probes.begin(k, self._k)
 
-    def _ks_to_probe(self, predictions: Predictions) -> Iterator[int]:
-        """K = 0 of all sources, from which savings are counted, if its cost is less certain than a
-        probe's. Then the K that may be better than the one in force with all uncertainty in its
-        favour."""
+    def _k_to_probe(self, predictions: Predictions) -> int | None:
+        """The K that may be better than the one in force with all uncertainty in its favour; or
+        K = 0 of all sources, from which savings are counted, if its cost is less certain than a
+        probe's."""
         by_k = predictions.by_k
         drafts = self._k or self._planner.others_draft
         if drafts and by_k[0].variance > self._tuning.step_noise / self._tuning.probe_steps:
-            yield 0
+            return 0
         if not self._uses(self._drafter):
-            return
+            return None
         load = predictions.load
         seen = {load.draft_tokens_at(self._k)}  # where limits make two K alike, one is enough
         others = []
@@ -283,8 +284,7 @@ class Controller:
                 seen.add(count)
                 others.append(k)
         k = max(others, key=lambda k: by_k[k].optimistic_value, default=self._k)
-        if by_k[k].optimistic_value > by_k[self._k].value and k != self._k:
-            yield k
+        return k if by_k[k].optimistic_value > by_k[self._k].value and k != self._k else None
 
     def _probe_seconds(self, predictions: Predictions, k: int) -> float:
         """Seconds of a steady step of a probe, with uncertainty in its favour: an estimate that is

@@ -270,8 +270,9 @@ def test_a_k_that_limits_make_another_one_is_no_trial(padded: bool) -> None:
     policy = controller()
     load = Load(1, draft_tokens=2, requests_by_draft_limit=(1, 1, 0, 0, 0, 0, 0), padded=padded)
     policy._k = 2
-    tried = set(policy._ks_to_probe(policy._predict(load)))
-    assert tried <= {0, 1}
+    for _ in range(50):
+        policy.costs.observe(1, 0, CPU.steady(1, 0))
+    assert policy._k_to_probe(policy._predict(load)) in (None, 0, 1)
 
 
 def test_a_trial_is_credited_with_the_drafts_that_limits_allow() -> None:
@@ -281,25 +282,6 @@ def test_a_trial_is_credited_with_the_drafts_that_limits_allow() -> None:
     assert policy._k_of_drafts(load) == 5
     assert policy._k_of_drafts(Load(2, draft_tokens=6)) == 3
     assert policy._k_of_drafts(Load(2, draft_tokens=40)) == K_MAX
-
-
-def test_a_trial_of_k_0_that_cannot_be_paid_lets_others_go_first() -> None:
-    """K = 7 was measured at four times its cost and costs no more than K = 3 if that is wrong."""
-    policy = controller(calibrated=False)
-    policy.load_calibration(
-        cell._replace(seconds=cell.seconds * (4.0 if cell.k > 3 else 1.0))
-        for cell in calibration(CPU, K_MAX)
-    )
-    policy._k, policy._batch_steps = 3, 1000
-    predictions = policy._predict(Load(4))
-    first, *others = policy._ks_to_probe(predictions)
-    assert first == 0 and others
-    losses = [policy._probe_loss_seconds(predictions, k, 3.0) for k in (0, *others)]
-    assert losses[1] < losses[0]
-    rate = policy._planner.tokens_per_second(predictions, 3)
-    policy._probes.allowance_tokens = 0.5 * (losses[0] + losses[1]) * rate
-    policy._begin_probe(predictions)
-    assert policy._probe is not None and policy._probe.k == others[0]
 
 
 def test_catching_up_costs_no_more_than_when_drafts_were_last_looked_at() -> None:

@@ -47,7 +47,8 @@ class FakeEngine:
         if generation in self.refused:
             raise SwapError(self.refused[generation])
         if generation:
-            assert (Path(folder) / "config.json").exists()
+            if not (Path(folder) / "config.json").exists():
+                raise SwapError(f"{folder}: there is no config.json")
         else:
             assert folder == ""
         self.in_force = generation

@@ -179,6 +179,7 @@ def test_a_start_leaves_the_files_of_a_running_gateway_alone(temporary: Path) ->
     dead, alive = Gateway(temporary, "decode"), Gateway(temporary, "decode")
     try:
         dead.process.kill()
+        dead.process.wait(GONE_WITHIN_S)
         until(lambda: not dead.engine_runs(), GONE_WITHIN_S, "the engine's processes end")
         (folder,) = (path.parent for path in temporary.glob("*/files.json") if owns(path, alive))
         before = sorted(folder.iterdir())

@@ -42,6 +42,7 @@ def measure(options: argparse.Namespace, limit: int) -> None:
 
     from app.engine.configuration.options import engine_options
     from app.settings import load
+    from drafters.packaged import resolve
 
     given: dict[str, Any] = {"max_num_seqs": options.requests, "draft_context": limit}
     given["enable_prefix_caching"] = False
@@ -50,7 +51,9 @@ def measure(options: argparse.Namespace, limit: int) -> None:
     settings = load(given, {}, preset=options.preset)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to standard output
-    llm = LLM(**{**engine_options(settings), "served_model_name": None})
+    model_options = engine_options(settings)
+    model_options["model"] = resolve(model_options["model"])
+    llm = LLM(**{**model_options, "served_model_name": None})
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     scheduler.speculation("steer", {"objective": "fixed", "k": settings.speculation.k})

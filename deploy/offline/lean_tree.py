@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = "aerie"  # folder that the tree unpacks to
 COMMIT = "COMMIT"
-LEFT_OUT = (".safetensors", ".png", ".svg")
+LEFT_OUT = (".safetensors", ".png", ".svg", ".jsonl.gz")
 LEFT_OUT_FOLDERS = ("bench/results", "docs/images")
 
 

@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "kernels": ("bench.kernels.time_kernels", "kernels of the drafting path against vLLM's"),
     "gpu-config": ("bench.parts.gpu_config", "vLLM's configuration on GPUs that are not here"),
-    "gpu-check": ("bench.gpu_check.check", "all that has to be seen on a GPU, in ten minutes"),
+    "gpu-check": ("bench.gpu_check.check", "all that has to be seen on a GPU, in half an hour"),
     "openmp": ("bench.parts.openmp", "OpenMP runtimes of a CPU engine, on quiet and busy machines"),
     "training-memory": ("bench.parts.training_memory", "peak memory and time of a training step"),
 }

@@ -1,1 +1,1 @@
-"""All that has to be seen on a GPU, in parts that fit into ten minutes, without a network."""
+"""All that has to be seen on a GPU, in parts, without a network."""

@@ -29,14 +29,13 @@ from bench.parser import command_parser
 from drafters.markdown import columns
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MINUTES = 9.0
+MINUTES = 30.0
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 REHEARSAL = 2.0  # a part's limit on a CPU, which others may use too, over that on a GPU
 # Engines run in the part's own process, which looks inside of them, and fetch nothing.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",

@@ -19,29 +19,26 @@ GIB = 2**30
 
 @dataclass(slots=True)
 class CaptureTotals:
-    """CUDA graphs that were captured, those of vLLM's memory profile included."""
+    """CUDA graphs that were captured to be kept: vLLM's memory profile captures some, measures
+    them and throws them away."""
 
-    graphs: int = 0
-    first: float = 0.0  # seconds of the clock at which the first capture began
-    last: float = 0.0  # and the last one ended
+    graphs: int = 0  # a step in parts has one for each part: a layer more than the target has
+    seconds: float = 0.0  # within captures, without the warm-up between them
     bytes: int = 0  # of the device, that captures took
-
-    @property
-    def seconds(self) -> float:
-        """From the beginning of the first capture to the end of the last one."""
-        return self.last - self.first
 
 
 @contextmanager
 def captures() -> Iterator[CaptureTotals]:
     """Count the captures of CUDA graphs by anyone in this process, by way of torch's own class."""
-    totals, free = CaptureTotals(), 0
+    from vllm.v1.worker.gpu_worker import Worker
+
+    totals, free, begun = CaptureTotals(), 0, 0.0
     enter, leave = torch.cuda.graph.__enter__, torch.cuda.graph.__exit__
+    profile = Worker.determine_available_memory
 
     def entered(self: Any) -> None:
-        nonlocal free
-        if not totals.graphs:
-            totals.first = perf_counter()
+        nonlocal free, begun
+        begun = perf_counter()
         enter(self)
         free = torch.cuda.mem_get_info()[0]
 
@@ -49,11 +46,17 @@ def captures() -> Iterator[CaptureTotals]:
         totals.bytes += free - torch.cuda.mem_get_info()[0]
         leave(self, *error)
         totals.graphs += 1
-        totals.last = perf_counter()
+        totals.seconds += perf_counter() - begun
+
+    def profiled(self: Worker) -> int:
+        available = profile(self)
+        totals.graphs, totals.seconds, totals.bytes = 0, 0.0, 0
+        return available
 
     with (
         patch.object(torch.cuda.graph, "__enter__", entered),
         patch.object(torch.cuda.graph, "__exit__", left),
+        patch.object(Worker, "determine_available_memory", profiled),
     ):
         yield totals
 

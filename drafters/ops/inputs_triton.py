@@ -6,8 +6,7 @@
 
 A token finds its request by a binary search of `begin`. Each hidden state is read and written once:
 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and 20
-bytes of integers; in `plan` 80 bytes per request and 8 per draft. drafters/vllm/v2 uses them; they
-are not timed on a GPU yet.
+bytes of integers; in `plan` 80 bytes per request and 8 per draft. drafters/vllm/v2 uses them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,6 +24,7 @@ from drafters.ops.reference import MOST_TAPS, Requests
 
 COLUMNS = 1024  # elements of a hidden state that one program copies
 STEPS = 13  # of the search, for 8,192 requests; constant, else each batch size compiles a kernel
+DRAFTS = 32  # most of a request in a pass; constant, else a larger K compiles a kernel in service
 FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 
 
@@ -42,7 +42,8 @@ def _owner(rows, count, token, STEPS: tl.constexpr):
 @triton.jit(do_not_specialize=["count", "padded", "total", "k", "kept"])
 def plan_kernel(
     numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest,
-    max_model_len, rows, queries, lengths, drafts, k, kept, FRESH: tl.constexpr, K: tl.constexpr,
+    max_model_len, rows, queries, lengths, drafts, k, kept,
+    FRESH: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     """Lay out a pass: one program for each request."""
     request = tl.program_id(0)
@@ -76,7 +77,7 @@ def plan_kernel(
     tl.store(rows + 6 * padded, newest, mask=written)
     tl.store(rows + 7 * padded, first, mask=written)
     tl.store(rows + 8 * padded, first, mask=written)
-    draft = tl.arange(0, K)
+    draft = tl.arange(0, DRAFTS)
     source = tl.where(here, first + end - start - 1 + draft, 0)
     tl.store(drafts + request * k + draft, source, mask=draft < tl.where(written, k, 0))
 
@@ -165,7 +166,7 @@ def plan(
     """Compute `reference.plan` with one kernel, into the caller's buffers."""
     count, (padded, k) = numbers.shape[1], drafts.shape
     assert numbers.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
-    assert len(starts) == count + 1 and len(slots) == count
+    assert len(starts) == count + 1 and len(slots) == count and k <= DRAFTS
     assert (numbers.dtype, positions.dtype, drafts.dtype) == (torch.int64,) * 3
     assert all(x.dtype == torch.int32 for x in (starts, tokens, queries, lengths))
     every = (numbers, slots, starts, positions, tokens, queries, lengths, drafts)
@@ -173,7 +174,7 @@ def plan(
     plan_kernel[(padded + 1,)](
         numbers, count, padded, total, slots, starts, positions, rejected, tokens,
         tokens.shape[1], max_model_len, rows, queries, lengths, drafts, k, int(kept),
-        FRESH=rejected is not None, K=triton.next_power_of_2(max(1, k)),
+        FRESH=rejected is not None, DRAFTS=DRAFTS,
     )  # fmt: skip
 
 

@@ -19,10 +19,11 @@ GIB = 1024**3
 # 150,000 tokens of vocabulary 256 sequences are 1.1 GiB of float32; 1,024 would be 4.6 GiB.
 DRAFTING_SEQUENCES = 256
 SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
-# Seconds and MiB of a graph for each layer that it records: allowances from published logs, none
-# measured by this project. Whole steps: 15 graphs a second (vLLM's pull request 46389). Parts: 7.6
-# a second with 48 layers (issue 30172), 8 with 40 (50722). Memory: 7.5 MiB with 32 layers
-# (pie-project/pie 348), 6 MiB with 16 and the pool's first block (vLLM 11349).
+# Seconds and MiB of a graph for each layer that it records: allowances from published logs. Whole
+# steps: 15 graphs a second (vLLM's pull request 46389). Parts: 7.6 a second with 48 layers (issue
+# 30172), 8 with 40 (50722). Memory: 7.5 MiB with 32 layers (pie-project/pie 348), 6 MiB with 16 and
+# the pool's first block (vLLM 11349). On an H200 captures took 7.2 s where these give 7, and up to
+# 0.94 MiB a layer: those of vLLM's profile were counted too (docs/gpu.md).
 FULL_S, PARTS_S, GRAPH_MIB = 0.0016, 0.003, 0.25
 
 

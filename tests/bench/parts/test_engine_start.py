@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.worker.gpu_worker import Worker
 
 from bench.parts.engine_start import GIB, captures, figures, start_table
 
@@ -25,15 +26,27 @@ def test_captures_are_counted_where_anyone_makes_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda.graph, "__enter__", lambda self: entered.append(self))
     monkeypatch.setattr(torch.cuda.graph, "__exit__", lambda self, *error: left.append(error))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free), 80 * GIB))
-    clock = iter([100.0, 101.0, 104.5])
+    clock = iter([100.0, 101.0, 103.0, 104.5])  # seconds between captures are warm-up
     monkeypatch.setattr("bench.parts.engine_start.perf_counter", lambda: next(clock))
     before = torch.cuda.graph.__enter__
     with captures() as totals:
         capture(1)
         capture(2)
-    assert (totals.graphs, totals.seconds, totals.bytes) == (2, 4.5, 2 * GIB)
+    assert (totals.graphs, totals.seconds, totals.bytes) == (2, 2.5, 2 * GIB)
     assert len(entered) == 2 and left == [(None, None, None)] * 2
     assert torch.cuda.graph.__enter__ is before
+
+
+def test_captures_of_the_memory_profile_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", lambda self: None)
+    monkeypatch.setattr(torch.cuda.graph, "__exit__", lambda self, *error: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9 * GIB, 80 * GIB))
+    monkeypatch.setattr(Worker, "determine_available_memory", lambda self: capture(1) or 7)
+    with captures() as totals:
+        assert Worker.determine_available_memory(Worker.__new__(Worker)) == 7
+        assert (totals.graphs, totals.seconds) == (0, 0.0)
+        capture(2)
+    assert totals.graphs == 1 and totals.seconds > 0
 
 
 class Speculator:

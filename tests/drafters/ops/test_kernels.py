@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMPILE = """
@@ -25,7 +28,7 @@ def built(kernel, pointers, **constants):
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 STEPS = inputs_triton.STEPS
 for fresh in (True, False):
-    built(inputs_triton.plan_kernel, PLANNED, FRESH=fresh, K=8)
+    built(inputs_triton.plan_kernel, PLANNED, FRESH=fresh, DRAFTS=inputs_triton.DRAFTS)
 for dtype in ("*bf16", "*fp32"):
     wide = dict.fromkeys(("state0", "state1", "state2", "store", "gathered"), dtype)
     built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)
@@ -63,3 +66,30 @@ def test_they_compile_for_sm_90() -> None:
     branches, shapes that a tensor core has no instruction for."""
     pytest.importorskip("triton")
     run(["-c", COMPILE], TRITON_INTERPRET="0")
+
+
+def test_another_k_compiles_no_kernel_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a stall of a second when K first takes a value: what a kernel is compiled for
+    follows K or the number of requests."""
+    pytest.importorskip("triton")
+    from drafters.ops import inputs_triton
+
+    constants: list[dict[str, object]] = []
+
+    class Launched:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *given, **compiled_for: constants.append(compiled_for)
+
+    monkeypatch.setattr(inputs_triton, "plan_kernel", Launched())
+    integers: dict[str, Any] = {"dtype": torch.int32}
+    for requests, k in ((1, 0), (1, 1), (2, 5), (7, 32)):
+        inputs_triton.plan(
+            torch.zeros(4, requests, dtype=torch.int64), slots=torch.zeros(requests),
+            starts=torch.zeros(requests + 1, **integers), positions=torch.zeros(9).long(),
+            rejected=torch.zeros(requests, **integers), tokens=torch.zeros(8, 40, **integers),
+            total=9, max_model_len=40, kept=True,
+            rows=torch.zeros(len(inputs_triton.FIELDS), requests, dtype=torch.int64),
+            queries=torch.zeros(requests + 1, **integers),
+            lengths=torch.zeros(requests, **integers), drafts=torch.zeros(requests, k).long(),
+        )  # fmt: skip
+    assert len(constants) == 4 and all(compiled_for == constants[0] for compiled_for in constants)

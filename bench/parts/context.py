@@ -26,6 +26,7 @@ from typing import Any
 from bench.errors import reports_errors
 from bench.options import positive
 from bench.parser import command_parser
+from bench.parts.offline import engine_core, start
 from bench.workloads.load import load_prompts
 from drafters.train.embedded import EMBEDDED
 
@@ -38,11 +39,9 @@ def measure(options: argparse.Namespace, limit: int) -> None:
     """Print the lines of one limit."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    from app.engine.configuration.options import engine_options
     from app.settings import load
-    from drafters.packaged import resolve
 
     given: dict[str, Any] = {"max_num_seqs": options.requests, "draft_context": limit}
     given["enable_prefix_caching"] = False
@@ -51,12 +50,11 @@ def measure(options: argparse.Namespace, limit: int) -> None:
     settings = load(given, {}, preset=options.preset)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to standard output
-    model_options = engine_options(settings)
-    model_options["model"] = resolve(model_options["model"])
-    llm = LLM(**{**model_options, "served_model_name": None})
+    llm = start(settings)
     engine = llm.llm_engine
-    scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-    scheduler.speculation("steer", {"objective": "fixed", "k": settings.speculation.k})
+    engine_core(llm).scheduler.speculation(
+        "steer", {"objective": "fixed", "k": settings.speculation.k}
+    )
     for workload, prompts in _prompts(options, llm.get_tokenizer()).items():
         for number, ids in enumerate(prompts):
             params = SamplingParams(

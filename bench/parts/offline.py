@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.engine.configuration import cpu
+from app.engine.configuration.options import engine_options
+from app.settings import Settings
+from drafters.packaged import resolve
 
 
 def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -30,6 +33,16 @@ def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> Itera
             raise
     if child.returncode:
         raise RuntimeError(f"an engine ended with code {child.returncode}; its error is above")
+
+
+def start(settings: Settings) -> Any:
+    """A vLLM `LLM` in this process, as the gateway starts its engine with these settings. A
+    packaged model is converted if it has not been."""
+    from vllm import LLM
+
+    options = engine_options(settings)
+    model = resolve(options["model"])
+    return LLM(**{**options, "model": model, "served_model_name": None})
 
 
 def engine_core(llm: Any) -> Any:

@@ -28,7 +28,7 @@ from bench.load.counters import Counters
 from bench.load.run import counters, measure
 from bench.options import positive, tell
 from bench.parser import command_parser
-from bench.parts.offline import engine_core, held_out, lines, model_runner
+from bench.parts.offline import engine_core, held_out, lines, model_runner, start
 from bench.sweep.cells import Work
 from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
@@ -115,21 +115,17 @@ def _most(cells: Sequence[dict[str, Any]], name: str) -> float:
 
 def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
     """Time an engine in this process; prints a line of JSON for each K and batch."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from app.engine.configuration.options import engine_options
     from app.settings import load
     from drafters.control.controller import Controller
-    from drafters.packaged import resolve
     from drafters.vllm.scheduling.scheduler import DraftingScheduler
     from drafters.vllm.v1 import drafter
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
-    settings = engine_options(load(given, os.environ))
-    settings["model"] = resolve(settings["model"])
-    llm = LLM(**{**settings, "served_model_name": None})
+    llm = start(load(given, os.environ))
     core, runner = engine_core(llm), model_runner(llm)
     parts = Parts()
     parts.time(type(llm.llm_engine), "step", "engine loop, process boundary")

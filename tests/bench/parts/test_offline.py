@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import load
+from bench.parts import offline
 from bench.parts.offline import lines
 
 MODULE = """
@@ -43,3 +45,14 @@ def test_an_engine_that_fails_is_an_error_after_its_lines(
     assert [next(found), next(found)] == [{"start": 1}, {"cell": 2}]
     with pytest.raises(RuntimeError, match="code 1"):
         next(found)
+
+
+def test_a_packaged_model_is_started_from_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a bench that hands a packaged model's name to vLLM, which knows no such model."""
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr("vllm.LLM", lambda **options: started.append(options))
+    monkeypatch.setattr(offline, "resolve", lambda model: f"/converted/{model}")
+    offline.start(load({}, {}, preset="smollm2-135m"))
+    (options,) = started
+    assert options["model"] == "/converted/packaged:smollm2-135m"
+    assert options["served_model_name"] is None

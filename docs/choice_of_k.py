@@ -72,8 +72,9 @@ computes, and a step takes 110 ms instead of 39: K = 0 is best.
 5. From these, `choose` predicts every K again (`predictions.py`), at once when the batch changes
    and else every few steps.
 
-On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen. A step between two of
-them counts for the larger one, as that one's graph runs it.
+On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen, and a fixed K that is
+none of them becomes the next smaller one. A step between two of them counts for the larger one, as
+that one's graph runs it.
 
 ## Head or lookup
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from statistics import median
 
+from drafters.config import captured_ks
 from drafters.control.cost_table import Cell
 
 # (requests, K) -> seconds of steady steps at that batch and K, at least one.
@@ -70,5 +71,6 @@ def plan(k_max: int, max_requests: int) -> Iterator[tuple[int, int]]:
     for part in (corners, [n for n in batches if n not in corners]):
         for k in dict.fromkeys((0, k_max)):
             yield from ((n, k) for n in part)
-    for k in dict.fromkeys(k for k in (k_max // 2, 1) if 0 < k < k_max):
+    half = max(k for k in captured_ks(k_max) if k <= k_max // 2)  # a K that any engine may choose
+    for k in dict.fromkeys(k for k in (half, 1) if 0 < k < k_max):
         yield from ((n, k) for n in batches)

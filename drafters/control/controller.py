@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.learning import StepLearner
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
-from drafters.control.predictions import Predictions, Predictor, captured_k
+from drafters.control.predictions import Predictions, Predictor
 from drafters.control.probes import Probe, ProbeBudget
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
@@ -47,11 +48,11 @@ class Controller:
         objective: Objective | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. A fixed K
-        may be any up to `k_max`. `lookup_tokens` is the most draft tokens of a lookup, 0 if there
-        are none, and `span_tokens` those of a grammar's forced span. `drafter` is the source whose
-        K is chosen: vLLM's own lookup, where it is no head. Raises ValueError for other `ks`, and
-        if two sources have one name."""
+        """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. Of a fixed K
+        that is none of them it takes the next smaller one. `lookup_tokens` is the most draft tokens
+        of a lookup, 0 if there are none, and `span_tokens` those of a grammar's forced span.
+        `drafter` is the source whose K is chosen: vLLM's own lookup, where it is no head. Raises
+        ValueError for other `ks`, and if two sources have one name."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
@@ -77,13 +78,11 @@ class Controller:
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. A
-        cell of a K that may not be chosen is one of the next larger: its graph ran it."""
+        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. Cells
+        of a K that may not be chosen teach nothing."""
         self.costs = CostTable(self.ks, self._tuning)
         cells = list(cells)
-        self.costs.load(
-            cell._replace(k=captured_k(self.ks, cell.k)) for cell in cells if cell.k <= self.k_max
-        )
+        self.costs.load(cell for cell in cells if cell.k in self.ks)
         self.acceptance = Acceptance(self.k_max, self._tuning)
         self._read_costs = ReadCosts(self._tuning)
         self._traffic = Traffic(self._catch_up_tokens, self._tuning)
@@ -115,8 +114,9 @@ class Controller:
         self._leaving_zero.is_free = self._uses(self._drafter) and not drafted
 
     def _reset_choice(self) -> None:
-        """Forget the choice that is under way. A K that may not be chosen becomes the next one."""
-        self._k = self._predictor.captured_k(self._k) if self._objective.adapts else self.k_limit
+        """Forget the choice that is under way."""
+        if not self._objective.adapts:
+            self._k = self.k_limit
         if not self._uses(self._drafter):
             self._k = 0
         self._planner.use(filter(self._uses, SOURCES))
@@ -132,8 +132,10 @@ class Controller:
 
     @property
     def k_limit(self) -> int:
-        """The largest K that may be next: a fixed K itself."""
-        return self.k_max if self._objective.adapts else self._objective.k or 0
+        """The largest K that may be next: a fixed K itself, if CUDA graphs have its steps."""
+        if self._objective.adapts:
+            return self.k_max
+        return self.ks[bisect_right(self.ks, self._objective.k or 0) - 1]
 
     def _uses(self, source: str) -> bool:
         """Whether a source may draft."""

@@ -73,8 +73,9 @@ class Predictor:
         return self._ks[-1]
 
     def captured_k(self, k: int) -> int:
-        """The K whose step a step of `k` draft tokens a request takes (`captured_k`)."""
-        return captured_k(self._ks, k)
+        """The K whose graph runs a step of `k` draft tokens a request: `k` itself or the next
+        larger one, to which the device pads the step; the largest if `k` is beyond it."""
+        return self._ks[bisect_left(self._ks, min(k, self._ks[-1]))]
 
     def predict(self, load: Load, objective: Objective, step: int) -> Predictions:
         """Predict a step of `load` at each K; `step` is how many steps were observed before."""
@@ -140,9 +141,3 @@ class Predictor:
             deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
             times_as_good.append(seconds[i] / least_seconds * math.exp(optimism * deviation))
         return times_as_good
-
-
-def captured_k(ks: Sequence[int], k: int) -> int:
-    """The K of `ks`, which rise, whose graph runs a step of `k` draft tokens a request: `k` itself
-    or the next larger one, to which the device pads the step; the largest if `k` is beyond it."""
-    return ks[bisect_left(ks, min(k, ks[-1]))]

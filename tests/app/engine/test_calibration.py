@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.calibration import calibrate, plan
+from drafters.config import captured_ks
 from drafters.control.cost_table import Cell
 
 
@@ -36,6 +37,7 @@ def test_the_corners_come_first_and_every_cell_once() -> None:
 @pytest.mark.parametrize(("k_max", "most"), [(1, 1), (1, 256), (2, 2), (11, 1)])
 def test_small_ranges_have_no_cell_twice(k_max: int, most: int) -> None:
     cells = list(plan(k_max, most))
+    assert {k for _, k in cells} <= set(captured_ks(k_max)), "an engine with graphs takes no other"
     assert len(cells) == len(set(cells))
     assert {(1, 0), (most, k_max)} <= set(cells)
     assert all(1 <= n <= most and 0 <= k <= k_max for n, k in cells)

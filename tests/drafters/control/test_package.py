@@ -58,29 +58,38 @@ def test_only_the_captured_k_are_chosen() -> None:
     assert sum(state["totals"]["steps"]) == sum(state["totals"]["steps"][k] for k in CAPTURED)
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(0, 0), (1, 1), (2, 1), (4, 3), (6, 3), (7, 7)])
+def test_a_fixed_k_without_graphs_is_the_next_smaller_one(asked: int, taken: int) -> None:
+    """Catches: steps that run without CUDA graphs for as long as the objective is in force."""
+    controller = known()
+    controller.set_objective(Objective(FIXED, k=asked))
+    assert controller.choose(Load(1)) == controller.k_limit == taken
+    controller.set_objective(Objective())
+    assert controller.snapshot()["k"] == taken
+
+
 def test_a_step_between_captured_k_counts_for_the_larger_one() -> None:
     """Its graph runs it. Catches: a step of two draft tokens that teaches K = 1 or nothing."""
     controller = known()
-    controller.set_objective(Objective(FIXED, k=2))
-    assert controller.choose(Load(1)) == 2, "a fixed K may be any"
+    controller.set_objective(Objective(FIXED, k=3))
+    assert controller.choose(Load(1)) == 3
     before = {k: cost.seconds for k, cost in controller.costs.row(1).items()}
     for _ in range(100):
-        controller.observe(Step(Load(1, draft_tokens=2), 2, 0.0125, 3, (1, 1), (1, 1)))
+        controller.observe(Step(Load(1, draft_tokens=2), 3, 0.0125, 3, (1, 1), (1, 1)))
     after = {k: cost.seconds for k, cost in controller.costs.row(1).items()}
     assert after[3] == pytest.approx(0.0125, rel=0.02)
     assert after[1] / after[0] == pytest.approx(before[1] / before[0])
     assert after[3] / after[0] > 1.05 * before[3] / before[0]
-    controller.set_objective(Objective())
-    assert controller.snapshot()["k"] == 3, "the next one that may be chosen"
 
 
-def test_a_calibrated_cell_between_captured_k_is_one_of_the_larger() -> None:
-    """Start-up measures half of the largest K, which need not be captured."""
-    controller = Controller(9, ks=(0, 1, 5, 9))
-    controller.load_calibration([Cell(1, 0, 0.010, 4), Cell(1, 4, 0.015, 4), Cell(1, 12, 0.1, 4)])
-    costs = controller.costs.row(1)
-    assert costs[5].seconds == pytest.approx(0.015) and controller.costs.steps(1, 5) == 4
-    assert costs[9].seconds < 0.02, "a K above the largest is not one of the largest"
+def test_calibrated_cells_of_other_k_teach_nothing() -> None:
+    """Catches: steps that ran without CUDA graphs taken for those of a K that has some."""
+    cells = [Cell(1, 0, 0.010, 4), Cell(1, 5, 0.015, 4)]
+    controller, other = Controller(9, ks=(0, 1, 5, 9)), Controller(9, ks=(0, 1, 5, 9))
+    controller.load_calibration([*cells, Cell(1, 4, 0.030, 4), Cell(1, 12, 0.1, 4)])
+    other.load_calibration(cells)
+    assert controller.costs.row(1) == other.costs.row(1)
+    assert controller.costs.steps(1, 5) == 4
 
 
 @pytest.mark.parametrize("ks", [(), (0,), (1, 7), (0, 3), (0, 3, 3, 7), (0, 7, 3), (0, 9)])

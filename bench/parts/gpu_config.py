@@ -66,6 +66,7 @@ class Configuration(NamedTuple):
     mode: str  # of CUDA graphs
     ks: list[int]  # that vLLM's table names
     counts: GraphCounts
+    without_graph: int  # pairs of requests and K of `ks` whose decode step is no whole graph
     seconds: float
     graphs_gib: float
     memory_gib: float | None
@@ -118,7 +119,8 @@ def _build(case: Case, folder: Path) -> Configuration:
     method: Method | None = None
     if preset.has_head:
         method = about.head.method if about.head else "p-eagle"
-    settings = _with_models(preset, method, folder)
+    taps = about.head.taps if about.head else 3
+    settings = _with_models(preset, method, taps, folder)
     parallel = {"tensor_parallel_size": gpus, "data_parallel_size": case.data_parallel}
     given = settings.engine.engine_args | parallel | dict(case.given or {})
     engine = settings.engine.model_copy(update={"engine_args": given})
@@ -133,7 +135,7 @@ def _build(case: Case, folder: Path) -> Configuration:
             break
     with set_current_vllm_config(config):
         backends, head_backend, threshold = _attention(config)
-        counts, mode = _graphs(config, method)
+        counts, mode, without_graph = _graphs(config, method)
     k, speculation = config.num_speculative_tokens, config.speculative_config
     layers, head_layers = (
         model.hf_text_config.num_hidden_layers
@@ -156,13 +158,14 @@ def _build(case: Case, folder: Path) -> Configuration:
         mode=mode,
         ks=[entry[2] for entry in speculation.num_speculative_tokens_per_batch_size or ()],
         counts=counts,
+        without_graph=without_graph,
         seconds=estimate.seconds,
         graphs_gib=estimate.gib,
         memory_gib=needed.total if needed else None,
     )
 
 
-def _with_models(preset: Settings, method: Method | None, folder: Path) -> Settings:
+def _with_models(preset: Settings, method: Method | None, taps: int, folder: Path) -> Settings:
     """The preset's settings, with folders that have its models' configurations and no weights."""
     document = BY_MODEL.get(preset.model.model)
     if document is None:  # inside this repository
@@ -173,7 +176,7 @@ def _with_models(preset: Settings, method: Method | None, folder: Path) -> Setti
         target, head = folder / "target", folder / "head"
         _write_config(target, document)
         if method is not None:
-            _write_config(head, head_config(document, method))
+            _write_config(head, head_config(document, method, taps))
         _write_tokenizer(target)
     model = preset.model.model_copy(update={"model": str(target)})
     drafter = None if method is None else str(head)
@@ -227,8 +230,9 @@ def _attention(config: VllmConfig) -> tuple[list[str], str, int | None]:
     return sorted(backends), head, threshold
 
 
-def _graphs(config: VllmConfig, method: Method | None) -> tuple[GraphCounts, str]:
-    """How many graphs vLLM's managers would capture, and the mode of those of the target."""
+def _graphs(config: VllmConfig, method: Method | None) -> tuple[GraphCounts, str, int]:
+    """How many graphs vLLM's managers would capture, the mode of those of the target, and for how
+    many pairs of requests and a captured K they have none of a whole step (on V2)."""
     import torch
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -249,12 +253,14 @@ def _graphs(config: VllmConfig, method: Method | None) -> tuple[GraphCounts, str
         dispatcher = CudagraphDispatcher(config)
         dispatcher.initialize_cudagraph_keys(mode, k + 1)
         keys = dispatcher.cudagraph_keys
-        return GraphCounts(len(keys[full]), len(keys[parts]), len(keys[parts])), mode.name
+        return GraphCounts(len(keys[full]), len(keys[parts]), len(keys[parts])), mode.name, 0
 
     def captured(manager: CudaGraphManager, of: CUDAGraphMode) -> int:
         return len(manager._capture_descs.get(of, ()))
 
+    table = config.speculative_config.num_speculative_tokens_per_batch_size or ()
     target = ModelCudaGraphManager(config, device, mode, k + 1)
+    target._graphs_captured = True  # so that it finds them
     if method == "p-eagle":
         owner = type("Speculator", (), {})()
         Graphs(config, device, k, owner)
@@ -264,11 +270,14 @@ def _graphs(config: VllmConfig, method: Method | None) -> tuple[GraphCounts, str
     else:
         first = SpeculatorCudaGraphManager(config, device, mode, k + 1)
         rest = SpeculatorCudaGraphManager(config, device, CUDAGraphMode.FULL_DECODE_ONLY, 1)
-        table = config.speculative_config.num_speculative_tokens_per_batch_size or ()
         loops = {entry[2] for entry in table} - {0, 1}  # a graph has all passes for a K
         head = captured(first, full) + captured(first, parts)
         head += captured(rest, full) * max(1, len(loops))
-    return GraphCounts(captured(target, full), captured(target, parts), head), mode.name
+    sequences = config.scheduler_config.max_num_seqs
+    steps = [(n, 1 + entry[2]) for entry in table for n in range(1, 1 + sequences)]
+    modes = [target.dispatch(n, n * width, width, 0).cg_mode for n, width in steps]
+    counts = GraphCounts(captured(target, full), captured(target, parts), head)
+    return counts, mode.name, len(modes) - modes.count(full)
 
 
 @reports_errors("aerie bench")

@@ -83,13 +83,21 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "patches:with_captured_ks",
         {
-            "vllm.v1.worker.gpu.cudagraph_utils:build_dynamic_sd_schedule_lookup": (
+            f"vllm.v1.worker.gpu.{module}cudagraph_utils:build_dynamic_sd_schedule_lookup": (
                 "num_speculative_tokens_per_batch_size, vllm_max_batch_size, "
                 "vllm_num_speculative_tokens"
             )
+            for module in ("", "spec_decode.target_dependent_ar.")
         },
         "vLLM captures CUDA graphs only for K that its table names up to the largest batch.",
         "An option that lists the K for which graphs are captured.",
+    ),
+    Hook(
+        "patches:with_graphs_of_each_k",
+        {"vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates": "self"},
+        "vLLM offers a step the CUDA graphs of one number of tokens, of which its K may have none, "
+        "where a larger one of its K would fit.",
+        "`_init_candidates` groups graphs by `uniform_token_count` too.",
     ),
     Hook(
         "verification.finite:count_broken",

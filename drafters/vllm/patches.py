@@ -11,6 +11,7 @@ import torch
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.transformers_utils.configs.speculators.algos import (
@@ -85,13 +86,19 @@ def apply() -> None:
 def patch_v2_model_runner() -> None:
     """Patch what the workers of vLLM's V2 model runner use."""
     from vllm.v1.worker.gpu import cudagraph_utils
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.sample import sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import cudagraph_utils as of_heads
 
     sampler.get_num_nans = rejection_sampler.get_num_nans = count_broken
     cudagraph_utils.build_dynamic_sd_schedule_lookup = with_captured_ks(
         cudagraph_utils.build_dynamic_sd_schedule_lookup
     )
+    of_heads.build_dynamic_sd_schedule_lookup = with_captured_ks(
+        of_heads.build_dynamic_sd_schedule_lookup
+    )
+    CudaGraphManager._init_candidates = with_graphs_of_each_k(CudaGraphManager._init_candidates)
 
 
 def with_captured_ks(build: Callable[..., list[int]]) -> Callable[..., list[int]]:
@@ -106,6 +113,32 @@ def with_captured_ks(build: Callable[..., list[int]]) -> Callable[..., list[int]
         return build(table, longest, vllm_num_speculative_tokens)
 
     return lookup
+
+
+def with_graphs_of_each_k(build: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let a step find the smallest CUDA graph that has the tokens of its own K. vLLM offers it
+    those of one number of tokens, the next larger one that has a graph of any K: 5 requests at
+    K = 2 (15 tokens) are offered the graphs of 16 tokens, none of which has 3 tokens of each
+    request, and not the one of 18."""
+
+    @wraps(build)
+    def init_candidates(self: Any) -> None:
+        build(self)
+        of_width: dict[tuple[int, int], list[Any]] = {}  # smallest first
+        for graph in reversed(self._capture_descs.get(CUDAGraphMode.FULL, [])):
+            if graph.uniform_token_count is not None:
+                key = graph.uniform_token_count, graph.num_active_loras
+                of_width.setdefault(key, []).append(graph)
+        for (tokens, loras), offered in self._candidates.items():
+            others = [each for each in offered if each.uniform_token_count is None]
+            whole = []
+            for (_, of_loras), graphs in of_width.items():
+                larger = [each.num_tokens for each in graphs if each.num_tokens >= tokens]
+                if of_loras == loras and larger:
+                    whole += [each for each in graphs if each.num_tokens == min(larger)]
+            self._candidates[tokens, loras] = whole + others
+
+    return init_candidates
 
 
 def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:

@@ -106,8 +106,9 @@ def test_a_preset_as_on_a_gpu(preset: str, gpu: str, built: dict[str, Configurat
     assert found.sequences == (settings.engine.max_num_seqs or 256)
     assert found.tokens > server_defaults(GPUS[gpu].gib).tokens
     assert found.ks == list(captured_ks(k))
-    for each in found.ks:  # every sequence that is served decodes in a full graph
+    for each in found.ks:
         assert found.sequences * (each + 1) <= found.sizes[-1]
+    assert found.without_graph == 0, "every batch decodes in a whole graph at each K"
     if found.memory_gib is not None:
         assert found.memory_gib <= UTILISATION * GPUS[gpu].gib
     assert found.seconds < 30

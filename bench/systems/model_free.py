@@ -131,9 +131,10 @@ def _name_every_token(file: Path, count: int) -> None:
     file.write_text(json.dumps(document), "utf-8")
 
 
-def head_config(target: dict[str, Any], method: str) -> dict[str, Any]:
-    """The config of a head: as wide as the target, with early, middle and late taps."""
+def head_config(target: dict[str, Any], method: str, taps: int = 3) -> dict[str, Any]:
+    """The config of a head: as wide as the target, with `taps` from early to late layers."""
     layers = target["num_hidden_layers"]
+    between = (layers - 4) / (taps - 1)
     kept = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
             "max_position_embeddings", "rms_norm_eps", "dtype")  # fmt: skip
     head = {
@@ -144,7 +145,7 @@ def head_config(target: dict[str, Any], method: str) -> dict[str, Any]:
         "target_hidden_size": target["hidden_size"], "draft_vocab_size": target["vocab_size"],
         "num_hidden_layers": HEAD_LAYERS[method], "hidden_act": "silu", "mlp_bias": False,
         "attention_bias": False, "tie_word_embeddings": False,
-        "eagle_aux_hidden_state_layer_ids": [2, layers // 2, layers - 2],
+        "eagle_aux_hidden_state_layer_ids": [2 + round(between * tap) for tap in range(taps)],
         "rope_parameters": rope(target.get("rope_parameters", {}).get("rope_theta", 1e6)),
     }  # fmt: skip
     return head | ({"ptd_token_id": target["vocab_size"] - 1} if method == "p-eagle" else {})

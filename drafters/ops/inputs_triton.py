@@ -69,7 +69,7 @@ def plan_kernel(
     tl.store(lengths + request, tl.where(inside, length, width).to(tl.int32), mask=written)
     rows += request
     tl.store(rows, tl.where(here, request, 0).to(tl.int64), mask=written)
-    tl.store(rows + padded, slot, mask=written)
+    tl.store(rows + padded, tl.where(here, slot, -1), mask=written)
     tl.store(rows + 2 * padded, start, mask=written)
     tl.store(rows + 3 * padded, scheduled, mask=written)
     tl.store(rows + 4 * padded, end, mask=written)
@@ -84,7 +84,8 @@ def plan_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def enter_kernel(
-    rows, count, tokens, longest, tables, blocks, starts, state0, state1, state2, hidden,
+    rows, count, tokens, longest, tables, blocks, starts,
+    state0, state1, state2, state3, state4, hidden,
     store, ids, positions, slots, gathered, block_size, window, mask_token,
     TAPS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +118,8 @@ def enter_kernel(
         before = (slot * window + position % window) * TAPS * hidden
         row = (tl.load(starts + index) + position - scheduled) * hidden
         for tap in tl.static_range(TAPS):
-            state = state0 if tap == 0 else (state1 if tap == 1 else state2)
+            early = state0 if tap == 0 else (state1 if tap == 1 else state2)
+            state = early if tap < 3 else (state3 if tap == 3 else state4)
             old = tl.load(store + before + tap * hidden + column, mask=column < old_columns)
             new = tl.load(state + row + column, mask=column < new_columns)
             target = gathered + (entry * TAPS + tap) * hidden + column
@@ -210,7 +212,7 @@ def enter(
     columns = min(COLUMNS, triton.next_power_of_2(hidden))
     enter_kernel[(len(ids), triton.cdiv(hidden, columns))](
         rows, count, tokens, tokens.shape[1], tables, tables.shape[1], starts,
-        states[0], states[min(1, taps - 1)], states[min(2, taps - 1)], hidden, store,
+        *(states[min(tap, taps - 1)] for tap in range(MOST_TAPS)), hidden, store,
         ids, positions, slots, gathered, block_size, window, mask_token,
         TAPS=taps, STEPS=STEPS, COLUMNS=columns,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-MOST_TAPS = 3  # that the kernels take: each has an argument of its own
+MOST_TAPS = 5  # that the kernels take: each has an argument of its own
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def plan(
     `numbers` has, for each request, its first token in the pass, its tokens there, how many of its
     hidden states are in the store, and its tokens without padding. `queries` is where requests
     begin, `lengths` how many tokens each attends to at its last, `drafts` the tokens to draft from.
-    Requests that pad the graph begin behind all tokens and are zero otherwise. Nothing is stored of
-    a request whose part would end beyond `max_model_len`, and its drafts mean nothing: up to about
-    K tokens before that length it is no longer drafted for.
+    Requests that pad the graph begin behind all tokens, have slot -1 and are zero otherwise.
+    Nothing is stored of a request whose part would end beyond `max_model_len`, and its drafts mean
+    nothing: up to about K tokens before that length it is no longer drafted for.
     """
     first, width, held, needed = numbers
     count, longest = len(first), tokens.shape[1]
@@ -90,8 +90,13 @@ def plan(
     }
     queries = torch.cat([first, none.new_full((padded - count + 1,), total)])
     begin = queries[:-1]
+    padding = dict.fromkeys(found, none) | {"slot": none - 1}
     return (
-        Requests(**{n: torch.cat([x, none]) for n, x in found.items()}, begin=begin, entry=begin),
+        Requests(
+            **{name: torch.cat([x, padding[name]]) for name, x in found.items()},
+            begin=begin,
+            entry=begin,
+        ),
         queries.int(),
         torch.cat([length.where(inside, width), none]).int(),
         torch.cat([drafts, none.new_zeros(padded - count, k)]),

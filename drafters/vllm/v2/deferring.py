@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         self.k_max: int = self.num_speculative_steps
         # A full batch's deferred tokens fit in a pass by themselves.
         self.window = max(1, min(MAX_DEFERRED_STEPS, self.max_num_tokens // self.max_num_reqs))
+        self._warm = False  # whether the kernels of catching up are compiled
         self._held: Ints = np.zeros(self.max_num_reqs, np.int64)  # hidden states kept, by slot
         self._rows = torch.zeros(len(FIELDS) * self.max_num_reqs, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(self.max_num_reqs * self.k_max, dtype=torch.int64, device=device)
@@ -147,6 +149,24 @@ class DeferringSpeculator(DraftModelSpeculator):
             self._pass(batch, states, None, 0)
             self._held[slots] = 0
 
+    def _warm_up(self, states: Sequence[torch.Tensor]) -> None:
+        """Compile the kernels of catching up, before the first request that needs them would wait
+        for it: a pass of one token, which stores nothing."""
+        if self._warm:
+            return
+        self._warm = True
+        one = torch.ones(1, dtype=torch.int64, device=self.device)
+        batch = SimpleNamespace(
+            num_reqs=1,
+            idx_mapping=torch.zeros_like(one),
+            idx_mapping_np=np.zeros(1, np.int64),
+            positions=one,  # its kept token is at 0
+            query_start_loc=torch.arange(2, dtype=torch.int32, device=self.device),
+            num_scheduled_tokens=np.ones(1, np.int32),
+            seq_lens_cpu_upper_bound=torch.full((1,), 2, dtype=torch.int32),
+        )
+        self._pass(cast("InputBatch", batch), states, None, 0, dummy_held=1)
+
     def _pass(
         self,
         batch: InputBatch,
@@ -154,12 +174,15 @@ class DeferringSpeculator(DraftModelSpeculator):
         rejected: torch.Tensor | None,
         k: int,
         *,
-        dummy: bool = False,
+        dummy_held: int | None = None,
     ) -> None:
         """Enter the kept hidden states, and this step's unless `rejected` is None; draft `k` in
-        parallel."""
+        parallel. A pass that only warms up stores nothing; it has `dummy_held` kept hidden states
+        of each request."""
         count, most = batch.num_reqs, self.max_model_len
-        held = np.zeros(count, np.int64) if dummy else self._held[batch.idx_mapping_np]
+        held = self._held[batch.idx_mapping_np]
+        if dummy_held is not None:
+            held = np.full(count, dummy_held, np.int64)
         read = 0 if rejected is None else batch.num_scheduled_tokens
         entered = held + read  # at most, of each request
         needed = entered + max(0, k - 1)
@@ -178,7 +201,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         np.cumsum(widths, out=queries[1:])
         numbers = self._device(np.stack([queries[:-1], widths, held, needed]))
         padded = shape.num_reqs or count
-        self._lay_out(batch, states, rejected, k, numbers, total, padded, dummy)
+        self._lay_out(batch, states, rejected, k, numbers, total, padded, dummy_held is None)
         behind = int((widths - entered).max())
         self.draft_max_seq_len = min(most, longest + behind)
         metadata = None
@@ -208,7 +231,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         numbers: torch.Tensor,
         total: int,
         padded: int,  # requests, with those that pad a graph
-        dummy: bool,
+        kept: bool,  # whether keys and values are stored
     ) -> None:
         """Fill the input buffers of the pass."""
         count, buffers = batch.num_reqs, self.input_buffers
@@ -223,7 +246,7 @@ class DeferringSpeculator(DraftModelSpeculator):
             tokens=tokens,
             total=total,
             max_model_len=self.max_model_len,
-            kept=not dummy,
+            kept=kept,
             rows=rows,
             queries=buffers.query_start_loc[: padded + 1],
             lengths=buffers.seq_lens[:padded],

@@ -9,7 +9,7 @@ needs drafts that are independent of its noise.
 
 One program for each draft reads its logits once for the largest one, BISECTIONS times more for each
 of top-k and top-p that the request has, and once for the draft. Those of greedy requests end at
-once, so that a CUDA graph can hold the kernel for any batch. It is not timed on a GPU yet.
+once, so that a CUDA graph can hold the kernel for any batch.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -51,13 +51,17 @@ class DeviceDraftSampling:
 
     def refresh(self, slots: npt.NDArray[np.integer[Any]]) -> None:
         """Take over the options of a batch's requests, before its drafts are drawn. A batch of
-        greedy requests behind others like it copies nothing."""
+        greedy requests behind others like it copies nothing, whatever ended requests have left in
+        other slots."""
         states = self._states
-        if self._all_greedy and not states.temperature.np[slots].any():
+        if not states.temperature.np[slots].any():
+            if not self._all_greedy:
+                self.temperature.zero_()
+            self._all_greedy = True
             return
         for name in ("temperature", "seeds", "top_k", "top_p", "min_p"):
             getattr(self, name).copy_(getattr(states, name).gpu)
-        self._all_greedy = not states.temperature.np.any()
+        self._all_greedy = False
 
     def draw(
         self,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -23,8 +21,6 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
     step: a layer, `fc` and the logits of each request. Here the hidden states of such steps are
     kept, and entered by a pass before the next one of vLLM's.
     """
-
-    _warm = False  # whether the kernels of catching up are compiled
 
     @torch.inference_mode()
     def propose(
@@ -43,12 +39,11 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
         """Draft after a step, as vLLM's; the other arguments are those of
         `ParallelSpeculator.propose`. The drafts at K = 0 mean nothing."""
         states = aux_hidden_states or [last_hidden_states]
-        if dummy_run:
-            if not skip_attn_for_dummy_run:
-                self._warm_up(states)
-        elif num_speculative_tokens == 0 and self._defer(input_batch, states):
-            return self.draft_tokens[: input_batch.num_reqs]
-        else:
+        if not skip_attn_for_dummy_run:
+            self._warm_up(states)
+        if not dummy_run:
+            if num_speculative_tokens == 0 and self._defer(input_batch, states):
+                return self.draft_tokens[: input_batch.num_reqs]
             self._catch_up(input_batch, states)
             self._refresh_sampling(input_batch)
         drafts: torch.Tensor = super().propose(
@@ -93,13 +88,13 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
         rejected: torch.Tensor | None,
         k: int,
         *,
-        dummy: bool = False,
+        dummy_held: int | None = None,
     ) -> None:
         """Catch up, and leave the slots of the step's tokens as they are: vLLM's first pass reads
         them from the same buffer."""
         slots = self.block_tables.slot_mappings[self.group]
         of_step = slots.clone()
-        super()._pass(batch, states, rejected, k, dummy=dummy)
+        super()._pass(batch, states, rejected, k, dummy_held=dummy_held)
         slots.copy_(of_step)
 
     def _forward(
@@ -112,23 +107,3 @@ class SequentialSpeculator(DeferringSpeculator, EagleSpeculator):
     ) -> torch.Tensor:
         last: torch.Tensor = self._run_model(tokens, metadata, slot_mappings, across, mode)[0]
         return last
-
-    def _warm_up(self, states: Sequence[torch.Tensor]) -> None:
-        """Compile the kernels of catching up, before the first request that needs them would wait
-        for it: a pass of one token, stored where padding is."""
-        if self._warm:
-            return
-        self._warm = True
-        one = torch.ones(1, dtype=torch.int64, device=self.device)
-        batch = SimpleNamespace(
-            num_reqs=1,
-            idx_mapping=torch.zeros_like(one),
-            idx_mapping_np=np.zeros(1, np.int64),
-            positions=one,  # its kept token is at 0
-            query_start_loc=torch.arange(2, dtype=torch.int32, device=self.device),
-            num_scheduled_tokens=np.ones(1, np.int32),
-            seq_lens_cpu_upper_bound=torch.full((1,), 2, dtype=torch.int32),
-        )
-        held, self._held[0] = self._held[0], 1
-        self._catch_up(cast("InputBatch", batch), states)
-        self._held[0] = held

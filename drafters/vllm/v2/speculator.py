@@ -158,8 +158,9 @@ class ParallelSpeculator(DeferringSpeculator):
             tokens = input_batch.num_tokens + count * max(0, k - 1)
             self._generate(k, count, min(tokens, self.max_num_tokens), None, None, None)
             return drafts
+        self._warm_up(states)
         if dummy_run:
-            self._pass(input_batch, states, num_rejected, k, dummy=True)
+            self._pass(input_batch, states, num_rejected, k, dummy_held=0)
             return drafts
         if k == 0 and self._defer(input_batch, states):
             return drafts

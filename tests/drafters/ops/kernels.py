@@ -79,7 +79,7 @@ def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(passes(), st.sampled_from([(1, 3), (2, 8), (3, 5)]))
+@given(passes(), st.sampled_from([(1, 3), (2, 8), (3, 5), (5, 4)]))
 def test_inputs_are_those_of_the_layout(case: Any, shape: tuple[int, int]) -> None:
     """Catches: off by one where a request, a block or the history ends; K of 0 and 1, which have
     no masked position; the ring's turn; a held state taken for a fresh one; a tap out of place."""

@@ -30,8 +30,8 @@ STEPS = inputs_triton.STEPS
 for fresh in (True, False):
     built(inputs_triton.plan_kernel, PLANNED, FRESH=fresh, DRAFTS=inputs_triton.DRAFTS)
 for dtype in ("*bf16", "*fp32"):
-    wide = dict.fromkeys(("state0", "state1", "state2", "store", "gathered"), dtype)
-    built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=3, STEPS=STEPS, COLUMNS=1024)
+    wide = dict.fromkeys((*(f"state{tap}" for tap in range(5)), "store", "gathered"), dtype)
+    built(inputs_triton.enter_kernel, {**INTEGERS, **wide}, TAPS=5, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("combined", "shared", "out"), dtype)
     built(inputs_triton.spread_kernel, {"rows": "*i64", **wide}, STEPS=STEPS, COLUMNS=1024)
     wide = dict.fromkeys(("top", "projected", "before_table", "candidate_table"), dtype)

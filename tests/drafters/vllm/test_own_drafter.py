@@ -163,7 +163,8 @@ def with_head(folder: Path, **keys: Any) -> VllmConfig:
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"eagle_aux_hidden_state_layer_ids": (0, 1, 2, 3)}, "more than 3 taps"),
+        ({"eagle_aux_hidden_state_layer_ids": (0, 1, 2, 3, 4, 5)}, "more than 5 taps"),
+        ({"eagle_aux_hidden_state_layer_ids": (0, 1, 2, 3, 4)}, None),
         ({"layer_types": ("sliding_attention",), "sliding_window": 8}, "sliding-window layers"),
         ({"layer_types": ("sliding_attention",), "sliding_window": 8, "qk_norm": True}, "sliding"),
         ({"layer_types": ("full_attention",)}, None),

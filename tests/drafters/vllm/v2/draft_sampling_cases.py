@@ -185,6 +185,19 @@ def test_options_are_taken_over_when_a_batch_needs_them() -> None:
         assert float(made.temperature[1]) == pytest.approx(temperature)
 
 
+def test_what_ended_requests_left_in_other_slots_costs_greedy_batches_nothing() -> None:
+    """Catches: options that are copied in every greedy step, as vLLM's warm-up leaves T = 0.9 in
+    all slots."""
+    states = States([0.9, 0.0], VOCABULARY, 1.0, 0.0)
+    made = DeviceDraftSampling(states, DEVICE, use_fp64=False)
+    made.refresh(np.array([0]))
+    made.refresh(np.array([1]))
+    assert not made.temperature.any()
+    states.seeds.gpu[:] = 77
+    made.refresh(np.array([1]))
+    assert not (made.seeds == 77).any()
+
+
 def test_the_noise_of_these_tests_is_vllms() -> None:
     made, positions = sampling([1.0] * FEW), torch.arange(FEW, device=DEVICE) * 1000
     law = laws(0.0)[0].expand(FEW, -1)

@@ -18,10 +18,10 @@ from drafters.train.data.token_sequences import Text
 from drafters.train.evaluation.answers import Answers
 from drafters.train.evaluation.evaluate_head import load_fitting_head, measure
 from drafters.train.evaluation.statistics import draw_weights, ratio_intervals
+from drafters.train.learner.sequences import LEAST_OF_TENANT
 from drafters.train.target import FrozenTarget
 
 WORSE = 0.98  # a ratio of acceptance lengths below this is too bad for any group
-_LEAST_OF_TENANT = 8  # answers of a tenant, for a verdict of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def replay(
                for tenant in captured}  # fmt: skip
     return CandidateReplay(
         captured=of(list(range(len(groups)))),
-        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT},
+        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= LEAST_OF_TENANT},
         mix=of(list(range(len(groups), len(texts)))) if mix else None,
     )
 

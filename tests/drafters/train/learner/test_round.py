@@ -100,6 +100,14 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert work.plan() is None and work.since() == 1059.0 and not work.round.exists()
 
 
+def test_of_few_long_answers_a_better_head_becomes_a_candidate_too(options: argparse.Namespace):
+    """An eighth of what is trained on would be two answers here, and prove nothing."""
+    options.answer_tokens, options.epochs = 16 * STEPS, 80.0
+    found = run(options)
+    assert found.provenance["data"]["held_back"] >= 5
+    assert found.verdict == CANDIDATE, found.provenance["replay"]
+
+
 def test_the_next_round_goes_on_from_the_head_in_force(
     options: argparse.Namespace, target: FrozenTarget
 ):

@@ -33,8 +33,18 @@ class RoundFolder:
         self.round = folder / "round"
 
     def since(self) -> float:
-        """When the newest sequence ended that a round has looked at; seconds since 1970."""
-        return float((read_json(self._folder / SINCE) or {"since": 0.0})["since"])
+        """When the newest sequence ended that a round has looked at; seconds since 1970.
+
+        A time to come was written by a clock that was ahead. It becomes now, on disk too: nothing
+        would be new until then.
+        """
+        since, now = (
+            float((read_json(self._folder / SINCE) or {"since": 0.0})["since"]),
+            time.time(),
+        )
+        if since > now:
+            replace_json(self._folder / SINCE, {"since": now})
+        return min(since, now)
 
     def plan(self) -> dict[str, Any] | None:
         """The plan of the round that goes on; None if none does."""

@@ -18,6 +18,17 @@ def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path
     assert work.count_attempt()
 
 
+def test_a_clock_that_was_ahead_does_not_end_all_rounds(tmp_path: Path) -> None:
+    work = RoundFolder(tmp_path)
+    began = time.time()
+    work.finish(began + 30 * 86_400)
+    assert began <= work.since() <= time.time()
+    first = work.since()
+    assert RoundFolder(tmp_path).since() == first  # what comes from now on is new
+    work.finish(5.0)
+    assert work.since() == 5.0
+
+
 def test_being_killed_is_no_failure_while_training_comes_further(tmp_path: Path) -> None:
     work = RoundFolder(tmp_path)
     work.clear()

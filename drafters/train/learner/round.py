@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -207,7 +208,8 @@ class Round:
         if saved.exists():
             try:
                 trainer.load(saved)
-            except ResumeError:  # of other options, such as another K: this phase begins anew
+            except ResumeError as error:  # such as another K: this phase begins anew
+                print(f"learner: begun anew: {error}", file=sys.stderr, flush=True)
                 saved.unlink()
         trainer.run(saved, _SAVE_S)
         replace_json(folder / f"{name}.json", {

@@ -223,6 +223,19 @@ def test_another_k_begins_the_training_anew(
     assert run(options).provenance["k"] == options.k
 
 
+def test_a_saved_training_that_is_damaged_begins_anew(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
+    with monkeypatch.context() as patch:
+        die_after(patch, Trainer, "save")
+        with pytest.raises(Killed):
+            run(options)
+    (saved,) = RoundFolder(options.folder / "work").round.glob("resume-*.pt")
+    saved.write_bytes(saved.read_bytes()[:-1000])
+    assert run(options).verdict == CANDIDATE
+
+
 def test_a_selector_is_trained_on_too(
     options: argparse.Namespace, target: FrozenTarget, new_head: NewHead
 ):

@@ -35,7 +35,7 @@ class FakeEngine:
         self.dead = False
         self.swapping: asyncio.Event | None = None  # a swap waits for it
         self.random = Random(0)
-        self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0}
+        self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0, "tokens": 0.0}
         self.drafted = 0
         self.staged = 0
 
@@ -63,6 +63,7 @@ class FakeEngine:
         self.totals["decode_seconds"] += 1.0
         pace = self.speedups.get(self.in_force, 1.0) * self.random.gauss(1.0, 0.02)
         self.totals["plain_seconds"] += pace
+        self.totals["tokens"] += 60.0
         self.drafted += 100
         sources = {"head": {"drafted": self.drafted, "accepted": 0}}
         totals = {**self.totals, "sources": sources}

@@ -231,7 +231,8 @@ class Round:
         for tenant, text in zip(tenants, texts, strict=False):
             by_tenant[tenant].append(text)
         heads = self._head_of(in_force), self._work.round / _CANDIDATE
-        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k)
+        first = None if in_force == STARTED_WITH else self._head_of(STARTED_WITH)
+        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k, first)
 
     def _add(self, plan: dict[str, Any]) -> Generation:
         """Compare the candidate with the head that is in force now, and add it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,26 @@ def test_the_next_round_goes_on_from_the_head_in_force(
     lineage.pin(None)
     lineage.put_in_force(77)  # whose folder somebody deleted
     assert run(options).provenance["parent"] == 0
+
+
+def test_a_candidate_is_compared_with_the_first_head_on_the_mix(
+    options: argparse.Namespace, new_head: NewHead
+):
+    """The one in force may have forgotten the mix, so that to be no worse is no merit."""
+    lineage = Lineage(options.folder)
+    first = run(options)
+    assert first.provenance["replay"]["mix_against_first"] is None
+    lineage.put_in_force(first.number)
+    # Of the two heads the better one is the first: the second one forgot what it knew.
+    (weights,) = first.folder.glob("model.safetensors")
+    good = weights.read_bytes()
+    shutil.copy(options.head / weights.name, weights)
+    (options.head / weights.name).write_bytes(good)
+    options.muon_lr = options.adam_lr = 1e-6
+    replayed = run(options).provenance["replay"]
+    assert replayed["mix"]["ratio"] >= 0.98 > replayed["mix_against_first"]["ratio"]
+    assert replayed["mix_against_first"]["answers"] == replayed["mix"]["answers"]
+    assert lineage.generation(2).provenance["reason"] == "worse on the texts that are mixed in"
 
 
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):

@@ -246,13 +246,18 @@ class HeadGenerations:
         return _View(self._known[1], self._lineage.in_force(), self._lineage.pinned())
 
     async def _follow(self, view: _View) -> None:
-        """Load what the folder says drafts."""
+        """Load what the folder says drafts. If that cannot be loaded, the generation in force
+        drafts, else the first head: never one that nothing was shown of, such as a candidate whose
+        trial was broken off."""
         assert self._engine is not None
         wanted, before = view.in_force if view.pinned is None else view.pinned, self.generation
-        if await self._load(view, wanted):
+        for number in (wanted, view.in_force, STARTED_WITH):
+            if await self._load(view, number):
+                break
+        if self.generation != before:
+            await self._engine.drop_head()
+        if self.generation == wanted:
             self._tell(None)
-            if before != wanted:
-                await self._engine.drop_head()
         else:
             self._tell(
                 f"generation {wanted} cannot be loaded, generation {self.generation} drafts: "
@@ -300,11 +305,13 @@ class HeadGenerations:
 
     async def _give_up(self, view: _View, trial: Trial, why: str) -> None:
         """End a trial of which a head cannot be loaded any more."""
+        assert self._engine is not None
         if trial.drafting == trial.candidate:
             await self._end(view, trial, ROLLED_BACK, why)
         else:
             self.trial = None
-            self._tell(f"generation {trial.incumbent} cannot be loaded any more: {why}")
+            await self._follow(view)
+            await self._engine.drop_head()
 
     async def _end(self, view: _View, trial: Trial, verdict: str, why: str | None = None) -> None:
         """Put the better head in force, and keep what was seen."""

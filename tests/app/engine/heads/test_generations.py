@@ -417,6 +417,46 @@ def test_a_candidate_whose_folder_disappears_ends_its_trial(scene: Scene) -> Non
     assert scene.heads.trial is None
 
 
+@pytest.mark.parametrize("broken", ["pinned", "pinned and in force"])
+def test_a_candidate_does_not_go_on_when_a_pin_that_cannot_be_loaded_ends_its_trial(
+    scene: Scene, broken: str
+) -> None:
+    """Nothing was shown of it."""
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add(KEPT)
+    scene.add()
+
+    def pin() -> None:
+        scene.engine.refused = {2: "truncated"} | ({1: "gone"} if "in force" in broken else {})
+        scene.lineage.pin(2)
+
+    left = 0 if "in force" in broken else 1
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None and scene.engine.in_force == 3),
+        pin,
+        scene.until(lambda: scene.heads.trial is None and scene.heads.problem is not None),
+        scene.looks(),
+    )
+    assert (scene.engine.in_force, scene.engine.staged) == (left, 0)
+    assert (
+        scene.heads.problem == f"generation 2 cannot be loaded, generation {left} drafts: truncated"
+    )
+    assert scene.lineage.generation(3).verdict == CANDIDATE
+
+
+def test_a_candidate_does_not_go_on_when_the_one_before_cannot_be_loaded_any_more(
+    scene: Scene,
+) -> None:
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None and scene.engine.in_force == 2),
+        lambda: scene.engine.refused.update({1: "truncated"}),
+        scene.until(lambda: scene.heads.problem is not None),
+    )
+    assert scene.engine.in_force == 0
+
+
 def test_a_folder_that_cannot_be_read_is_told_and_survived(scene: Scene) -> None:
     (scene.folder / "in_force").write_text("no number")
     scene.play(

@@ -8,6 +8,7 @@ which one drafts.
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
     first_head                          the head that they descend from, and its target
+    loading                             the number of one that an engine reads for the first time
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
 kill at any point leaves what was there before or what was meant. Number 0 is the head that the
@@ -37,7 +38,7 @@ REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
-IN_FORCE, PINNED, FIRST_HEAD = "in_force", "pinned", "first_head"
+IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
@@ -163,6 +164,19 @@ class Lineage:
         if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
         replace_json(self._folder / PINNED, number)
+
+    def loading(self) -> int | None:
+        """The number of the generation that was being loaded when its gateway ended; None if it
+        ended otherwise."""
+        return self._number(LOADING)
+
+    def note_loading(self, number: int | None) -> None:
+        """Say which generation an engine begins to load; None when that has ended. Raises
+        OSError."""
+        if number is None:
+            (self._folder / LOADING).unlink(missing_ok=True)
+        else:
+            replace_json(self._folder / LOADING, number)
 
     def _place(self, number: int) -> Path:
         return self._folder / FOLDER / f"{number:04d}"

@@ -246,6 +246,43 @@ def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
     assert scene.engine.swaps == []
 
 
+@pytest.mark.parametrize("on_purpose", [False, True])
+def test_a_candidate_that_ends_the_gateway_is_rolled_back(scene: Scene, on_purpose: bool) -> None:
+    """It would take down each gateway that starts: memory runs out, for one."""
+    scene.add()
+
+    async def end() -> None:
+        scene.engine.swapping = asyncio.Event()
+        await soon(lambda: scene.lineage.loading() == 1, IN_TIME_S)
+        if on_purpose:
+            scene.heads.stopped()
+
+    scene.play(end)
+    again = Scene(scene.folder)  # of another process
+    if on_purpose:
+        again.play(again.until(lambda: again.engine.in_force == 1))
+        assert again.lineage.generation(1).trial is None
+    else:
+        again.play(again.until(lambda: again.lineage.generation(1).trial is not None))
+        trial = again.lineage.generation(1).trial
+        assert trial is not None
+        assert trial["verdict"] == ROLLED_BACK
+        assert trial["refused"] == "the gateway ended while it was loaded"
+        assert again.engine.swaps == []
+    assert again.lineage.loading() is None
+
+
+def test_what_was_loaded_once_is_not_noted_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial swaps every few seconds, and must not write to the disk each time."""
+    noted: list[int | None] = []
+    monkeypatch.setattr(Lineage, "note_loading", lambda _, number: noted.append(number))
+    scene.add()
+    scene.play(scene.until(lambda: len(scene.engine.swaps) > 3))
+    assert noted == [1, None]
+
+
 def test_a_disk_that_does_not_answer_keeps_no_engine_from_starting(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,15 +78,25 @@ class Lineage:
 
     def descend_from(self, first_head: str) -> bool:
         """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
-        in force now and none is pinned: the others descend from a head that is not there."""
-        before = read_json(self._folder / FIRST_HEAD)
+        in force now, none is pinned and no candidate waits: the others descend from a head that is
+        not there. A round of the learner that was begun for it is given up (`first_head`)."""
+        before = self.first_head()
         if before == first_head:
             return False
         if before is not None:
             self.put_in_force(STARTED_WITH)
             self.pin(None)
+            for generation in self.generations():
+                if generation.verdict == CANDIDATE:
+                    why = "the gateway was started with another head or target"
+                    self.record_trial(generation.number, {"verdict": ROLLED_BACK, "refused": why})
         replace_json(self._folder / FIRST_HEAD, first_head)
         return before is not None
+
+    def first_head(self) -> str | None:
+        """Which head number 0 is, and its target; None before a gateway has said it."""
+        first_head: str | None = read_json(self._folder / FIRST_HEAD)
+        return first_head
 
     def generations(self) -> list[Generation]:
         """All generations, the oldest first."""

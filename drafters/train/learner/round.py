@@ -73,6 +73,8 @@ class Round:
         if made is None:
             self._train(plan)
             self._select(plan)
+            if self._work.plan() is None:  # while it was trained
+                raise ValueError("the gateway was started with another head or target")
             made = self._add(plan)
         self._work.finish(plan["until"])
         self._lineage.prune()

@@ -145,6 +145,26 @@ def test_a_candidate_is_compared_with_the_first_head_on_the_mix(
     assert lineage.generation(2).provenance["reason"] == "worse on the texts that are mixed in"
 
 
+def test_a_round_that_another_first_head_overtakes_adds_nothing(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """The learner may run elsewhere while the gateway is started with another head."""
+    lineage = Lineage(options.folder)
+    lineage.descend_from("a target and a head")
+    select = Round._select
+
+    def started_anew(self: Round, plan: dict[str, Any]) -> None:
+        select(self, plan)
+        lineage.descend_from("a target and a better head")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Round, "_select", started_anew)
+        with pytest.raises(ValueError, match="another head or target"):
+            run(options)
+    assert lineage.generations() == []
+    assert run(options).number == 1
+
+
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):
     options.muon_lr = options.adam_lr = 0.0
     found = run(options)

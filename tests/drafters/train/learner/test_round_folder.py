@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from drafters.learning.lineage import Lineage
 from drafters.train.learner.round_folder import SAVED, RoundFolder
 
 
@@ -52,3 +53,15 @@ def test_each_phase_has_its_attempts(tmp_path: Path) -> None:
     assert not work.count_attempt()
     assert work.since() == 7.0
     assert work.plan() is None
+
+
+def test_a_round_of_another_first_head_does_not_go_on(tmp_path: Path) -> None:
+    lineage, work = Lineage(tmp_path), RoundFolder(tmp_path / "work")
+    work.round.parent.mkdir()
+    lineage.descend_from("a target and a head")
+    work.clear()
+    work.begin({"until": 7.0})
+    assert RoundFolder(tmp_path / "work").plan() is not None
+    lineage.descend_from("another target and a head")
+    assert RoundFolder(tmp_path / "work").plan() is None
+    assert work.since() == 0.0  # what was captured is as new as it was

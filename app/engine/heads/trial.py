@@ -54,9 +54,12 @@ class _Sums:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Sums:
         totals = state["totals"]
-        drafted = totals["sources"][HEAD]["drafted"]
-        sums = (totals[name] for name in ("decode_seconds", "plain_seconds", "tokens"))
-        return cls(*sums, drafted)
+        return cls(
+            decode_s=totals["decode_seconds"],
+            plain_s=totals["plain_seconds"],
+            tokens=totals["tokens"],
+            drafted=totals["sources"][HEAD]["drafted"],
+        )
 
 
 class Trial:

@@ -73,8 +73,6 @@ class Round:
         if made is None:
             self._train(plan)
             self._select(plan)
-            if self._work.plan() is None:  # while it was trained
-                raise ValueError("the gateway was started with another head or target")
             made = self._add(plan)
         self._work.finish(plan["until"])
         self._lineage.prune()
@@ -237,7 +235,8 @@ class Round:
         return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k, first)
 
     def _add(self, plan: dict[str, Any]) -> Generation:
-        """Compare the candidate with the head that is in force now, and add it."""
+        """Compare the candidate with the head that is in force now, and add it. Raises ValueError
+        if the gateway has another first head or target since the round began."""
         in_force = self._in_force()
         found = self._compare(plan, in_force)
         objection = found.objection()
@@ -261,6 +260,8 @@ class Round:
         record = run_record(["aerie learn"], plan["seed"], facts)
         if (texts := Path(args.head) / MIX_FILE).is_file():  # for whoever learns on from this one
             shutil.copyfile(texts, self._work.round / _CANDIDATE / MIX_FILE)
+        if self._work.plan() is None:
+            raise ValueError("the gateway was started with another head or target meanwhile")
         return self._lineage.add(self._work.round / _CANDIDATE, record)
 
     def _already_added(self, plan: dict[str, Any]) -> Generation | None:

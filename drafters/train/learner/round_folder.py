@@ -40,10 +40,8 @@ class RoundFolder:
         A time to come was written by a clock that was ahead. It becomes now, on disk too: nothing
         would be new until then.
         """
-        since, now = (
-            float((read_json(self._folder / SINCE) or {"since": 0.0})["since"]),
-            time.time(),
-        )
+        since = float((read_json(self._folder / SINCE) or {"since": 0.0})["since"])
+        now = time.time()
         if since > now:
             replace_json(self._folder / SINCE, {"since": now})
         return min(since, now)

@@ -260,8 +260,10 @@ def test_a_candidate_that_ends_the_gateway_is_rolled_back(scene: Scene, on_purpo
     scene.play(end)
     again = Scene(scene.folder)  # of another process
     if on_purpose:
-        again.play(again.until(lambda: again.engine.in_force == 1))
-        assert again.lineage.generation(1).trial is None
+        again.play(
+            again.until(lambda: 1 in again.engine.swaps),
+            again.until(lambda: again.lineage.loading() is None),
+        )
     else:
         again.play(again.until(lambda: again.lineage.generation(1).trial is not None))
         trial = again.lineage.generation(1).trial

@@ -44,7 +44,9 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     admission = AdmissionController(settings, engine.load)
     engine.load.on_step = admission.queue.dispatch
     folder = settings.learning.learn
-    learning = engine.learning = None if folder is None else Learning(folder, settings)
+    learning = engine.learning = None
+    if folder is not None:
+        learning = engine.learning = Learning(folder, settings, admission.excluded_from_capture)
     heads = engine.heads
     if learning is not None and heads is not None:
         learning.capture.generation = lambda: heads.generation

@@ -106,6 +106,16 @@ class AdmissionController:
             return None
         return tenant.name if self.keys.guarded else ""
 
+    def excluded_from_capture(self) -> frozenset[str]:
+        """Names under which sequences of tenants that are excluded now may have been captured
+        before. Any thread may call it."""
+        names = self._learning.excluded
+        if not self.keys.guarded and ANONYMOUS in names:
+            names |= {""}
+        return names | {
+            tenant.name for tenant in self.keys.ring.tenants.values() if not tenant.learn
+        }
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Run the background tasks (the keys file's watcher, late releases) meanwhile."""

@@ -469,6 +469,8 @@ class Engine:
             await asyncio.to_thread(cleanup.run)
         if self._errors is not None:
             self._errors.remove()
+        if self.heads is not None:
+            await asyncio.to_thread(self.heads.stopped)
 
 
 def _ended(how: str) -> StartFailureError:

@@ -23,7 +23,7 @@ TICK_S = 0.2  # how often the thread looks for sequences: waking it for each wou
 SHARE = 0.01  # of the time, that the thread may compute: Python runs one thread at a time
 LEAST_REST_S = 0.005  # it rests for shorter times together
 BATCH_BYTES = 256 * 1024  # written at once, at most
-TIDY_S = 60.0  # how often files are looked at that may have become too old
+TIDY_S = 60.0  # how often files are looked at that may be too old, or an excluded tenant's
 RETRY_S = 60.0  # how long nothing is captured after an error of the file system
 CLOSE_S = 5.0  # how long the end waits for a file system that does not answer
 
@@ -84,7 +84,7 @@ class Capture:
         self._work()
 
     def _work(self) -> None:
-        """Delete what is too old and write what waits. Errors stop both for RETRY_S."""
+        """Delete what may not be kept and write what waits. Errors stop both for RETRY_S."""
         if self._refusing and self._steady() < self._retry_at:
             self._take_all_as_dropped()
             return

@@ -1,5 +1,5 @@
 """The files of captured sequences: each of one tenant, closed when they are large or old, and
-deleted by age and size.
+deleted by age and size, and when their tenant is excluded.
 
     captured/20261127T194500-0001-search.jsonl     tenant "search"
     captured/20261127T194512-0002.jsonl            without keys
@@ -15,7 +15,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class CapturedFiles:
     """Appends sequences to a folder, and deletes the oldest files.
 
     Only one thread may use it. `budget` are the bytes that are kept at most, `keep_s` the seconds.
+    `excluded` returns the tenants of whom nothing may be kept.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class CapturedFiles:
         folder: Path,
         budget: int,
         keep_s: float,
+        excluded: Callable[[], Collection[str]] = frozenset,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._budget = budget
         self._keep_s = keep_s
+        self._excluded = excluded
         self._clock = clock
         self._steady = steady
         self._files: dict[str, _File] = {}
@@ -90,8 +93,9 @@ class CapturedFiles:
         entry.written = self._clock()
 
     def tidy(self) -> None:
-        """Look at the folder again, and delete what is too old or too much. Raises OSError."""
-        now, found = self._clock(), dict[str, _File]()
+        """Look at the folder again, and delete what is an excluded tenant's, too old or too much.
+        Raises OSError."""
+        now, excluded, found = self._clock(), self._excluded(), dict[str, _File]()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -100,8 +104,9 @@ class CapturedFiles:
         self._files, self._sizes = found, Counter()
         for file in found.values():
             self._sizes[file.tenant] += file.size
-        for name in [n for n, file in found.items() if now - file.written > self._keep_s]:
-            self._delete(name)
+        for name, file in list(found.items()):
+            if file.tenant in excluded or now - file.written > self._keep_s:
+                self._delete(name)
         while self.total_bytes > self._budget:
             self._delete(self._least_worth_keeping())
 

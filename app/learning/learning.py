@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -21,12 +21,17 @@ DAY_S = 86_400.0
 class Learning:
     """Capture, the report of the load, and the learner (None where it runs elsewhere)."""
 
-    def __init__(self, folder: str, settings: Settings) -> None:
-        """Claim the folder. Raises SettingsError if it cannot be used."""
+    def __init__(
+        self, folder: str, settings: Settings, excluded: Callable[[], Collection[str]]
+    ) -> None:
+        """Claim the folder. Raises SettingsError if it cannot be used.
+
+        `excluded` returns the tenants of whom nothing may be kept; another thread calls it.
+        """
         learning = settings.learning
         self.folder = ClaimedFolder(folder)
         budget, keep_s = int(learning.learn_mib * 2**20), learning.learn_days * DAY_S
-        self.capture = Capture(CapturedFiles(self.folder.captured, budget, keep_s))
+        self.capture = Capture(CapturedFiles(self.folder.captured, budget, keep_s, excluded))
         self.load = LoadReport(LoadSignal(self.folder.path))
         self.learner: LearnerProcess | None = None
         if learning.learn_train:

@@ -40,7 +40,8 @@ class LearningSettings(Section):
     learn_exclude: str = Field(
         "",
         description="Names of tenants, separated by commas, of whose sequences nothing is "
-        "captured; `learn = false` says it in the keys file.",
+        "captured, and what was captured before is deleted; `learn = false` says it in the keys "
+        "file.",
     )
 
     @property

@@ -8,6 +8,7 @@ which one drafts.
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
     first_head                          the head that they descend from, and its target
+    loading                             the number of one that an engine reads for the first time
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
 kill at any point leaves what was there before or what was meant. Number 0 is the head that the
@@ -37,7 +38,7 @@ REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
-IN_FORCE, PINNED, FIRST_HEAD = "in_force", "pinned", "first_head"
+IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
 _WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
@@ -77,15 +78,25 @@ class Lineage:
 
     def descend_from(self, first_head: str) -> bool:
         """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
-        in force now and none is pinned: the others descend from a head that is not there."""
-        before = read_json(self._folder / FIRST_HEAD)
+        in force now, none is pinned and no candidate waits: the others descend from a head that is
+        not there. A round of the learner that was begun for it is given up (`first_head`)."""
+        before = self.first_head()
         if before == first_head:
             return False
         if before is not None:
             self.put_in_force(STARTED_WITH)
             self.pin(None)
+            for generation in self.generations():
+                if generation.verdict == CANDIDATE:
+                    why = "the gateway was started with another head or target"
+                    self.record_trial(generation.number, {"verdict": ROLLED_BACK, "refused": why})
         replace_json(self._folder / FIRST_HEAD, first_head)
         return before is not None
+
+    def first_head(self) -> str | None:
+        """Which head number 0 is, and its target; None before a gateway has said it."""
+        first_head: str | None = read_json(self._folder / FIRST_HEAD)
+        return first_head
 
     def generations(self) -> list[Generation]:
         """All generations, the oldest first."""
@@ -163,6 +174,19 @@ class Lineage:
         if number not in (None, STARTED_WITH) and not self.generation(number).has_weights:
             raise KeyError(number)
         replace_json(self._folder / PINNED, number)
+
+    def loading(self) -> int | None:
+        """The number of the generation that was being loaded when its gateway ended; None if it
+        ended otherwise."""
+        return self._number(LOADING)
+
+    def note_loading(self, number: int | None) -> None:
+        """Say which generation an engine begins to load; None when that has ended. Raises
+        OSError."""
+        if number is None:
+            (self._folder / LOADING).unlink(missing_ok=True)
+        else:
+            replace_json(self._folder / LOADING, number)
 
     def _place(self, number: int) -> Path:
         return self._folder / FOLDER / f"{number:04d}"

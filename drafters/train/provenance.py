@@ -48,12 +48,16 @@ def read_provenance(folder: Path | None) -> dict[str, Any] | None:
 
 
 def _revision() -> str | None:
-    """The commit of the code that ran, or None outside a repository."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The commit of the code that ran; None outside a repository, and where there is no git, as in
+    the container image."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
     return done.stdout.strip() or None

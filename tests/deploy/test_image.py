@@ -18,6 +18,7 @@ import yaml
 
 from app.commands import sagemaker
 from app.settings import ENV_PREFIX, ServerSettings, section_of
+from app.settings.learning import LearningSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text("utf-8")
@@ -50,6 +51,13 @@ def test_the_example_offers_what_compose_reads() -> None:
             read |= set(service["environment"])
     offered = set(re.findall(r"^#?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE))
     assert offered == read
+
+
+def test_compose_passes_on_every_setting_of_learning() -> None:
+    """What `.env` says of who is excluded must not be dropped without a word."""
+    gateway = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
+    ours = {f"{ENV_PREFIX}{name}".upper() for name in LearningSettings.model_fields}
+    assert ours <= set(gateway["environment"])
 
 
 def test_images_that_are_pulled_are_pinned() -> None:

@@ -116,6 +116,7 @@ class HeadGenerations:
         self._followed_pin: int | None = None  # what was pinned when the folder was last followed
         self._changes: set[asyncio.Task[None]] = set()
         self._loading: int | None = None  # while the engine stages it and swaps it in
+        self._loaded: set[int] = set()  # generations that the running engine has had in force
         self._known: tuple[int, dict[int, Generation]] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -139,6 +140,7 @@ class HeadGenerations:
             self._engine = engine
             self._enter(STARTED_WITH)
             self._refused.clear()
+            self._loaded.clear()
             self.problem = None
             if self.trial is not None:
                 self.trial.interrupt()
@@ -163,7 +165,19 @@ class HeadGenerations:
                 )
         except (OSError, ValueError) as error:
             self._tell(f"{_UNREADABLE}: {error!r}")
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if (number := await asyncio.to_thread(self._lineage.loading)) is not None:
+                # It may have been what ended the gateway, with its engine.
+                self._refused.setdefault(number, "the gateway ended while it was loaded")
+                await asyncio.to_thread(self._lineage.note_loading, None)
         return await self._view()
+
+    def stopped(self) -> None:
+        """Say that the engine was ended on purpose: no generation is to blame that was loaded
+        meanwhile. Blocking."""
+        self._loading = None
+        with contextlib.suppress(OSError):
+            self._lineage.note_loading(None)
 
     async def run(self) -> None:
         """Follow what the folder says, and try candidates, until cancelled."""
@@ -246,13 +260,18 @@ class HeadGenerations:
         return _View(self._known[1], self._lineage.in_force(), self._lineage.pinned())
 
     async def _follow(self, view: _View) -> None:
-        """Load what the folder says drafts."""
+        """Load what the folder says drafts. If that cannot be loaded, the generation in force
+        drafts, else the first head: never one that nothing was shown of, such as a candidate whose
+        trial was broken off."""
         assert self._engine is not None
         wanted, before = view.in_force if view.pinned is None else view.pinned, self.generation
-        if await self._load(view, wanted):
+        for number in (wanted, view.in_force, STARTED_WITH):
+            if await self._load(view, number):
+                break
+        if self.generation != before:
+            await self._engine.drop_head()
+        if self.generation == wanted:
             self._tell(None)
-            if before != wanted:
-                await self._engine.drop_head()
         else:
             self._tell(
                 f"generation {wanted} cannot be loaded, generation {self.generation} drafts: "
@@ -280,6 +299,9 @@ class HeadGenerations:
             if view.pinned is None and candidate is not None and self._unwritten is None:
                 self.trial = Trial(candidate, self.generation, self._random, self._plan)
                 logger.info("trial of generation %d against %d", candidate, self.generation)
+                if candidate in self._refused:  # at once: it may have ended an engine
+                    await self._end(view, self.trial, ROLLED_BACK, self._refused[candidate])
+                    return
             if self.trial is None:
                 return
         trial = self.trial
@@ -300,11 +322,13 @@ class HeadGenerations:
 
     async def _give_up(self, view: _View, trial: Trial, why: str) -> None:
         """End a trial of which a head cannot be loaded any more."""
+        assert self._engine is not None
         if trial.drafting == trial.candidate:
             await self._end(view, trial, ROLLED_BACK, why)
         else:
             self.trial = None
-            self._tell(f"generation {trial.incumbent} cannot be loaded any more: {why}")
+            await self._follow(view)
+            await self._engine.drop_head()
 
     async def _end(self, view: _View, trial: Trial, verdict: str, why: str | None = None) -> None:
         """Put the better head in force, and keep what was seen."""
@@ -353,16 +377,20 @@ class HeadGenerations:
             self._refused[number] = "there is no such generation, or its weights are gone"
             return False
         self._loading = number  # and it stays so if the engine dies of it
+        await self._note_loading(number)
         try:
             pause_s = await self._engine.swap_head(folder, number)
         except SwapError as error:
+            await self._note_loading(None)
             self._loading = None
             metrics.HEAD_SWAPS.labels("refused").inc()
             # Whoever may look at figures need not know where the server's files are.
             reason = str(error).removeprefix(f"{folder}: ")
             self._refused[number] = reason.replace(folder, "its folder") if folder else reason
         else:
+            await self._note_loading(None)
             self._loading = None
+            self._loaded.add(number)
             metrics.HEAD_SWAPS.labels("done").inc()
             metrics.HEAD_SWAP_SECONDS.observe(pause_s)
             self._enter(number)
@@ -371,6 +399,13 @@ class HeadGenerations:
             )
             return True
         return False
+
+    async def _note_loading(self, number: int | None) -> None:
+        """Keep on disk what is loaded, in case that this process ends of it; the first time alone:
+        the exchanges of a trial read no file."""
+        if self._loading not in self._loaded | {STARTED_WITH}:
+            with contextlib.suppress(OSError):  # a full disk keeps no head from being loaded
+                await asyncio.to_thread(self._lineage.note_loading, number)
 
     def _enter(self, number: int) -> None:
         self.generation = number

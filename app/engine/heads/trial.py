@@ -28,7 +28,12 @@ class TrialPlan:
     period_s: float = 10.0  # seconds of decoding
     # Seconds of decoding after a swap that count for no head: the policy learns what is accepted.
     settle_s: float = 1.0
-    least_drafted: int = 50  # tokens of the head that are verified in a period that counts
+    # A period counts if so many tokens of the head are verified. On an engine that is too slow for
+    # that it lasts longer, `longest_s` at most, and counts then: the head drafts if its tokens are
+    # `least_share` of those that are written. At K = 0 only probes draft.
+    least_drafted: int = 50
+    least_share: float = 0.05
+    longest_s: float = 60.0  # seconds of decoding
     # Pairs after which the figures are looked at. At one look or more of all, chance may decide
     # with 5%: each look gets an equal part of that.
     looks: tuple[int, ...] = (4, 8, 16, 32)
@@ -43,13 +48,18 @@ class TrialPlan:
 class _Sums:
     decode_s: float
     plain_s: float
+    tokens: float
     drafted: int
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Sums:
         totals = state["totals"]
-        drafted = totals["sources"][HEAD]["drafted"]
-        return cls(totals["decode_seconds"], totals["plain_seconds"], drafted)
+        return cls(
+            decode_s=totals["decode_seconds"],
+            plain_s=totals["plain_seconds"],
+            tokens=totals["tokens"],
+            drafted=totals["sources"][HEAD]["drafted"],
+        )
 
 
 class Trial:
@@ -94,15 +104,19 @@ class Trial:
         decode_s = now.decode_s - since.decode_s
         if decode_s < (self.plan.period_s if self._settled else self.plan.settle_s):
             return
-        self._since = now
         if not self._settled:
+            self._since = now
             self._settled = True
             return
-        plain_s = now.plain_s - since.plain_s
-        drafted = now.drafted - since.drafted >= self.plan.least_drafted
+        plain_s, drafted = now.plain_s - since.plain_s, now.drafted - since.drafted
+        enough = drafted >= self.plan.least_drafted
+        drafts = enough or drafted > self.plan.least_share * (now.tokens - since.tokens)
+        if drafts and not enough and decode_s < self.plan.longest_s:
+            return
+        self._since = now
         # At K = 0 both heads are alike. That one head drafts and the other does not, says which is
         # better, and counts; the turn passes on in any case, so that none is waited for.
-        if plain_s > 0 and (drafted or self._pair):
+        if plain_s > 0 and (drafts or self._pair):
             self._pair[self.drafting] = plain_s / decode_s
         self._next_period()
 

@@ -2,7 +2,8 @@
 
 Both heads draft behind answers that were held back. What counts is how many steps the same answers
 take: the ratio of the numbers of steps is that of the acceptance lengths. Its interval is made by
-resampling answers, each with its steps under both heads.
+resampling answers, each with its steps under both heads. On the texts of the mix the candidate is
+compared with the first head too: what each generation forgets a little of is much after ten.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from drafters.train.data.token_sequences import Text
 from drafters.train.evaluation.answers import Answers
 from drafters.train.evaluation.evaluate_head import load_fitting_head, measure
 from drafters.train.evaluation.statistics import draw_weights, ratio_intervals
+from drafters.train.learner.sequences import LEAST_OF_TENANT
 from drafters.train.target import FrozenTarget
 
 WORSE = 0.98  # a ratio of acceptance lengths below this is too bad for any group
-_LEAST_OF_TENANT = 8  # answers of a tenant, for a verdict of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,16 @@ class CandidateReplay:
     captured: Comparison
     tenants: dict[str, Comparison]  # those with enough answers
     mix: Comparison | None  # None without a mix
+    mix_against_first: Comparison | None = None  # with the first head; None where that is in force
 
     def objection(self) -> str | None:
         """Why the candidate is refused; None if it is favoured."""
         if worse := sorted(name for name, item in self.tenants.items() if item.surely_worse):
             return f"worse for the tenant {worse[0]!r}"
-        if self.mix is not None and self.mix.ratio < WORSE:
+        if any(
+            found is not None and found.ratio < WORSE
+            for found in (self.mix, self.mix_against_first)
+        ):
             return "worse on the texts that are mixed in"
         return None if self.captured.better else "not better on captured answers"
 
@@ -68,6 +73,7 @@ class CandidateReplay:
             "captured": asdict(self.captured),
             "tenants": {name: asdict(item) for name, item in self.tenants.items()},
             "mix": asdict(self.mix) if self.mix else None,
+            "mix_against_first": asdict(self.mix_against_first) if self.mix_against_first else None,
         }
 
 
@@ -77,29 +83,36 @@ def replay(
     captured: Mapping[str, Sequence[Text]],  # by tenant, at least one text in all
     mix: Sequence[Text],
     k: int,
+    first: Path | None = None,
 ) -> CandidateReplay:
-    """Compare two heads on texts that neither was trained on in this round, with `k` drafts."""
+    """Compare two heads on texts that neither was trained on in this round, with `k` drafts; the
+    candidate on the texts of the mix with the `first` head too, where that is not in force."""
     groups = [(tenant, text) for tenant, texts in captured.items() for text in texts]
     texts = [text for _, text in groups] + list(mix)
-    answers = _answers(texts, k)
-    before, after = (
-        measure(load_fitting_head(folder, target, "of the learner"), target, answers, counts=[k])
-        .results[k]
-        .steps
-        for folder in heads
-    )
-    tokens = torch.tensor(answers.written) - 1
+    before, after = (_steps(target, folder, texts, k) for folder in heads)
+    tokens = torch.tensor([len(text.tokens) - text.prompt for text in texts]) - 1
 
     def of(rows: list[int]) -> Comparison:
         return compare(tokens[rows], before[rows], after[rows])
 
     tenants = {tenant: [i for i, (name, _) in enumerate(groups) if name == tenant]
                for tenant in captured}  # fmt: skip
+    own = len(groups)
+    mix_against_first = None
+    if mix and first is not None:
+        mix_against_first = compare(tokens[own:], _steps(target, first, mix, k), after[own:])
     return CandidateReplay(
-        captured=of(list(range(len(groups)))),
-        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= _LEAST_OF_TENANT},
-        mix=of(list(range(len(groups), len(texts)))) if mix else None,
+        captured=of(list(range(own))),
+        tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= LEAST_OF_TENANT},
+        mix=of(list(range(own, len(texts)))) if mix else None,
+        mix_against_first=mix_against_first,
     )
+
+
+def _steps(target: FrozenTarget, head: Path, texts: Sequence[Text], k: int) -> torch.Tensor:
+    """The steps that each text's answer takes with `k` drafts of a head: int64 [texts]."""
+    loaded = load_fitting_head(head, target, "of the learner")
+    return measure(loaded, target, _answers(texts, k), counts=[k]).results[k].steps
 
 
 def compare(tokens: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> Comparison:

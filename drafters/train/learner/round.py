@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, RoundFolder
-from drafters.train.learner.sequences import HELD_BACK, choose, is_held_back
+from drafters.train.learner.sequences import HELD_BACK, JUDGED_TOKENS, choose, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.optimisation.head_init import known_head
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
@@ -49,6 +50,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
+_LEAST_HELD_BACK = 2  # answers: of a single one the replay has no interval
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
@@ -111,19 +113,23 @@ class Round:
         kept = [item for item, keep in zip(sequences, probable, strict=True) if keep]
         trained = [item for item in kept if not is_held_back(item.prompt)]
         held_back = [item for item in kept if is_held_back(item.prompt)]
-        if not trained or not held_back:
+        if not trained or len(held_back) < _LEAST_HELD_BACK:
             self._work.finish(until)
             raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
-        texts = [self._text(item) for item in trained]
+        texts = [text_of(item) for item in trained]
         tokens = sum(len(item.answer) for item in trained)
         seed = int(until)
         mix = mix_of(self._target, args, seed)
         mixed = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
         mixed = taken(mixed, tokens * args.mix_share / (1.0 - args.mix_share))
-        apart = [text for text in mix if is_held_back(text.tokens[: text.prompt].tolist())]
+        apart = [
+            Text(text.tokens[: text.prompt + JUDGED_TOKENS], text.prompt)
+            for text in mix
+            if is_held_back(text.tokens[: text.prompt].tolist())
+        ]
         apart = taken(apart, args.answer_tokens / HELD_BACK)
         Texts.of(texts + mixed).save(folder / _TEXTS)
-        Texts.of([*map(self._text, held_back), *apart]).save(folder / _HELD_BACK)
+        Texts.of([*map(text_of, held_back), *apart]).save(folder / _HELD_BACK)
         plan = {
             "round": f"{time.time_ns():x}",
             "until": until,
@@ -145,13 +151,9 @@ class Round:
         self._work.begin(plan)
         return plan
 
-    def _text(self, sequence: Captured) -> Text:
-        longest = min(self._args.max_length, self._target.shape.max_position_embeddings)
-        return text_of(sequence, longest)
-
     def _probable(self, sequences: Sequence[Captured]) -> list[bool]:
         """Which answers the target could have written."""
-        means = mean_log_probabilities(self._target, Texts.of(map(self._text, sequences)))
+        means = mean_log_probabilities(self._target, Texts.of(map(text_of, sequences)))
         return [mean >= self._args.least_log_probability for mean in means]
 
     def _train(self, plan: dict[str, Any]) -> None:
@@ -206,7 +208,8 @@ class Round:
         if saved.exists():
             try:
                 trainer.load(saved)
-            except ResumeError:  # of other options, such as another K: this phase begins anew
+            except ResumeError as error:  # such as another K: this phase begins anew
+                print(f"learner: begun anew: {error}", file=sys.stderr, flush=True)
                 saved.unlink()
         trainer.run(saved, _SAVE_S)
         replace_json(folder / f"{name}.json", {
@@ -228,10 +231,12 @@ class Round:
         for tenant, text in zip(tenants, texts, strict=False):
             by_tenant[tenant].append(text)
         heads = self._head_of(in_force), self._work.round / _CANDIDATE
-        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k)
+        first = None if in_force == STARTED_WITH else self._head_of(STARTED_WITH)
+        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k, first)
 
     def _add(self, plan: dict[str, Any]) -> Generation:
-        """Compare the candidate with the head that is in force now, and add it."""
+        """Compare the candidate with the head that is in force now, and add it. Raises ValueError
+        if the gateway has another first head or target since the round began."""
         in_force = self._in_force()
         found = self._compare(plan, in_force)
         objection = found.objection()
@@ -255,6 +260,8 @@ class Round:
         record = run_record(["aerie learn"], plan["seed"], facts)
         if (texts := Path(args.head) / MIX_FILE).is_file():  # for whoever learns on from this one
             shutil.copyfile(texts, self._work.round / _CANDIDATE / MIX_FILE)
+        if self._work.plan() is None:
+            raise ValueError("the gateway was started with another head or target meanwhile")
         return self._lineage.add(self._work.round / _CANDIDATE, record)
 
     def _already_added(self, plan: dict[str, Any]) -> Generation | None:

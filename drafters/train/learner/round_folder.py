@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.learning.json_file import read_json, replace_json
+from drafters.learning.lineage import Lineage
 
 SINCE = "since.json"
 SAVED = "resume-"  # begins the name of a file of saved training
@@ -30,15 +31,27 @@ class RoundFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lineage = Lineage(folder.parent)
         self.round = folder / "round"
 
     def since(self) -> float:
-        """When the newest sequence ended that a round has looked at; seconds since 1970."""
-        return float((read_json(self._folder / SINCE) or {"since": 0.0})["since"])
+        """When the newest sequence ended that a round has looked at; seconds since 1970.
+
+        A time to come was written by a clock that was ahead. It becomes now, on disk too: nothing
+        would be new until then.
+        """
+        since = float((read_json(self._folder / SINCE) or {"since": 0.0})["since"])
+        now = time.time()
+        if since > now:
+            replace_json(self._folder / SINCE, {"since": now})
+        return min(since, now)
 
     def plan(self) -> dict[str, Any] | None:
-        """The plan of the round that goes on; None if none does."""
+        """The plan of the round that goes on; None if none does, or if it was begun for another
+        head or target than the gateway's (`first_head`)."""
         plan: dict[str, Any] | None = read_json(self.round / _PLAN)
+        if plan is not None and plan.get("first_head") != self._lineage.first_head():
+            return None
         return plan
 
     def clear(self) -> Path:
@@ -50,7 +63,7 @@ class RoundFolder:
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Keep the plan: from now on a round goes on. It has `until`, as `since` will be."""
-        replace_json(self.round / _PLAN, plan)
+        replace_json(self.round / _PLAN, {**plan, "first_head": self._lineage.first_head()})
         self._forget_attempts()
 
     def count_attempt(self) -> bool:

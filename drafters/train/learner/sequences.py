@@ -1,7 +1,8 @@
 """Which captured sequences a candidate is trained on, and which it is judged by.
 
 No tenant decides for the others: what a tenant gives grows with the square root of what it has, and
-is half of a round at most while there are others.
+is half of a round at most while there are others. What proves something is the number of answers:
+of those that judge only the beginning is used, and each tenant has enough of them to be protected.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import math
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drafters.learning.captured import Captured
 
 HELD_BACK = 8  # one prompt in so many is never trained on
+JUDGED_TOKENS = 256  # of an answer that is held back: more answers tell more than longer ones
+LEAST_OF_TENANT = 8  # answers that are held back of a tenant, for a verdict of its own
 _LEAST_ANSWER = 2  # tokens: the target writes the first one before anything is drafted
+# Answers that are held back, where there are as many: of all tenants together, and of each. A few
+# more than a verdict needs, because the target may find some of them improbable.
+_HELD_BACK_IN_ALL, _HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The sequences of a round, of each tenant the newest ones."""
+    """The sequences of a round, of each tenant the newest ones, with their answers cut."""
 
     trained: list[Captured]
     held_back: list[Captured]
@@ -33,9 +39,10 @@ def choose(
     captured: Iterable[Captured], *, answer_tokens: int, vocabulary: int, max_length: int
 ) -> Choice:
     """Choose sequences with some `answer_tokens` tokens of answers to train on, and an eighth of
-    that to hold back. `captured` is ascending by time; ids are below `vocabulary`, and prompts
-    leave room for an answer in `max_length` tokens."""
-    trained, held_back = _Newest(answer_tokens), _Newest(answer_tokens // HELD_BACK)
+    that to hold back, or more where that would be too few answers. `captured` is ascending by time;
+    ids are below `vocabulary`, and prompts leave room for an answer in `max_length` tokens, at
+    which answers are cut. Those that are held back are cut at JUDGED_TOKENS."""
+    trained, held_back = _Newest(answer_tokens), _Newest(answer_tokens // HELD_BACK, judges=True)
     left_out: Counter[str] = Counter()
     seen: set[bytes] = set()
     until = 0.0
@@ -44,12 +51,15 @@ def choose(
         if reason := _unusable(sequence, vocabulary, max_length):
             left_out[reason] += 1
             continue
-        content = _digest(sequence.prompt, sequence.answer)
+        judges = is_held_back(sequence.prompt)
+        room = max_length - len(sequence.prompt)
+        answer = sequence.answer[: min(room, JUDGED_TOKENS) if judges else room]
+        content = _digest(sequence.prompt, answer)
         if content in seen:
             left_out["duplicate"] += 1
             continue
         seen.add(content)
-        (held_back if is_held_back(sequence.prompt) else trained).add(sequence)
+        (held_back if judges else trained).add(replace(sequence, answer=answer))
     return Choice(trained.of_all_tenants(), held_back.of_all_tenants(), left_out, until)
 
 
@@ -78,10 +88,15 @@ def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
 
 
 class _Newest:
-    """The newest sequences of each tenant, as far as a budget of answer tokens may use them."""
+    """The newest sequences of each tenant, as far as a budget of answer tokens may use them.
 
-    def __init__(self, budget: int) -> None:
+    Of those by which a candidate is judged (`judges`) each tenant gives a number of answers at
+    least, whatever the budget.
+    """
+
+    def __init__(self, budget: int, judges: bool = False) -> None:
         self._budget = budget
+        self._judges = judges
         self._available: Counter[str] = Counter()
         self._kept: defaultdict[str, deque[Captured]] = defaultdict(deque)
         self._tokens: Counter[str] = Counter()  # of those that are kept
@@ -91,18 +106,24 @@ class _Newest:
         kept.append(sequence)
         self._available[tenant] += len(sequence.answer)
         self._tokens[tenant] += len(sequence.answer)
-        while len(kept) > 1 and self._tokens[tenant] - len(kept[0].answer) >= self._budget:
+        most = max(self._least(tenants=1), 1)  # of which the number of tenants may leave fewer
+        while len(kept) > most and self._tokens[tenant] - len(kept[0].answer) >= self._budget:
             self._tokens[tenant] -= len(kept.popleft().answer)
+
+    def _least(self, tenants: int) -> int:
+        """How many answers each of so many tenants gives, if it has them."""
+        return max(_HELD_BACK_IN_ALL // tenants, _HELD_BACK_OF_TENANT) if self._judges else 0
 
     def of_all_tenants(self) -> list[Captured]:
         found = []
+        least = self._least(len(self._available) or 1)
         for tenant, share in sorted(shares(self._available, self._budget).items()):
-            taken = 0
-            for sequence in reversed(self._kept[tenant]):
-                if taken >= share:
+            tokens = 0
+            for number, sequence in enumerate(reversed(self._kept[tenant])):
+                if tokens >= share and number >= least:
                     break
                 found.append(sequence)
-                taken += len(sequence.answer)
+                tokens += len(sequence.answer)
         return found
 
 

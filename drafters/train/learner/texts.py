@@ -21,10 +21,10 @@ _LOGIT_ROWS = 1024  # positions whose logits exist at a time: 200 MB of a vocabu
 _RESPONSE_TOKENS, _TEMPERATURE = 256, 0.7  # of answers to prompts of --mix
 
 
-def text_of(sequence: Captured, max_length: int) -> Text:
-    """A captured sequence as a text, its answer cut at `max_length` tokens."""
+def text_of(sequence: Captured) -> Text:
+    """A captured sequence as a text."""
     tokens = torch.tensor([*sequence.prompt, *sequence.answer], dtype=torch.int64)
-    return Text(tokens[:max_length], len(sequence.prompt))
+    return Text(tokens, len(sequence.prompt))
 
 
 @torch.no_grad()

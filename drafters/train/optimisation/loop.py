@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,9 +136,12 @@ class Trainer:
         os.replace(unfinished, file)
 
     def load(self, file: Path) -> None:
-        """Resume from `save`. Raises ResumeError if that run had other options, texts or another
-        head."""
-        state: dict[str, Any] = torch.load(file, weights_only=True)
+        """Resume from `save`, on any device. Raises ResumeError if that run had other options,
+        texts or another head, or the file is damaged; then nothing has changed."""
+        try:
+            state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        except (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise ResumeError(f"{file} is damaged: {error}") from None
         for name, value in self._identity().items():
             if state[name] != value:
                 raise ResumeError(f"{file} is a saved run with other {name}: {state[name]}")

@@ -74,3 +74,18 @@ def test_who_shows_no_key_on_a_public_path_can_be_excluded() -> None:
     public = controller(keys=KEYS, learn="d").public_identity.tenant
     assert controller(keys=KEYS, learn="d").captured_as(public) == "(anonymous)"
     assert controller(keys=KEYS, learn="d", learn_exclude="(anonymous)").captured_as(public) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"keys": KEYS, "learn": "d", "learn_exclude": "mail,x"}, {"law", "mail", "x"}),
+        ({"learn": "d", "learn_exclude": "anonymous"}, {"anonymous", ""}),
+        ({"learn": "d", "learn_exclude": "search"}, {"search"}),  # from when there were keys
+        ({"learn": "d"}, set()),
+    ],
+)
+def test_what_was_captured_of_excluded_tenants_has_their_names(
+    given: dict[str, str], names: set[str]
+) -> None:
+    assert controller(**given).excluded_from_capture() == names

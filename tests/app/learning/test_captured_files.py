@@ -121,6 +121,24 @@ def test_what_is_too_old_is_deleted_whoever_wrote_it(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"notes.txt"}
 
 
+def test_what_an_excluded_tenant_sent_before_is_deleted_and_no_one_elses(tmp_path: Path) -> None:
+    """Or the head would be trained on it, and judged by it, for a month."""
+    excluded: set[str] = set()
+    made = CapturedFiles(tmp_path, 2**20, 30 * DAY, lambda: excluded)
+    for tenant in ("search", "law", "", "x-law"):
+        made.append(tenant, line(tenant, 1))
+    made.tidy()
+    assert of_tenants(tmp_path).total() == 4
+    excluded |= {"law", ""}
+    made.append("law", line("law", 2))  # which waited for the disk
+    made.tidy()
+    assert of_tenants(tmp_path) == {"search": 1, "x-law": 1}
+    assert made.total_bytes == on_disk(tmp_path)
+    excluded.clear()
+    made.append("law", line("law", 3))
+    assert of_tenants(tmp_path)["law"] == 1
+
+
 def test_jumps_of_the_clock_keep_nothing_for_longer(tmp_path: Path) -> None:
     """Written in the year after next, by a wrong clock, and found when it is right again."""
     clock = Clock(800 * DAY)

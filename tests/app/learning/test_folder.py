@@ -31,7 +31,13 @@ def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_folder_of_learning_that_others_may_read_becomes_private(tmp_path: Path) -> None:
     ClaimedFolder(str(tmp_path / "learn")).close()
-    for name in ("in_force", ".pinned-x1_y", "load", "captured/20260101T000000-0001-a.jsonl"):
+    for name in (
+        "in_force",
+        "loading",
+        ".pinned-x1_y",
+        "load",
+        "captured/20260101T000000-0001-a.jsonl",
+    ):
         (tmp_path / "learn" / name).touch()
     for folder in (tmp_path / "learn", tmp_path / "learn" / "captured"):
         folder.chmod(0o755)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, Lineage
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, Lineage
 
 
 def head(folder: Path) -> Path:
@@ -78,6 +78,20 @@ def test_a_generation_in_force_that_was_removed_is_not_in_force(tmp_path: Path):
     assert lineage.in_force() == 0
     assert not known.has_weights  # of one that was looked at before
     assert lineage.add(head(tmp_path), {"verdict": KEPT}).number == 2  # no number twice
+
+
+def test_candidates_of_another_first_head_do_not_wait_for_a_trial(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    assert not lineage.descend_from("a target and a head")
+    for verdict in (CANDIDATE, REFUSED, CANDIDATE):
+        lineage.add(head(tmp_path), {"verdict": verdict})
+    lineage.record_trial(1, {"verdict": KEPT})
+    assert not lineage.descend_from("a target and a head")
+    assert lineage.generation(3).verdict == CANDIDATE
+    assert lineage.descend_from("a target and a better head")
+    assert lineage.first_head() == "a target and a better head"
+    assert [item.verdict for item in lineage.generations()] == [KEPT, REFUSED, ROLLED_BACK]
+    assert lineage.generation(3).has_weights  # an operator may still choose it
 
 
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):

@@ -35,7 +35,7 @@ class FakeEngine:
         self.dead = False
         self.swapping: asyncio.Event | None = None  # a swap waits for it
         self.random = Random(0)
-        self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0}
+        self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0, "tokens": 0.0}
         self.drafted = 0
         self.staged = 0
 
@@ -63,6 +63,7 @@ class FakeEngine:
         self.totals["decode_seconds"] += 1.0
         pace = self.speedups.get(self.in_force, 1.0) * self.random.gauss(1.0, 0.02)
         self.totals["plain_seconds"] += pace
+        self.totals["tokens"] += 60.0
         self.drafted += 100
         sources = {"head": {"drafted": self.drafted, "accepted": 0}}
         totals = {**self.totals, "sources": sources}
@@ -245,6 +246,45 @@ def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
     assert scene.engine.swaps == []
 
 
+@pytest.mark.parametrize("on_purpose", [False, True])
+def test_a_candidate_that_ends_the_gateway_is_rolled_back(scene: Scene, on_purpose: bool) -> None:
+    """It would take down each gateway that starts: memory runs out, for one."""
+    scene.add()
+
+    async def end() -> None:
+        scene.engine.swapping = asyncio.Event()
+        await soon(lambda: scene.lineage.loading() == 1, IN_TIME_S)
+        if on_purpose:
+            scene.heads.stopped()
+
+    scene.play(end)
+    again = Scene(scene.folder)  # of another process
+    if on_purpose:
+        again.play(
+            again.until(lambda: 1 in again.engine.swaps),
+            again.until(lambda: again.lineage.loading() is None),
+        )
+    else:
+        again.play(again.until(lambda: again.lineage.generation(1).trial is not None))
+        trial = again.lineage.generation(1).trial
+        assert trial is not None
+        assert trial["verdict"] == ROLLED_BACK
+        assert trial["refused"] == "the gateway ended while it was loaded"
+        assert again.engine.swaps == []
+    assert again.lineage.loading() is None
+
+
+def test_what_was_loaded_once_is_not_noted_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial swaps every few seconds, and must not write to the disk each time."""
+    noted: list[int | None] = []
+    monkeypatch.setattr(Lineage, "note_loading", lambda _, number: noted.append(number))
+    scene.add()
+    scene.play(scene.until(lambda: len(scene.engine.swaps) > 3))
+    assert noted == [1, None]
+
+
 def test_a_disk_that_does_not_answer_keeps_no_engine_from_starting(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +454,46 @@ def test_a_candidate_whose_folder_disappears_ends_its_trial(scene: Scene) -> Non
         scene.looks(),
     )
     assert scene.heads.trial is None
+
+
+@pytest.mark.parametrize("broken", ["pinned", "pinned and in force"])
+def test_a_candidate_does_not_go_on_when_a_pin_that_cannot_be_loaded_ends_its_trial(
+    scene: Scene, broken: str
+) -> None:
+    """Nothing was shown of it."""
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add(KEPT)
+    scene.add()
+
+    def pin() -> None:
+        scene.engine.refused = {2: "truncated"} | ({1: "gone"} if "in force" in broken else {})
+        scene.lineage.pin(2)
+
+    left = 0 if "in force" in broken else 1
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None and scene.engine.in_force == 3),
+        pin,
+        scene.until(lambda: scene.heads.trial is None and scene.heads.problem is not None),
+        scene.looks(),
+    )
+    assert (scene.engine.in_force, scene.engine.staged) == (left, 0)
+    assert (
+        scene.heads.problem == f"generation 2 cannot be loaded, generation {left} drafts: truncated"
+    )
+    assert scene.lineage.generation(3).verdict == CANDIDATE
+
+
+def test_a_candidate_does_not_go_on_when_the_one_before_cannot_be_loaded_any_more(
+    scene: Scene,
+) -> None:
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.heads.trial is not None and scene.engine.in_force == 2),
+        lambda: scene.engine.refused.update({1: "truncated"}),
+        scene.until(lambda: scene.heads.problem is not None),
+    )
+    assert scene.engine.in_force == 0
 
 
 def test_a_folder_that_cannot_be_read_is_told_and_survived(scene: Scene) -> None:

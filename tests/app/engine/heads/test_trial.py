@@ -20,21 +20,24 @@ class Service:
     def __init__(self, speedups: dict[int, float], noise: float = 0.0, seed: int = 0) -> None:
         self.speedups, self.noise, self.random = speedups, noise, Random(seed)
         self.decode_s = self.plain_s = 0.0
-        self.drafted = 0
-        self.drafts_per_s = 100
-        self.drafts_of: dict[int, int] = {}  # instead, by generation
+        self.drafted = 0.0
+        self.drafts_per_s = 100.0
+        self.tokens, self.tokens_per_s = 0.0, 60.0
+        self.drafts_of: dict[int, float] = {}  # instead, by generation
         self.fields: dict[str, Any] = {"objective": "throughput", "k": 5, "tpot_s": None}
 
     def decode(self, generation: int, seconds: float = 1.0) -> None:
         self.decode_s += seconds
         pace = self.random.gauss(1.0, self.noise) if self.noise else 1.0
         self.plain_s += seconds * self.speedups[generation] * pace
-        self.drafted += int(self.drafts_of.get(generation, self.drafts_per_s) * seconds)
+        self.tokens += self.tokens_per_s * seconds
+        self.drafted += self.drafts_of.get(generation, self.drafts_per_s) * seconds
 
     def state(self) -> dict[str, Any]:
-        sources = {"head": {"drafted": self.drafted, "accepted": 0}}
+        sources = {"head": {"drafted": int(self.drafted), "accepted": 0}}
         totals = {
-            "decode_seconds": self.decode_s, "plain_seconds": self.plain_s, "sources": sources,
+            "decode_seconds": self.decode_s, "plain_seconds": self.plain_s, "tokens": self.tokens,
+            "sources": sources,
         }  # fmt: skip
         return {**self.fields, "totals": totals}
 
@@ -112,6 +115,28 @@ def test_idle_seconds_and_steps_without_drafts_count_nothing() -> None:
     assert carried_out(trial, service, 200) is None
     assert trial.figures()["pairs"] == 0
     assert trial.figures()["interval"] is None
+
+
+@pytest.mark.parametrize(("drafts_per_s", "period_s"), [(2.5, 20.0), (0.5, 60.0)])
+def test_on_a_slow_engine_periods_are_longer_and_the_trial_ends(
+    drafts_per_s: float, period_s: float
+) -> None:
+    """A large target on a CPU: fewer than 50 drafts in 10 s, always."""
+    service = Service({INCUMBENT: 1.0, CANDIDATE: 1.5}, noise=0.1)
+    service.drafts_per_s, service.tokens_per_s = drafts_per_s, drafts_per_s
+    trial = Trial(CANDIDATE, INCUMBENT, Random(1))
+    assert carried_out(trial, service) == KEPT
+    pairs = trial.figures()["pairs"]
+    assert service.decode_s == pytest.approx(2 * pairs * (period_s + PLAN.settle_s), abs=2 * pairs)
+
+
+def test_probes_alone_are_no_drafts() -> None:
+    """At K = 0 with both heads the trial waits: nothing could be shown."""
+    service = Service({INCUMBENT: 1.0, CANDIDATE: 1.0})
+    service.drafts_per_s = 0.02 * service.tokens_per_s
+    trial = Trial(CANDIDATE, INCUMBENT, Random(1))
+    assert carried_out(trial, service, 500) is None
+    assert trial.figures()["pairs"] == 0
 
 
 @pytest.mark.parametrize(("drafts", "verdict"), [(CANDIDATE, KEPT), (INCUMBENT, ROLLED_BACK)])

@@ -59,6 +59,14 @@ def test_a_candidate_that_forgets_the_mix_is_refused():
     assert replay(1.10, mix=0.99).objection() is None
 
 
+def test_what_generations_forget_together_is_measured_too():
+    """Each may forget 2%, and ten of them a fifth: the first head is the measure."""
+    favoured = replay(1.10, mix=0.99)
+    sunk = dataclasses.replace(favoured, mix_against_first=comparison(0.95))
+    assert sunk.objection() == "worse on the texts that are mixed in"
+    assert dataclasses.replace(favoured, mix_against_first=comparison(0.99)).objection() is None
+
+
 def test_figures_are_json():
     found = replay(1.1, a=1.0).figures()
     assert found["captured"] == dataclasses.asdict(comparison(1.1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,14 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert work.plan() is None and work.since() == 1059.0 and not work.round.exists()
 
 
+def test_of_few_long_answers_a_better_head_becomes_a_candidate_too(options: argparse.Namespace):
+    """An eighth of what is trained on would be two answers here, and prove nothing."""
+    options.answer_tokens, options.epochs = 16 * STEPS, 80.0
+    found = run(options)
+    assert found.provenance["data"]["held_back"] >= 5
+    assert found.verdict == CANDIDATE, found.provenance["replay"]
+
+
 def test_the_next_round_goes_on_from_the_head_in_force(
     options: argparse.Namespace, target: FrozenTarget
 ):
@@ -114,6 +123,46 @@ def test_the_next_round_goes_on_from_the_head_in_force(
     lineage.pin(None)
     lineage.put_in_force(77)  # whose folder somebody deleted
     assert run(options).provenance["parent"] == 0
+
+
+def test_a_candidate_is_compared_with_the_first_head_on_the_mix(
+    options: argparse.Namespace, new_head: NewHead
+):
+    """The one in force may have forgotten the mix, so that to be no worse is no merit."""
+    lineage = Lineage(options.folder)
+    first = run(options)
+    assert first.provenance["replay"]["mix_against_first"] is None
+    lineage.put_in_force(first.number)
+    # Of the two heads the better one is the first: the second one forgot what it knew.
+    (weights,) = first.folder.glob("model.safetensors")
+    good = weights.read_bytes()
+    shutil.copy(options.head / weights.name, weights)
+    (options.head / weights.name).write_bytes(good)
+    options.muon_lr = options.adam_lr = 1e-6
+    replayed = run(options).provenance["replay"]
+    assert replayed["mix"]["ratio"] >= 0.98 > replayed["mix_against_first"]["ratio"]
+    assert replayed["mix_against_first"]["answers"] == replayed["mix"]["answers"]
+    assert lineage.generation(2).provenance["reason"] == "worse on the texts that are mixed in"
+
+
+def test_a_round_that_another_first_head_overtakes_adds_nothing(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """The learner may run elsewhere while the gateway is started with another head."""
+    lineage = Lineage(options.folder)
+    lineage.descend_from("a target and a head")
+    select = Round._select
+
+    def started_anew(self: Round, plan: dict[str, Any]) -> None:
+        select(self, plan)
+        lineage.descend_from("a target and a better head")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Round, "_select", started_anew)
+        with pytest.raises(ValueError, match="another head or target"):
+            run(options)
+    assert lineage.generations() == []
+    assert run(options).number == 1
 
 
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):
@@ -213,6 +262,19 @@ def test_another_k_begins_the_training_anew(
             run(options)
     options.k += 1
     assert run(options).provenance["k"] == options.k
+
+
+def test_a_saved_training_that_is_damaged_begins_anew(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
+    with monkeypatch.context() as patch:
+        die_after(patch, Trainer, "save")
+        with pytest.raises(Killed):
+            run(options)
+    (saved,) = RoundFolder(options.folder / "work").round.glob("resume-*.pt")
+    saved.write_bytes(saved.read_bytes()[:-1000])
+    assert run(options).verdict == CANDIDATE
 
 
 def test_a_selector_is_trained_on_too(

@@ -39,8 +39,8 @@ def test_random_ids_are_improbable_and_the_targets_own_words_are_not(target: Fro
     assert forged < -4.0 < honest
 
 
-def test_a_long_answer_is_cut():
-    text = text_of(Captured(0.0, "", 0, [1, 2, 3], [4, 5, 6, 7], []), 5)
+def test_a_text_is_a_prompt_and_its_answer():
+    text = text_of(Captured(0.0, "", 0, [1, 2, 3], [4, 5], []))
     assert text.tokens.tolist() == [1, 2, 3, 4, 5] and text.prompt == 3
 
 

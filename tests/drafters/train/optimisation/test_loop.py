@@ -111,6 +111,41 @@ def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_pat
         trainer(target, Texts.of([texts[0]]), 100).load(file)
 
 
+def test_a_run_that_was_saved_on_a_gpu_goes_on_without_one(
+    target: FrozenTarget, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = trainer(target, texts, 500)
+    saved.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        saved.save(tmp_path / "run.pt")
+    again = trainer(target, texts, 500)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    again.load(tmp_path / "run.pt")
+    for resumed, wanted in zip(weights(again.head), weights(saved.head), strict=True):
+        assert torch.equal(resumed, wanted)
+
+
+@pytest.mark.parametrize("left", ["half", "zeros", "nothing", "text"])
+def test_a_damaged_file_is_not_taken_up(
+    target: FrozenTarget, texts: Texts, tmp_path: Path, left: str
+) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 100).save(file)
+    whole = file.read_bytes()
+    file.write_bytes({
+        "half": whole[: len(whole) // 2],
+        "zeros": bytes(len(whole)),
+        "nothing": b"",
+        "text": b"no training",
+    }[left])  # fmt: skip
+    again = trainer(target, texts, 100)
+    before = weights(again.head)
+    with pytest.raises(ResumeError, match="damaged"):
+        again.load(file)
+    assert all(map(torch.equal, weights(again.head), before))
+
+
 def test_the_runs_file_is_rewritten_as_time_passes(
     target: FrozenTarget, texts: Texts, tmp_path: Path
 ) -> None:

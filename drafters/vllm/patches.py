@@ -3,8 +3,10 @@ listed in hooks.py, with the methods that subclasses override."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import wraps
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -133,9 +135,9 @@ def with_graphs_of_each_k(build: Callable[[Any], None]) -> Callable[[Any], None]
             others = [each for each in offered if each.uniform_token_count is None]
             whole = []
             for (_, of_loras), graphs in of_width.items():
-                larger = [each.num_tokens for each in graphs if each.num_tokens >= tokens]
-                if of_loras == loras and larger:
-                    whole += [each for each in graphs if each.num_tokens == min(larger)]
+                if of_loras == loras:
+                    fitting = graphs[bisect_left(graphs, tokens, key=attrgetter("num_tokens")) :]
+                    whole += [g for g in fitting if g.num_tokens == fitting[0].num_tokens]
             self._candidates[tokens, loras] = whole + others
 
     return init_candidates

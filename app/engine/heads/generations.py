@@ -280,7 +280,6 @@ class HeadGenerations:
 
     async def _advance(self, view: _View) -> None:
         """Do what is next: follow the folder, begin a trial, or go on with one."""
-        assert self._engine is not None
         if self._unwritten is not None:
             with contextlib.suppress(OSError):  # the next time, then
                 await self._keep_verdict()
@@ -290,9 +289,7 @@ class HeadGenerations:
             if view.pinned is not None:
                 self._refused.pop(view.pinned, None)  # asked for: try again
         if view.pinned is not None and self.trial is not None:
-            self.trial = None
-            await self._follow(view)
-            await self._engine.drop_head()
+            await self._break_off(view)
         if self.trial is None:
             await self._follow(view)
             candidate = view.candidate(self.generation)
@@ -322,13 +319,17 @@ class HeadGenerations:
 
     async def _give_up(self, view: _View, trial: Trial, why: str) -> None:
         """End a trial of which a head cannot be loaded any more."""
-        assert self._engine is not None
         if trial.drafting == trial.candidate:
             await self._end(view, trial, ROLLED_BACK, why)
         else:
-            self.trial = None
-            await self._follow(view)
-            await self._engine.drop_head()
+            await self._break_off(view)
+
+    async def _break_off(self, view: _View) -> None:
+        """End the trial without a verdict: what the folder says drafts, and no other head stays."""
+        assert self._engine is not None
+        self.trial = None
+        await self._follow(view)
+        await self._engine.drop_head()
 
     async def _end(self, view: _View, trial: Trial, verdict: str, why: str | None = None) -> None:
         """Put the better head in force, and keep what was seen."""

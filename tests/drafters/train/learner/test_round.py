@@ -251,15 +251,20 @@ def test_training_goes_on_from_where_it_was_saved(
         assert torch.equal(weight, whole[key]), key
 
 
-def test_another_k_begins_the_training_anew(
-    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-):
-    """The gateway was started again with another `--k`: no round is lost for that."""
+def die_behind_a_save(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a round whose training was saved and then killed."""
     monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
     with monkeypatch.context() as patch:
         die_after(patch, Trainer, "save")
         with pytest.raises(Killed):
             run(options)
+
+
+def test_another_k_begins_the_training_anew(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """The gateway was started again with another `--k`: no round is lost for that."""
+    die_behind_a_save(options, monkeypatch)
     options.k += 1
     assert run(options).provenance["k"] == options.k
 
@@ -267,11 +272,7 @@ def test_another_k_begins_the_training_anew(
 def test_a_saved_training_that_is_damaged_begins_anew(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rounds, "_SAVE_S", 0.0)
-    with monkeypatch.context() as patch:
-        die_after(patch, Trainer, "save")
-        with pytest.raises(Killed):
-            run(options)
+    die_behind_a_save(options, monkeypatch)
     (saved,) = RoundFolder(options.folder / "work").round.glob("resume-*.pt")
     saved.write_bytes(saved.read_bytes()[:-1000])
     assert run(options).verdict == CANDIDATE

@@ -98,6 +98,10 @@ def test_lint() -> None:
         (["--set", "config.modle.k=1"], "modle"),
         (["--set", "redis.url=http://x"], "redis"),
         (["--set", "autoscaling.kind=vpa"], "kind"),
+        (["--set", "strategy.type=Rolling"], "type"),
+        (["--set", "strategy.rollingUpdate.maxSurge=one"], "maxSurge"),
+        (["--set", "strategy.rollingUpdate.maxSurge=0"], "no pod can be replaced"),
+        (["--set", "cache.sizeLimit=100 GiB"], "sizeLimit"),
         (["--set", "keys.text=a", "--set", "keys.existingSecret=b"], "not both"),
         (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
@@ -290,6 +294,36 @@ def test_the_pod_fits_the_image(case: str) -> None:
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts[folder] == "cache"
     assert container["args"] == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [
+        (
+            "default",
+            {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        ),
+        # With the fixed one above an upgrade never ended on a cluster without a spare GPU.
+        ("hpa", {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}),
+        ("gpu", {"type": "Recreate"}),  # beside which Kubernetes takes no rollingUpdate
+    ],
+)
+def test_an_upgrade_replaces_pods_as_the_values_say(case: str, strategy: dict[str, Any]) -> None:
+    assert of_kind(kept(case), "Deployment")["spec"]["strategy"] == strategy
+
+
+@pytest.mark.parametrize(
+    ("case", "volume"),
+    [
+        # A limit below the size of the weights evicts the pod while it downloads, again and again.
+        ("default", {"emptyDir": {}}),
+        ("hpa", {"emptyDir": {"sizeLimit": "20Gi"}}),
+        ("gpu", {"persistentVolumeClaim": {"claimName": "models"}}),
+    ],
+)
+def test_the_cache_has_a_limit_only_where_one_is_given(case: str, volume: dict[str, Any]) -> None:
+    (cache,) = [volume for volume in pod(case)["volumes"] if volume["name"] == "cache"]
+    assert cache == {"name": "cache", **volume}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -55,6 +55,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling: minReplicas is more than maxReplicas" }}
 {{- end }}
+{{- $none := list "0" "0%" }}
+{{- if eq .Values.strategy.type "RollingUpdate" }}
+{{- $rolling := .Values.strategy.rollingUpdate | default dict }}
+{{- if and (has (toString $rolling.maxUnavailable) $none) (has (toString $rolling.maxSurge) $none) }}
+{{- fail "strategy: maxUnavailable and maxSurge are both 0, so that no pod can be replaced" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
 {{- fail "autoscaling.speedup: only kind keda looks at it" }}
 {{- end }}

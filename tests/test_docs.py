@@ -225,3 +225,14 @@ def test_a_decision_has_its_form_and_its_row(page: Path) -> None:
     ]
     by = re.search(r"^Superseded by (\[\d{4}\]\([\w.-]+\))", text, re.MULTILINE)
     assert row.endswith(f"| superseded by {by[1]} |" if by else "| in force |")
+
+
+WITHOUT_DRAFTS = re.compile(
+    r"(?:--k|AERIE_K)[= ]0\b[^.\n]{0,40}\b(?:no|without a|lacks a) head", re.I
+)
+
+
+@pytest.mark.parametrize("page", [*PROSE, REPOSITORY / ".env.example"], ids=name)
+def test_no_page_switches_lookups_off_where_a_model_has_no_head(page: Path) -> None:
+    """K = 0 means no drafts of any source; a model without a head drafts by lookup."""
+    assert not WITHOUT_DRAFTS.search(page.read_text("utf-8"))

@@ -137,7 +137,7 @@ def check_head(
         return fail(
             "head",
             f"{head.folder}: {'; '.join(problems)}",
-            "--drafter with a P-EAGLE or EAGLE-3 head of this model, or --k 0",
+            "--drafter with a P-EAGLE or EAGLE-3 head of this model, or none: drafts by lookup",
         )
     taps = _taps(config) or f"vLLM's default layers {list(_default_taps(text))}"
     detail = f"{KINDS[kind]}, {config.get('num_hidden_layers')} layers, taps {taps}, K {k}"

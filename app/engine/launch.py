@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from app.engine.configuration import cuda
 from app.engine.configuration.cpu import cpu_machine, environment
 from app.engine.configuration.head import head_method
 from app.engine.configuration.options import VLLM_VERSION, engine_options
@@ -44,7 +45,10 @@ def prepare() -> bool:
     _check_version()
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu())
+    on_cpu = bool(current_platform.is_cpu())
+    if not on_cpu:
+        os.environ.update(cuda.environment(os.environ))
+    return on_cpu
 
 
 def launch(
@@ -71,6 +75,8 @@ def launch(
     try:
         v2 = path is StartPath.V2
         options = engine_options(settings, machine, method=method, v2=v2, gpu=this_gpu())
+        if machine is None and not _has_flashinfer():
+            options = cuda.WITHOUT_FLASHINFER | options
         options["model"] = resolve(options["model"])  # the first start converts a packaged model
         if machine is not None:
             race = partial(measure, threads=machine.threads)
@@ -88,6 +94,19 @@ def launch(
     with children_end_with_this_process():
         llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
     return llm, steps
+
+
+def _has_flashinfer() -> bool:
+    """Whether vLLM can use FlashInfer on this machine. Logs what follows if it cannot."""
+    from vllm.utils.flashinfer import has_flashinfer
+
+    if has_flashinfer():
+        return True
+    logger.info(
+        "FlashInfer is not used, as it needs nvcc and ninja: attention and mixtures of experts run "
+        "on the next of vLLM's kernels"
+    )
+    return False
 
 
 def _choose_runner(path: StartPath, wish: bool | None) -> None:

@@ -9,13 +9,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from app.engine.configuration.cuda import NO_DEEP_GEMM, NO_FLASHINFER_SAMPLER
+
 _UNPACKED = ".archive-sha256"
-# What the archive lacks (flashinfer, DeepGEMM), and a machine without a network cannot look up.
-_ENVIRONMENT = {
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_USE_DEEP_GEMM": "0",
-    "VLLM_HOST_IP": "127.0.0.1",
-}
+# The archive lacks FlashInfer and DeepGEMM, also where there is an nvcc; without a network a machine
+# cannot look up its own address.
+_ENVIRONMENT = {**NO_FLASHINFER_SAMPLER, **NO_DEEP_GEMM, "VLLM_HOST_IP": "127.0.0.1"}
 
 
 def unpack(archive: Path, site: Path) -> Path:

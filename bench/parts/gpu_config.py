@@ -47,6 +47,7 @@ class Case(NamedTuple):
     data_parallel: int = 1
     given: Mapping[str, Any] | None = None  # engine arguments of an operator
     head: bool = True  # with the preset's head, if it has one
+    flashinfer: bool = False  # its kernels can be used: there is an nvcc
 
 
 class Configuration(NamedTuple):
@@ -74,28 +75,28 @@ class Configuration(NamedTuple):
 
 def outcomes(cases: Sequence[Case]) -> list[Configuration]:
     """Build the configuration of each case, in their order. This process imports vLLM as on the
-    first kind of GPU, and stays on it; each kind has a child process of its own."""
+    first kind of GPU, and stays on it; each kind of machine has a child process of its own."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    kinds = list(dict.fromkeys(case.gpu for case in cases))
-    pretend(GPUS[kinds[0]])
+    kinds = list(dict.fromkeys((case.gpu, case.flashinfer) for case in cases))
+    pretend(GPUS[kinds[0][0]], flashinfer=True)
     import vllm.v1.attention.backends.flash_attn
     import vllm.v1.attention.backends.flashinfer
     import vllm.v1.worker.gpu.model_runner  # noqa: F401
 
-    groups = [[case for case in cases if case.gpu == kind] for kind in kinds]
+    groups = [[case for case in cases if (case.gpu, case.flashinfer) == kind] for kind in kinds]
     with get_context("fork").Pool(len(groups), maxtasksperchild=1) as pool:
         built = dict(zip(kinds, map(iter, pool.map(_build_all, groups, 1)), strict=True))
-    return [next(built[case.gpu]) for case in cases]
+    return [next(built[case.gpu, case.flashinfer]) for case in cases]
 
 
 def _build_all(cases: Sequence[Case]) -> list[Configuration]:
-    """Build cases of one kind of GPU."""
+    """Build cases of one kind of machine."""
     import torch
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
     torch.set_num_threads(1)
-    pretend(GPUS[cases[0].gpu])
+    pretend(GPUS[cases[0].gpu], flashinfer=cases[0].flashinfer)
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(VllmConfig()):
         # vLLM's managers of graphs ask whether this is the first and last of the ranks.
         init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
@@ -287,9 +288,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("presets", nargs="*", help="names [all]")
     parser.add_argument("--gpus", nargs="+", choices=GPUS, default=["H100", "H200", "B200"],
                         help="kinds of GPU [H100 H200 B200]")  # fmt: skip
+    parser.add_argument("--flashinfer", action="store_true",
+                        help="as with an nvcc, or with FlashInfer's compiled kernels")  # fmt: skip
     options = parser.parse_args(arguments)
     names = options.presets or preset_names()
-    print("\n".join(columns(rows(outcomes([Case(n, g) for n in names for g in options.gpus])))))
+    cases = [Case(n, g, flashinfer=options.flashinfer) for n in names for g in options.gpus]
+    print("\n".join(columns(rows(outcomes(cases)))))
     return 0
 
 

@@ -21,6 +21,7 @@ COMPILED = (
     "vllm.vllm_flash_attn._vllm_fa3_C",
 )
 FLASHINFER = ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.utils")
+HAS_KERNELS = "VLLM_HAS_FLASHINFER_CUBIN"  # vLLM's variable: FlashInfer's kernels are compiled
 # What vllm/_custom_ops.py asks of the compiled library while it is imported.
 SUPPORTED = (
     "cutlass_scaled_mm_supports_fp8",
@@ -72,15 +73,25 @@ class _Named(ModuleType):
         return type(name, (), {})
 
 
-def pretend(gpu: Gpu, count: int = 8) -> None:
+def pretend(gpu: Gpu, count: int = 8, *, flashinfer: bool = False) -> None:
     """Make this process build configurations as on a machine with `count` such GPUs.
+
+    `flashinfer` is whether FlashInfer's kernels can be used there: compiled ones are installed, or
+    an nvcc. This project's own installation has neither.
 
     The first call comes before vLLM is imported: a process cannot go back to its own platform. A
     later one changes the GPUs, for what vLLM has not asked about yet.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(count)))
+    os.environ["CUDA_HOME"] = os.devnull  # without nvcc
+    os.environ[HAS_KERNELS] = str(int(flashinfer))
     if not _libraries:
         _stand_in_for_cuda()
+    if (asked := sys.modules.get("vllm.utils.flashinfer")) is not None:
+        asked.has_flashinfer.cache_clear()
+        asked.has_flashinfer_cubin.cache_clear()
+    if not flashinfer:  # what was imported while there was a stand-in for it
+        sys.modules.pop("vllm.v1.attention.backends.flashinfer", None)
 
     import vllm.platforms
     from vllm.platforms.cuda import CudaPlatformBase
@@ -129,7 +140,6 @@ def _stand_in_for_cuda() -> None:
     import torch
     import triton.backends
 
-    os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # else vLLM looks for kernels on a server
     # A wheel for CPUs takes Triton only with its CPU backend.
     driver = SimpleNamespace(is_active=lambda: True)
     triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)

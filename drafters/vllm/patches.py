@@ -3,6 +3,7 @@ listed in hooks.py, with the methods that subclasses override."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import wraps
@@ -81,8 +82,26 @@ def apply() -> None:
     if current_platform.is_cpu():
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         torch.compiler.load_compiled_function = loads_on_cpu(torch.compiler.load_compiled_function)
+    if current_platform.is_cuda():
+        hide_unusable_flashinfer()
     if HAS_TRITON:  # which vLLM's V2 model runner needs
         patch_v2_model_runner()
+
+
+def hide_unusable_flashinfer() -> None:
+    """Make `import flashinfer` fail in this process where its kernels cannot be used, as if it were
+    not installed, which vLLM allows for.
+
+    They are compiled at first use, by an nvcc that may be missing. vLLM asks `has_flashinfer` for
+    most of them. It does not for attention, where FlashInfer comes first on Blackwell
+    (vllm/platforms/cuda.py, _get_backend_priorities), for the prefill of MLA, nor for its
+    all-reduce: they take FlashInfer if it can be imported. Where it cannot, vLLM takes the next
+    attention backend that fits, FlashAttention or Triton's, and refuses FlashInfer by name.
+    """
+    from vllm.utils.flashinfer import has_flashinfer
+
+    if not has_flashinfer():
+        sys.modules["flashinfer"] = None  # type: ignore[assignment] # Python's mark of such a module
 
 
 def patch_v2_model_runner() -> None:

@@ -34,6 +34,24 @@ def _undone() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@pytest.mark.parametrize(("on_cpu", "given", "value"), [
+    (False, None, "0"),
+    (False, "1", "1"),
+    (True, None, None),
+])  # fmt: skip
+def test_on_a_gpu_no_kernel_of_the_sampler_is_compiled_by_nvcc(
+    on_cpu: bool, given: str | None, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: vLLM's default, which fails on every start path where there is only a driver."""
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: on_cpu)
+    assert launch_module.prepare() is on_cpu
+    assert os.environ.get(name) == value
+
+
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
 def test_a_head_says_itself_how_it_drafts(kind: str) -> None:
     assert head_method(load({"drafter": str(EMBEDDED / kind)}, {})) == kind

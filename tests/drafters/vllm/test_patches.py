@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import importlib
+import sys
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +43,23 @@ def test_the_sampler_uses_the_correction() -> None:
     patches.apply()
     got = rejection_sampler.expand_batch_to_tokens(TEMPERATURES, ENDS, 6, 0, 1)
     assert torch.equal(got, EXPANDED)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_flashinfer_cannot_be_imported_where_its_kernels_cannot_be_compiled(
+    usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: vLLM's attention on Blackwell, its prefill of MLA and its all-reduce, which take
+    FlashInfer wherever it is installed."""
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setattr("vllm.utils.flashinfer.has_flashinfer", lambda: usable)
+    patches.hide_unusable_flashinfer()
+    if usable:
+        assert importlib.import_module("flashinfer") is not None
+        return
+    assert find_spec("flashinfer") is None
+    with pytest.raises(ImportError):
+        importlib.import_module("flashinfer.comm")
 
 
 def test_applying_twice_changes_nothing() -> None:

@@ -93,7 +93,7 @@ MAP: dict[str, set[str]] = {
     "app.endpoints": BASE | USAGE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
     "app.engine.configuration": {
         *("app", "app.errors", "app.settings", "drafters.vllm.cpu_matmul"),
-        *("drafters.config", "drafters.graph_sizes"),
+        *("drafters.cgroup_memory", "drafters.config", "drafters.graph_sizes"),
         *HEAD_CONFIG,
     },
     "app.engine": BASE
@@ -155,6 +155,7 @@ MAP: dict[str, set[str]] = {
     | POLICY,
     "bench.simulate.curve": set(),
     "drafters": set(),
+    "drafters.cgroup_memory": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
     "drafters.learning": set(),
@@ -216,7 +217,7 @@ MAP: dict[str, set[str]] = {
     # Reads heads as a start does, and exchanges what both runners have loaded.
     "drafters.vllm.head_swap": {"drafters.model", "drafters.vllm.path_selector", "drafters.vllm.v1"}
     | HEAD_FILES,
-    "drafters.vllm": {"drafters.config", "drafters.log_records"}
+    "drafters.vllm": {"drafters.cgroup_memory", "drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
     | {"drafters.vllm.head_swap"}
     | SERVING,

@@ -16,11 +16,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import psutil
-
 from app.doctor import chat_template, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
-from app.engine.configuration.cpu import compiler, has_python_headers
+from app.engine.configuration.cpu import compiler, free_memory, has_python_headers
 from app.engine.configuration.head import WITHOUT_HEAD
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
@@ -227,7 +225,7 @@ def _check_memory(
     if target is None and needed is not None:
         weights_gib = (needed.weights + needed.head) * needed.gpus
     host = machine.check_memory(
-        psutil.virtual_memory().available / machine.GIB,
+        free_memory() / machine.GIB,
         weights_gib if cpu_build or target is not None else 0.0,
         settings.engine.kv_cache_gib,
         on_cpu=cpu_build,

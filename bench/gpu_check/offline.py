@@ -12,8 +12,8 @@ from pathlib import Path
 from app.engine.configuration.cuda import NO_DEEP_GEMM, NO_FLASHINFER_SAMPLER
 
 _UNPACKED = ".archive-sha256"
-# The archive lacks FlashInfer and DeepGEMM, also where there is an nvcc; without a network a machine
-# cannot look up its own address.
+# The archive lacks FlashInfer and DeepGEMM, also where there is an nvcc. Without a network a
+# machine cannot look up its own address.
 _ENVIRONMENT = {**NO_FLASHINFER_SAMPLER, **NO_DEEP_GEMM, "VLLM_HOST_IP": "127.0.0.1"}
 
 

@@ -133,6 +133,13 @@ HOOKS: tuple[Hook, ...] = (
         "`_rejection_random_sample_kernel_impl` does.",
     ),
     Hook(
+        "patches:without_page_cache",
+        {"vllm.utils.cpu_resource_utils:get_cgroup_memory_usage": ""},
+        "In a container with a memory limit vLLM counts inactive page cache as memory in use, and "
+        "refuses a KV cache that would fit.",
+        "`get_cgroup_memory_usage` leaves out `inactive_file` of memory.stat.",
+    ),
+    Hook(
         "patches:loads_on_cpu",
         {"torch.compiler:load_compiled_function": "file, *, f_globals=, external_data="},
         "On a CPU vLLM calls a step of loading that only its GPU compiler's artefacts have: every "

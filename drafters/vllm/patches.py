@@ -22,10 +22,12 @@ from vllm.transformers_utils.configs.speculators.algos import (
     register_speculator,
 )
 from vllm.triton_utils import HAS_TRITON
+from vllm.utils import cpu_resource_utils
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
+from drafters.cgroup_memory import inactive_page_cache
 from drafters.config import captured_table
 from drafters.vllm.hooks import broken
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
@@ -81,6 +83,9 @@ def apply() -> None:
         ModelRegistry.register_model(architecture, f"drafters.vllm.heads:{name}")
     if current_platform.is_cpu():
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        cpu_resource_utils.get_cgroup_memory_usage = without_page_cache(
+            cpu_resource_utils.get_cgroup_memory_usage
+        )
         torch.compiler.load_compiled_function = loads_on_cpu(torch.compiler.load_compiled_function)
     if current_platform.is_cuda():
         hide_unusable_flashinfer()
@@ -291,3 +296,16 @@ def loads_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
         return loaded
 
     return load_and_complete
+
+
+def without_page_cache(usage: Callable[[], int | None]) -> Callable[[], int | None]:
+    """Leave inactive page cache out of what a container has in use. vLLM counts it, and refuses a
+    KV cache that would fit: weights that were downloaded or read fill the container's limit with it
+    (vllm/v1/worker/cpu_worker.py, determine_available_memory)."""
+
+    @wraps(usage)
+    def in_use() -> int | None:
+        counted = usage()
+        return None if counted is None else max(0, counted - inactive_page_cache())
+
+    return in_use

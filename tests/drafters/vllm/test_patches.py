@@ -62,6 +62,33 @@ def test_flashinfer_cannot_be_imported_where_its_kernels_cannot_be_compiled(
         importlib.import_module("flashinfer.comm")
 
 
+@pytest.mark.parametrize(("counted", "in_use"), [(7, 1), (5, 0), (None, None)])
+def test_a_container_s_page_cache_is_not_in_use(
+    counted: int | None, in_use: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "inactive_page_cache", lambda: 6)
+    assert patches.without_page_cache(lambda: counted)() == in_use
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's CPU worker asks for it")
+def test_a_kv_cache_fits_beside_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a start that vLLM refuses in a container whose limit is full of weights' files."""
+    from vllm.utils import cpu_resource_utils
+
+    patches.apply()
+    gib = 2**30
+    files = {"/sys/fs/cgroup/memory.max": gib, "/sys/fs/cgroup/memory.current": gib - 1}
+    monkeypatch.setattr(cpu_resource_utils, "_read_int_file", files.get)
+    cpu_resource_utils.get_cgroup_memory_limit.cache_clear()
+    try:
+        monkeypatch.setattr(patches, "inactive_page_cache", lambda: 0)
+        assert cpu_resource_utils.get_memory_node_info().available_memory == 1
+        monkeypatch.setattr(patches, "inactive_page_cache", lambda: gib // 2)
+        assert cpu_resource_utils.get_memory_node_info().available_memory == gib // 2 + 1
+    finally:
+        cpu_resource_utils.get_cgroup_memory_limit.cache_clear()
+
+
 def test_applying_twice_changes_nothing() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from app.engine.configuration.cpu import compiler, cpu_machine, environment, preload, threads
+from app.engine.configuration.cpu import (
+    compiler,
+    cpu_machine,
+    environment,
+    free_memory,
+    preload,
+    threads,
+)
 
 
 def install(root: Path, *folders: str) -> None:
@@ -124,3 +133,15 @@ def test_the_compiler_is_the_one_torch_would_use(
     other.touch(mode=0o755)
     monkeypatch.setenv("CXX", "clang++")
     assert compiler() == str(other)
+
+
+def test_a_container_has_the_memory_it_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a KV cache of a quarter of the host, which vLLM refuses within the limit."""
+    available = psutil.virtual_memory().available
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=available))
+    module = "app.engine.configuration.cpu.headroom"
+    for limit, free in ((None, available), (available // 4, available // 4), (2**60, available)):
+        monkeypatch.setattr(module, lambda root, limit=limit: limit)
+        assert free_memory(tmp_path) == cpu_machine().free_memory == free

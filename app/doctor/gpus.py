@@ -1,0 +1,90 @@
+"""NVIDIA GPUs as their driver reports them, and which of them CUDA shows to a process. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+FIELDS = ("index", "uuid", "name", "memory.total", "mig.mode.current", "driver_version")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+
+
+class Gpu(NamedTuple):
+    """Facts about one GPU, or about a MIG slice of one."""
+
+    index: str  # in the order of the bus
+    uuid: str
+    name: str
+    gib: float | None  # None: of a slice, or of a GPU that shares the host's memory
+    driver: str
+
+
+def read(text: str) -> list[Gpu]:
+    """The GPUs in the answer to QUERY, a line each."""
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) < len(FIELDS):
+            continue
+        index, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
+        known = mebibytes.isdigit() and mig != "Enabled"
+        gib = int(mebibytes) / 1024 if known else None
+        found.append(Gpu(index, uuid, ", ".join(name), gib, driver))
+    return found
+
+
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """Those of `gpus` that CUDA shows, in its order: all without CUDA_VISIBLE_DEVICES, else those
+    that it names up to the first unknown one, and none if it names one twice."""
+    listed = environ.get(VISIBLE)
+    if listed is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in listed.split(","):
+        gpu = _named(entry.strip(), gpus)
+        if gpu is None:
+            break
+        if gpu in found:
+            return []
+        found.append(gpu)
+    return found
+
+
+def _named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES means: an index, a UUID or its beginning."""
+    if entry.startswith("MIG-"):  # the driver's list has whole GPUs alone
+        return Gpu("", entry, "MIG slice", None, gpus[0].driver) if gpus else None
+    if entry.startswith("GPU-"):
+        found = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+        return found[0] if len(found) == 1 else None
+    return next((gpu for gpu in gpus if gpu.index == entry), None)
+
+
+def is_certain(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> bool:
+    """Whether it is known which of `gpus`, all of the machine, an engine takes first.
+
+    CUDA counts the fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, the driver by the bus:
+    among unequal GPUs only a UUID says which one is meant.
+    """
+    listed = environ.get(VISIBLE)
+    if len({(gpu.name, gpu.gib) for gpu in gpus}) <= 1:
+        return True
+    if listed is None:
+        return False
+    by_index = any(entry.strip().isdigit() for entry in listed.split(","))
+    return not by_index or environ.get(ORDER) == "PCI_BUS_ID"
+
+
+def memory(gpus: Sequence[Gpu]) -> list[float]:
+    """GiB of each GPU, in their order; nothing if that of any is unknown."""
+    known = [gpu.gib for gpu in gpus if gpu.gib is not None]
+    return known if len(known) == len(gpus) else []
+
+
+def description(gpus: Sequence[Gpu]) -> str | None:
+    """The names of GPUs, as "2 x NVIDIA H200"; None without any."""
+    counts = Counter(gpu.name for gpu in gpus)
+    names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
+    return " and ".join(names) or None

@@ -1,0 +1,167 @@
+"""GPUs as nvidia-smi lists them, those that CUDA shows, and what doctor and a start say of them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from app.doctor import examination, gpus
+from app.doctor.report import Finding
+from app.settings import load
+
+T4, H200, GB10 = "Tesla T4, 15360", "NVIDIA H200, 143771", "NVIDIA GB10, [N/A]"
+
+
+def lines(*devices: str, mig: str = "Disabled", driver: str = "580.95.05") -> str:
+    """What the driver answers to QUERY, for devices of (name, memory)."""
+    return "".join(
+        f"{index}, GPU-{index}a{index}b-77, {device}, {mig}, {driver}\n"
+        for index, device in enumerate(devices)
+    )
+
+
+def test_the_driver_s_lines_are_read() -> None:
+    found = gpus.read(lines(H200, GB10) + "\nNo devices were found\n")
+    assert found == [
+        gpus.Gpu("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05"),
+        # Of the host's memory: it has no figure of its own, and is a GPU all the same.
+        gpus.Gpu("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05"),
+    ]
+    assert gpus.memory(found[:1]) == [143771 / 1024] and gpus.memory(found) == []
+    assert gpus.description(found) == "NVIDIA H200 and NVIDIA GB10"
+    assert gpus.description(found[:1] * 2) == "2 x NVIDIA H200"
+    assert gpus.description([]) is None
+    assert gpus.read("0, GPU-1, Made, up, 1024, [N/A], 580.1\n")[0].name == "Made, up"
+
+
+def test_of_a_gpu_that_is_cut_into_slices_the_memory_is_not_known() -> None:
+    (found,) = gpus.read(lines(H200, mig="Enabled"))
+    assert found.name == "NVIDIA H200" and found.gib is None
+
+
+@pytest.mark.parametrize(
+    ("listed", "shown"),
+    [
+        (None, "012"),
+        ("2,0", "20"),
+        (" 1 , 2", "12"),
+        ("GPU-1a1b-77", "1"),
+        ("GPU-2a,GPU-0", "20"),
+        ("1,GPU-2", "12"),
+        # CUDA's own rules: a list ends at what it does not know, and names each GPU once.
+        ("1,7,2", "1"),
+        ("GPU-", ""),  # the beginning of several
+        ("GPU-9", ""),
+        ("-1", ""),
+        ("", ""),
+        ("NoDevFiles", ""),
+        ("1,1", ""),
+    ],
+)
+def test_cuda_shows_what_its_variable_names(listed: str | None, shown: str) -> None:
+    environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    found = gpus.visible(gpus.read(lines(T4, H200, H200)), environ)
+    assert "".join(gpu.index for gpu in found) == shown
+
+
+def test_a_slice_is_a_gpu_of_unknown_memory() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-4c7b,MIG-GPU-0a0b-77/1/0"}
+    found = gpus.visible(gpus.read(lines(H200)), environ)
+    assert [gpu.gib for gpu in found] == [None, None]
+    assert gpus.description(found) == "2 x MIG slice"
+    assert gpus.visible([], environ) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "certain"),
+    [
+        ({}, False),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, True),
+        # Index 1 is that of the slower GPU to CUDA, and of the second on the bus to the driver.
+        ({"CUDA_VISIBLE_DEVICES": "1"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, True),
+    ],
+)
+def test_among_unequal_gpus_an_index_does_not_say_which(
+    environ: dict[str, str], certain: bool
+) -> None:
+    assert gpus.is_certain(gpus.read(lines(T4, H200)), environ) is certain
+    assert gpus.is_certain(gpus.read(lines(H200, H200)), environ) is True
+
+
+Doctor = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """Doctor's findings, or a start's, on a machine with vLLM's CUDA build and given GPUs."""
+
+    def examine(*devices: str, start: bool = False, **options: str) -> list[Finding]:
+        done = SimpleNamespace(stdout=lines(*devices, **options))
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+        versions = {"vllm": "0.32.0", "torch": "2.13.0"}
+        monkeypatch.setattr(examination, "_version", versions.get)
+        settings = load({"port": "0"}, {}, preset="qwen3-8b")
+        check = examination.check_start if start else examination.examine
+        return check(settings, preset="qwen3-8b")
+
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    return examine
+
+
+def of(findings: list[Finding], check: str) -> Finding | None:
+    return next((finding for finding in findings if finding.check == check), None)
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_unequal_gpus_are_a_warning_until_one_is_named(
+    start: bool, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a start refused for the smallest GPU of the machine, whichever was named."""
+    found = of(doctor(T4, H200, start=start), "gpu memory")
+    assert found is not None and found.status == "warn"
+    assert found.remedy is not None and "140.4 GiB by UUID" in found.remedy
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a1b")
+    found = of(doctor(T4, H200, start=start), "gpu memory")
+    assert found is not None and found.status == "ok"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0a0b")
+    found = of(doctor(T4, H200, start=start), "gpu memory")
+    assert found is not None and found.status == "FAIL"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    found = of(doctor(T4, "Tesla P4, 7680", start=start), "gpu memory")
+    assert found is not None and found.status == "FAIL", "it fits neither"
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_a_host_with_little_memory_serves_on_its_gpu(
+    start: bool, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: doctor failed for memory that a start does not need, and does not ask for."""
+    monkeypatch.setattr(examination, "free_memory", lambda: 2**30)
+    findings = doctor(H200, start=start)
+    assert of(findings, "memory") is None
+    found = of(findings, "gpu memory")
+    assert found is not None and found.status == "ok"
+
+
+def test_a_gpu_that_shares_the_host_s_memory_is_found(doctor: Doctor) -> None:
+    findings = doctor(GB10)
+    assert of(findings, "device") == Finding("device", "ok", "CUDA: NVIDIA GB10")
+    assert of(findings, "gpu memory") is None, "of its memory nothing is known"
+
+
+def test_doctor_looks_at_driver_and_compilers(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("CUDA_HOME", "/no/such/toolkit")
+    findings = doctor(H200, driver="550.54.15")
+    status = {finding.check: finding.status for finding in findings}
+    assert (status["driver"], status["compiler"], status["nvcc"]) == ("FAIL", "FAIL", "ok")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = of(doctor(H200), "device")
+    assert found is not None and "shows none of 1 GPUs" in found.detail

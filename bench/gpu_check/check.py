@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from app.engine.configuration import cuda
 from bench.errors import reports_errors
 from bench.gpu_check import offline
 from bench.gpu_check.part_report import FAILED, PASSED, SKIPPED, TIMED_OUT, PartReport
@@ -90,8 +91,10 @@ def has_gpu() -> bool:
 
 
 def environment(device: Device, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a part. On a GPU it asks for vLLM's V2 model runner."""
-    return {**environ, **ENVIRONMENT, **(V2 if device == "cuda" else {})}
+    """The environment of a part. On a GPU it asks for vLLM's V2 model runner, and for no kernel
+    that would have to be compiled where there is no nvcc, as a start of the gateway does."""
+    on_gpu = {**V2, **cuda.environment(environ)} if device == "cuda" else {}
+    return {**environ, **ENVIRONMENT, **on_gpu}
 
 
 def command(part: Part, device: Device, file: Path) -> list[str]:

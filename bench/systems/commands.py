@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.engine.configuration import cuda
 from app.engine.configuration.cpu import cpu_machine, libraries
 from app.engine.configuration.options import ONE_PROCESS, engine_options, speculative_config
 from app.engine.configuration.runner import V2, StartPath, runner_wish, start_plan
@@ -107,10 +108,11 @@ def _stock(method: Method, shared: Shared, port: int) -> tuple[list[str], dict[s
 
 
 def _stock_environment() -> dict[str, str]:
-    """The environment without our plugin, where vLLM chooses the runner: V2, or V1 for P-EAGLE."""
+    """The environment without our plugin, where vLLM chooses the runner: V2, or V1 for P-EAGLE. On
+    a GPU it draws with the kernels that the gateway's engine draws with."""
     environment = {**os.environ, "VLLM_PLUGINS": "none", "VLLM_NO_USAGE_STATS": "1"}
     environment.pop(V2, None)
-    return environment
+    return environment if _on_cpu() else environment | cuda.environment(os.environ)
 
 
 def _stock_options(method: Method, shared: Shared) -> dict[str, Any]:
@@ -148,6 +150,8 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
         options = engine_options(settings, machine, method=_head(method), v2=v2, gpu=gpu)
         options["model"] = resolve(options["model"])
         environment = dict(os.environ)
+        if machine is None:
+            environment |= cuda.environment(os.environ)
         if runner := path.runner(runner_wish(os.environ)):  # as app/engine/launch.py does
             environment[V2] = runner
     else:

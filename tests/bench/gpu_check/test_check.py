@@ -156,6 +156,7 @@ def test_the_parts_of_a_check_are_chosen_by_name() -> None:
 
 def test_a_gpu_gets_v2_and_nothing_is_fetched() -> None:
     assert environment("cuda", {"A": "b"})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert environment("cuda", {"A": "b"})["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     given = environment("cpu", {"A": "b"})
     assert given["A"] == "b" and given["HF_HUB_OFFLINE"] == "1"
     assert "VLLM_USE_V2_MODEL_RUNNER" not in given

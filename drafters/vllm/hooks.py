@@ -133,6 +133,17 @@ HOOKS: tuple[Hook, ...] = (
         "`_rejection_random_sample_kernel_impl` does.",
     ),
     Hook(
+        "patches:with_version_of_head_size",
+        {
+            "vllm.v1.attention.backends.flash_attn:FlashAttentionBackend.supports_head_size": (
+                "head_size"
+            )
+        },
+        "On Blackwell without FlashInfer vLLM takes FlashAttention for heads of 512, which the "
+        "version that it computes them with does not have.",
+        "`supports_head_size` asks `get_flash_attn_version` for the version of that size.",
+    ),
+    Hook(
         "patches:without_page_cache",
         {"vllm.utils.cpu_resource_utils:get_cgroup_memory_usage": ""},
         "In a container with a memory limit vLLM counts inactive page cache as memory in use, and "

@@ -89,6 +89,7 @@ def apply() -> None:
         torch.compiler.load_compiled_function = loads_on_cpu(torch.compiler.load_compiled_function)
     if current_platform.is_cuda():
         hide_unusable_flashinfer()
+        patch_flash_attention()
     if HAS_TRITON:  # which vLLM's V2 model runner needs
         patch_v2_model_runner()
 
@@ -107,6 +108,31 @@ def hide_unusable_flashinfer() -> None:
 
     if not has_flashinfer():
         sys.modules["flashinfer"] = None  # type: ignore[assignment] # Python's mark of such a module
+
+
+def patch_flash_attention() -> None:
+    """Patch vLLM's choice of FlashAttention."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+
+    supports = FlashAttentionBackend.supports_head_size.__func__  # type: ignore[attr-defined]
+    FlashAttentionBackend.supports_head_size = classmethod(with_version_of_head_size(supports))
+
+
+def with_version_of_head_size(supports: Callable[..., bool]) -> Callable[..., bool]:
+    """Take FlashAttention for heads of more than 256 only where its version 4 computes them. On
+    Blackwell vLLM computes those with version 2 (vllm/v1/attention/backends/fa_utils.py), which has
+    no such kernel, and offers them all the same as version 4 is there: Gemma 4's full attention
+    would stop the start. The next attention backend, Triton's, has them."""
+
+    @wraps(supports)
+    def supports_head_size(cls: Any, head_size: int) -> bool:
+        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+        if not supports(cls, head_size):
+            return False
+        return head_size <= 256 or get_flash_attn_version(head_size=head_size) == 4
+
+    return supports_head_size
 
 
 def patch_v2_model_runner() -> None:

@@ -62,6 +62,22 @@ def test_flashinfer_cannot_be_imported_where_its_kernels_cannot_be_compiled(
         importlib.import_module("flashinfer.comm")
 
 
+@pytest.mark.parametrize(
+    ("size", "version", "supported"),
+    [(128, 4, True), (256, 2, True), (512, 4, True), (512, 2, False), (512, None, False)],
+)
+def test_flash_attention_is_taken_for_heads_that_its_version_has(
+    size: int, version: int | None, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: Gemma 4 on a B200 without FlashInfer, whose heads of 512 FlashAttention 2 lacks."""
+    monkeypatch.setattr(
+        "vllm.v1.attention.backends.fa_utils.get_flash_attn_version", lambda head_size: version
+    )
+    corrected = patches.with_version_of_head_size(lambda cls, head_size: True)
+    assert corrected(None, size) is supported
+    assert not patches.with_version_of_head_size(lambda cls, head_size: False)(None, size)
+
+
 @pytest.mark.parametrize(("counted", "in_use"), [(7, 1), (5, 0), (None, None)])
 def test_a_container_s_page_cache_is_not_in_use(
     counted: int | None, in_use: int | None, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
-from vllm.exceptions import GenerationError
+from vllm import envs
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ from app.request_usage import RequestUsage, current_usage, searches_with_beams, 
 from app.validation.constraints import relax
 from drafters.config import MAX_K, REPORT_TOKENS
 from drafters.vllm.own_drafter import accept_undrafted
+from drafters.vllm.worker_bounds import beyond_worker
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class GatewayLLM(AsyncLLM):
     - Sequences whose logits are not finite end with a NonFiniteError.
     - Sequences are captured, and the load is reported, where a head learns (`learning`).
     - Requests with `logit_bias` or `min_p` are accepted beside a draft head of this project.
+    - Requests for which vLLM's worker would raise, and end the engine, are refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,6 +69,7 @@ class GatewayLLM(AsyncLLM):
         register = self.output_processor.add_request
 
         def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+            refuse_beyond_worker(request.sampling_params)
             usage = current_usage()
             if usage is not None and usage.cache_tenant is not None:
                 request.cache_salt = tenant_cache_salt(usage.cache_tenant, request.cache_salt)
@@ -266,6 +270,16 @@ class GatewayLLM(AsyncLLM):
     @property
     def _white_space_is_bounded(self) -> bool:
         return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
+
+
+def refuse_beyond_worker(sampling_params: SamplingParams | None) -> None:
+    """Raise VLLMValidationError for parameters that do not fit into a worker's rows."""
+    if sampling_params is None:
+        return
+    refused = beyond_worker(sampling_params, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS)
+    if refused is not None:
+        field, message = refused
+        raise VLLMValidationError(message, parameter=field)
 
 
 def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:

@@ -108,6 +108,7 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
         ({"max_tokens": 0, "echo": True}, "max_tokens"),
         ({"logit_bias": {"7": 101}}, "logit_bias.7"),
         ({"logit_bias": {"7": 0, "8": -100.5}}, "logit_bias.8"),
+        ({"seed": 2**63 - 1, "n": 2}, "seed"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": 21}, "logprobs"),
@@ -141,6 +142,8 @@ def test_many_greedy_choices_are_allowed() -> None:
     [
         {"top_logprobs": 20, "logprobs": True},
         {"top_logprobs": 0, "logprobs": 20},
+        {"seed": 2**63 - 1, "n": 1},
+        {"seed": 2**63 - 1},
         {"structured_outputs": {"regex": "", "choice": None, "whitespace_pattern": " "}},
     ],
 )

@@ -51,6 +51,9 @@ TIER = "there is one tier of service"
 NOT_KEPT = "answers of this API are not kept, whatever it says"
 RENDERING = "only vLLM's servers of rendered prompts read it"
 TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
+# On the V1 model runner a batch that holds such a request gives all of its requests the log
+# probabilities in its form, and one with drafts fails (vllm/v1/sample/sampler.py, forward).
+SOME_LOGPROBS = OnlyAt(([],), "ask for the most likely tokens of each position in 'logprobs'")
 _STEERS = "the gateway sets it"
 # What vLLM's engine reads of `vllm_xargs` for itself (vllm/v1/request.py).
 _ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")

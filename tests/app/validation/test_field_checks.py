@@ -92,6 +92,23 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
 
 
 @pytest.mark.parametrize(
+    ("api", "model", "field", "refused"),
+    [
+        ("chat", ChatRequest, "logprob_token_ids", [5]),
+        ("completions", TextRequest, "logprob_token_ids", [5]),
+        ("responses", ResponsesRequest, "previous_input_messages", [{"role": "user"}]),
+    ],
+)
+def test_what_would_be_mixed_up_or_ignored_is_refused(
+    api: str, model: Any, field: str, refused: Any
+) -> None:
+    field_checks.check_fields({field: []}, model, RULES[api])
+    with pytest.raises(ApiError) as caught:
+        field_checks.check_fields({field: refused}, model, RULES[api])
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
     ("payload", "param"),
     [
         ({"n": 0}, "n"),

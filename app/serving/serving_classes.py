@@ -23,7 +23,7 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
-from app.llm.answer_logprobs import chosen_tokens
+from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.request_usage import begin_beam_search
 from app.serving.parsers import consistent
 
@@ -32,11 +32,26 @@ class _BeamSearchCorrections:
     """Mixin in front of vLLM's serving classes that search with beams."""
 
     async def beam_search(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        """The best beams, whose prompt is charged once."""
+        """The best beams, whose prompt is charged once, with log probabilities of their own tokens.
+
+        The engine sampled a token of its own at each step, from which the search went on with
+        others.
+        """
         begin_beam_search()
         async with aclosing(super().beam_search(*args, **kwargs)) as outputs:  # type: ignore[misc]
             async for output in outputs:
+                for choice in output.outputs:
+                    if choice.logprobs is not None:
+                        choice.logprobs = _of_beam(choice)
                 yield output
+
+
+def _of_beam(choice: Any) -> list[Alternatives]:
+    """The alternatives of each position of a beam's text, which ends before its end token."""
+    tokens = list(choice.token_ids)
+    if tokens and tokens[-1] == choice.stop_reason:
+        tokens.pop()
+    return [Alternatives(token, step) for token, step in zip(tokens, choice.logprobs, strict=False)]
 
 
 class _ChatCorrections(_BeamSearchCorrections):

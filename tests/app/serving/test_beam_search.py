@@ -190,3 +190,17 @@ def test_the_token_that_ends_a_beam_has_no_log_probability(
     best = response.json()["choices"][0]
     assert best["finish_reason"] == "stop"
     assert [token for token, _ in told(best)] == ["token_id:5"] * 2
+
+
+def test_a_parameter_that_the_search_would_ignore_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SearchedCore()
+    response = answered(
+        config, monkeypatch, core, "/v1/chat/completions",
+        messages=MESSAGES, stop="end", response_format={"type": "json_object"},
+    )  # fmt: skip
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "use_beam_search")
+    assert "'response_format', 'stop'" in error["message"]
+    assert core.requests == []

@@ -35,8 +35,8 @@ def page() -> str:
 def _beams() -> str:
     names = ", ".join(f"`{name}`" for name in NOT_WITH_BEAMS)
     return (
-        f"With `use_beam_search` these are refused, since a beam search does not apply them: {names} "
-        "and `vllm_xargs`. It looks at twice `n` tokens at each position: `logprobs` and "
+        "With `use_beam_search` these are refused, since a beam search does not apply them: "
+        f"{names} and `vllm_xargs`. It looks at twice `n` tokens at each position: `logprobs` and "
         "`top_logprobs` are at most that."
     )
 

@@ -123,7 +123,7 @@ def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:
 
 
 def _check(payload: Payload, facts: ModelFacts) -> None:
-    message_checks.check_blocks(payload.get("messages"))
+    message_checks.check_blocks(payload)
 
 
 def _rewrite(payload: Payload, facts: ModelFacts) -> None:

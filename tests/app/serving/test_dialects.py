@@ -387,3 +387,21 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
         {"role": "user", "content": [result]},
     ]
     assert api.messages.create(messages=history, **given).content
+
+
+@STREAMING
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_no_tool_comes_in_by_way_of_a_message(gateway: Gateway, path: str, streaming: bool) -> None:
+    schema = {"type": "object", "properties": {"n": {"multipleOf": 3}}}
+    tool = {"name": "f", "strict": True, "input_schema": schema}
+    change = {
+        "type": "tool_addition",
+        "tool": {"type": "tool_definition", "definition": tool},
+    }
+    messages = [USER, {"role": "system", "content": [change]}]
+    body = {"model": "fake", "messages": messages}
+    if path == PATHS["messages"]:
+        body |= {"max_tokens": 4, "stream": streaming}
+    message, _ = refusal(gateway().post(path, json=body), "messages")
+    assert "messages[1].content[0]" in message
+    assert "tool_addition" in message

@@ -126,6 +126,8 @@ class GatewayLLM(AsyncLLM):
         if constraint and constraint.structural_tag and self._white_space_is_bounded:
             constraint.structural_tag = bounded(constraint.structural_tag)
         if (usage := current_usage()) is not None:
+            if not searches_with_beams():
+                refuse_too_many_alternatives(usage, prompt, sampling_params)
             self._apply_tenant_limits(usage, sampling_params, kwargs)
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
@@ -280,6 +282,26 @@ def refuse_beyond_worker(sampling_params: SamplingParams | None) -> None:
     if refused is not None:
         field, message = refused
         raise VLLMValidationError(message, parameter=field)
+
+
+def refuse_too_many_alternatives(
+    usage: RequestUsage, prompt: Any, sampling_params: SamplingParams
+) -> None:
+    """Count the log probabilities that one prompt of a request asks for. Raises VLLMValidationError
+    if the request asks for too many: each becomes an object on the event loop."""
+    choices, count = sampling_params.n, 0
+    if sampling_params.logprobs is not None:
+        count = choices * (sampling_params.max_tokens or 0) * (sampling_params.logprobs + 1)
+    if sampling_params.prompt_logprobs is not None and isinstance(prompt, dict):
+        tokens = len(prompt.get("prompt_token_ids") or ())
+        count += tokens * (sampling_params.prompt_logprobs + 1)
+    if count and not usage.ask_for(count, choices):
+        raise VLLMValidationError(
+            f"Its choices and prompts together ask for more than {usage.max_alternatives} log "
+            "probabilities: send a smaller 'n', fewer prompts, a smaller limit of the output, or "
+            "ask for fewer alternatives of each token.",
+            parameter="n" if choices > 1 else "prompt",
+        )
 
 
 def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:

@@ -35,13 +35,16 @@ class Turn:
     previous_response_id: str | None
     kept: bool  # whether the response is to be kept
 
-    async def finish(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response as the client gets it. It is stored if `kept`, and says whether it was."""
+    async def finish(self, response: dict[str, Any], size: int = 0) -> dict[str, Any]:
+        """The response as the client gets it. It is stored if `kept`, and says whether it was.
+
+        `size` is what is known of its bytes of JSON beside the input's.
+        """
         response = self._named(response, self.kept)
         if not self.kept:
             return response
         items = _items(self.payload.get("input"))
-        stored = await run_sized(self.size, StoredResponse.of, items, response)
+        stored = await run_sized(self.size + size, StoredResponse.of, items, response)
         if self.store.put(self.tenant, response["id"], stored):
             return response
         return self._named(response, False)

@@ -33,6 +33,13 @@ class LimitSettings(Section):
     max_logprobs: int = Field(
         20, ge=0, le=20, description="Most alternatives per token (`logprobs`, `top_logprobs`)."
     )
+    max_alternatives: int = Field(
+        262144,
+        ge=1,
+        description="Most log probabilities that a request with several choices or prompts may ask "
+        "for: alternatives of each token, and the token's own, times tokens. One choice of one "
+        "prompt may have as many as the context allows.",
+    )
     max_stop_sequences: int = Field(16, ge=1, description="Most stop sequences.")
     max_stop_length: int = Field(
         1024, ge=1, description="Longest stop sequence, and longest bad word, in characters."

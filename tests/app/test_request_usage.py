@@ -40,6 +40,25 @@ def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
     assert (usage.prompt_tokens, usage.output_tokens) == (12, 8)
 
 
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ([(10**9, 1)], True),  # one choice of one prompt
+        ([(100, 2)], True),
+        ([(101, 2)], False),
+        ([(50, 1), (50, 1)], True),
+        ([(50, 1), (51, 1)], False),
+    ],
+)
+def test_log_probabilities_of_several_sequences_are_bounded_together(
+    asked: list[tuple[int, int]], allowed: bool
+) -> None:
+    usage = RequestUsage(max_alternatives=100)
+    assert [usage.ask_for(*each) for each in asked][-1] is allowed
+    unbounded = RequestUsage()
+    assert all(unbounded.ask_for(*each) for each in asked)
+
+
 def test_begun_is_a_first_token_and_not_a_place_in_the_queue() -> None:
     waiting, running = sequence(queued_ts=1.0), sequence(first_token_ts=4.0)
     assert not used_by(waiting).begun

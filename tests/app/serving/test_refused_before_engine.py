@@ -17,14 +17,16 @@ LONG_WORDS = {"bad_words": [f"{number} xyzzy plugh {number}" * 3 for number in r
 LAST_SEED = {"seed": 2**63 - 1, "n": 2}
 
 
-def reached(connect: Connect, path: str, **body: Any) -> tuple[int, str | None, int]:
-    """(status, param, requests in the engine core) of a request."""
+def reached(
+    connect: Connect, path: str, given: dict[str, str] | None = None, **body: Any
+) -> tuple[int, str | None, int]:
+    """(status, param, requests in the engine core) of a request, with the `given` settings."""
 
     async def scenario() -> tuple[int, str | None, int]:
         adapter, core = connect()
-        async with gateway(adapter) as post:
+        async with gateway(adapter, **(given or {})) as post:
             prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
-            response = await post(path, "one", max_tokens=4, **prompt, **body)
+            response = await post(path, "one", **{"max_tokens": 4, **prompt, **body})
             error = response.json().get("error", {})
             return response.status_code, error.get("param"), len(core.requests)
 
@@ -62,3 +64,22 @@ def test_what_it_holds_is_served(
     connect: Connect, path: str, body: dict[str, Any], sequences: int
 ) -> None:
     assert reached(connect, path, **body) == (200, None, sequences)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"n": 3, "max_tokens": 10, "logprobs": True, "top_logprobs": 3}, "n"),
+        (CHAT, {"n": 2, "max_tokens": None, "logprobs": True, "top_logprobs": 0}, "n"),
+        (COMPLETIONS, {"n": 3, "max_tokens": 10, "logprobs": 3}, "n"),
+        (COMPLETIONS, {"prompt": ["hi", "ho", "hu"], "max_tokens": 10, "logprobs": 3}, "prompt"),
+        (COMPLETIONS, {"prompt": [[9] * 50] * 2, "max_tokens": 1, "echo": True, "logprobs": 0},
+         "prompt"),
+    ],
+)  # fmt: skip
+def test_more_log_probabilities_than_a_request_may_have(
+    connect: Connect, path: str, stream: bool, body: dict[str, Any], param: str
+) -> None:
+    given = {"max_alternatives": "100"}
+    assert reached(connect, path, given, stream=stream, **body) == (400, param, 0)

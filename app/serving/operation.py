@@ -61,7 +61,9 @@ class Operation:
         def to_error(error: BaseException | ErrorResponse) -> ApiError:
             if not first.settled and isinstance(error, BaseException):
                 raise error  # nothing has been sent yet: it becomes the response's status
-            return self._error(error, payload, first)
+            # What came before the first token is known as it was raised; vLLM's event only quotes
+            # it, so that a client's mistake would be taken for a failure of the server.
+            return self._error(first.error or error, payload, first)
 
         options = payload.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True

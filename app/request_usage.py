@@ -50,12 +50,15 @@ class _Totals:
     """Sums over sequences, and the statistics of the one that began first."""
 
     output_tokens: int = 0
+    cached_tokens: int | None = None  # of prompts; None without a sequence
     drafts: Drafts | None = None
     first: Any = None
     last_token_ts: float = 0.0
 
     def add(self, sequence: Any) -> None:
         stats, counts = sequence.stats, sequence.spec_decode_metrics
+        if sequence.request_index == 0:
+            self.cached_tokens = (self.cached_tokens or 0) + sequence.num_cached_tokens
         if stats is not None:
             self.output_tokens += stats.num_generation_tokens
             if stats.first_token_ts > 0:
@@ -151,6 +154,12 @@ class RequestUsage:
     def output_tokens(self) -> int:
         """Tokens that were generated so far."""
         return self._totals.output_tokens
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of all prompts that were in the prefix cache; None before a sequence was entered.
+        Of the copies of `n` the first counts: it leaves its own blocks for the others."""
+        return self._totals.cached_tokens
 
     @property
     def drafts(self) -> Drafts | None:

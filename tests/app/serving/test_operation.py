@@ -50,8 +50,11 @@ def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
 
 
 async def refusing(error: Exception) -> AsyncGenerator[str, None]:
-    """A stream of Messages whose request the engine refuses before its first token: vLLM writes an
-    event that quotes the error (vllm/entrypoints/anthropic/serving.py, message_stream_converter)."""
+    """A stream of Messages whose request the engine refuses before its first token.
+
+    vLLM writes an event that quotes the error (vllm/entrypoints/anthropic/serving.py,
+    message_stream_converter).
+    """
 
     async def outputs() -> AsyncGenerator[str, None]:
         raise error

@@ -126,6 +126,10 @@ def test_what_would_be_mixed_up_or_ignored_is_refused(
         ({"logit_bias": {"7": 101}}, "logit_bias.7"),
         ({"logit_bias": {"7": 0, "8": -100.5}}, "logit_bias.8"),
         ({"seed": 2**63 - 1, "n": 2}, "seed"),
+        (
+            {"repetition_detection": {"max_pattern_size": 257, "min_count": 2}},
+            "repetition_detection.max_pattern_size",
+        ),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": 21}, "logprobs"),
@@ -161,6 +165,7 @@ def test_many_greedy_choices_are_allowed() -> None:
         {"top_logprobs": 0, "logprobs": 20},
         {"seed": 2**63 - 1, "n": 1},
         {"seed": 2**63 - 1},
+        {"repetition_detection": {"max_pattern_size": 256, "min_count": 2}},
         {"structured_outputs": {"regex": "", "choice": None, "whitespace_pattern": " "}},
     ],
 )

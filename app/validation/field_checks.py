@@ -23,8 +23,8 @@ from app.validation.fields import Rule
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 MAX_BIAS = 100  # OpenAI's bound, above and below 0
-# Longest pattern of `repetition_detection`: vLLM's scheduler compares the end of the output with each
-# length of pattern, in Python and at each token.
+# Longest pattern of `repetition_detection`: vLLM's scheduler compares the end of the output with
+# each length of pattern, in Python and at each token.
 MAX_PATTERN = 256
 MAX_SEED = 2**63 - 1  # the engine's; a request's later choices have the seeds that follow its own
 

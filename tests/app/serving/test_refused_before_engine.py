@@ -13,7 +13,7 @@ __all__ = ["config", "connect"]  # fixtures
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The embedded model's end tokens count, too.
 STOP_IDS = {"stop_token_ids": list(range(10, 138)), "min_tokens": 1}
-LONG_WORDS = {"bad_words": [f"{number} xyzzy plugh {number}" * 3 for number in range(100)]}
+LONG_WORDS = {"bad_words": [f"{number} xyzzy plugh {number}" * 6 for number in range(50)]}
 LAST_SEED = {"seed": 2**63 - 1, "n": 2}
 
 

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+BYTES_OF_ALTERNATIVE = 60  # of an answer's JSON, about
+
 R = TypeVar("R")
 A = TypeVar("A")
 
@@ -48,12 +50,15 @@ class _Totals:
     """Sums over sequences, and the statistics of the one that began first."""
 
     output_tokens: int = 0
+    cached_tokens: int | None = None  # of prompts; None without a sequence
     drafts: Drafts | None = None
     first: Any = None
     last_token_ts: float = 0.0
 
     def add(self, sequence: Any) -> None:
         stats, counts = sequence.stats, sequence.spec_decode_metrics
+        if sequence.request_index == 0:
+            self.cached_tokens = (self.cached_tokens or 0) + sequence.num_cached_tokens
         if stats is not None:
             self.output_tokens += stats.num_generation_tokens
             if stats.first_token_ts > 0:
@@ -76,6 +81,8 @@ class RequestUsage:
     `cache_tenant` names whose entries of the prefix cache it may use (None: all share them).
     `captured_as` is the tenant as which its sequences are captured (None: they are not), and
     `followed` are those that will be, when they end.
+    `max_alternatives` is how many log probabilities it may ask for (None: any number), and
+    `alternatives` how many it has asked for.
     `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
@@ -83,6 +90,8 @@ class RequestUsage:
     max_k: int | None = None
     cache_tenant: str | None = None
     captured_as: str | None = None
+    max_alternatives: int | None = None
+    alternatives: int = field(default=0, init=False)
     sequences: list[Any] = field(default_factory=list, init=False)
     followed: list[Any] = field(default_factory=list, init=False)
     charged: int = 0  # tokens, as estimated before the work began
@@ -123,6 +132,19 @@ class RequestUsage:
         self.followed = [each for each in self.followed if each.external_req_id != request_id]
         return ended
 
+    def ask_for(self, alternatives: int, choices: int) -> bool:
+        """Count log probabilities that are asked for, of so many choices of one prompt. Returns
+        whether the request may have them: those of one choice of one prompt are as many as the
+        context allows."""
+        alone = self.alternatives == 0 and choices == 1
+        self.alternatives += alternatives
+        return alone or self.max_alternatives is None or self.alternatives <= self.max_alternatives
+
+    @property
+    def alternatives_bytes(self) -> int:
+        """About how many bytes the log probabilities have that were asked for."""
+        return self.alternatives * BYTES_OF_ALTERNATIVE
+
     @property
     def begun(self) -> bool:
         """Whether the engine has produced a token."""
@@ -132,6 +154,12 @@ class RequestUsage:
     def output_tokens(self) -> int:
         """Tokens that were generated so far."""
         return self._totals.output_tokens
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of all prompts that were in the prefix cache; None before a sequence was entered.
+        Of the copies of `n` the first counts: it leaves its own blocks for the others."""
+        return self._totals.cached_tokens
 
     @property
     def drafts(self) -> Drafts | None:

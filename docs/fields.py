@@ -8,7 +8,7 @@ from textwrap import fill
 
 from app.declaration.endpoint import Endpoint
 from app.endpoints import declared
-from app.validation.fields import OnlyAt, Rule, SameAs
+from app.validation.fields import NOT_WITH_BEAMS, OnlyAt, Rule, SameAs
 from app.validation.speculation_field import FIELD
 
 PAGE = Path(__file__).with_name("fields.md")
@@ -21,13 +21,28 @@ Each field of a request is honoured, accepted without effect, or refused with a 
 A field that is not on this page is refused as unknown. A null is a field that is not given, at any
 depth. `GET /openapi.json` says the same in JSON schemas.
 
+{beams}
+
 {dialects}
 """
 
 
 def page() -> str:
     """The page as it should be."""
-    return TEXT.format(dialects="\n\n".join(map(_section, declared())))
+    return TEXT.format(beams=_filled(_beams()), dialects="\n\n".join(map(_section, declared())))
+
+
+def _beams() -> str:
+    names = ", ".join(f"`{name}`" for name in NOT_WITH_BEAMS)
+    return (
+        "With `use_beam_search` these are refused, since a beam search does not apply them: "
+        f"{names} and `vllm_xargs`. It looks at twice `n` tokens at each position: `logprobs` and "
+        "`top_logprobs` are at most that."
+    )
+
+
+def _filled(text: str) -> str:
+    return fill(text, width=100, break_on_hyphens=False, break_long_words=False)
 
 
 def _section(endpoint: Endpoint) -> str:
@@ -36,7 +51,7 @@ def _section(endpoint: Endpoint) -> str:
     honoured = sorted((known - set(rules)) | ({FIELD} if endpoint.generates else set()))
     rows = "\n".join(_row(name, rule) for name, rule in sorted(rules.items()))
     names = ", ".join(f"`{name}`" for name in honoured)
-    text = fill(f"Honoured: {names}.", width=100, break_on_hyphens=False, break_long_words=False)
+    text = _filled(f"Honoured: {names}.")
     return (
         f"## `POST {endpoint.path}`\n\n{text}\n\n| field | treatment | why |\n|---|---|---|\n{rows}"
     )

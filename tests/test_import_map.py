@@ -87,7 +87,8 @@ MAP: dict[str, set[str]] = {
     "app.llm": BASE
     | POLICY
     | USAGE
-    | {"app.learning", "app.validation", "drafters.learning", "drafters.vllm.own_drafter"},
+    | {"app.learning", "app.validation", "drafters.learning"}
+    | {"drafters.vllm.own_drafter", "drafters.vllm.worker_bounds"},
     "app.declaration": BASE | {"app.validation"},
     "app.serving": BASE | SIZED | USAGE | {"app.declaration", "app.llm", "app.validation"},
     "app.endpoints": BASE | USAGE | {"app.declaration", "app.llm", "app.serving", "app.validation"},
@@ -204,6 +205,7 @@ MAP: dict[str, set[str]] = {
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
+    "drafters.vllm.worker_bounds": set(),
     "drafters.vllm.path_selector": {"drafters.model"} | HEAD_FILES,
     "drafters.vllm.verification": {"drafters.ops"},
     # A worker's step tells the scheduler what it took, in the scheduler's own terms.
@@ -266,7 +268,7 @@ GUARDED = {
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
-    *("drafters.small_samples", "drafters.vllm.error_report"),
+    *("drafters.small_samples", "drafters.vllm.error_report", "drafters.vllm.worker_bounds"),
     *HEAD_CONFIG,
     *LEARNER_PARENT,
 }

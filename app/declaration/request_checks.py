@@ -38,6 +38,7 @@ def check_request(
     field_checks.check_fields(payload, model, endpoint.fields)
     field_checks.check_scalars(payload, model)
     field_checks.check_containers(payload, model)
+    fields.check_beam_search(payload)
     nested.check_nested(payload, model, endpoint.ignored_members)
     constraints.check_formats(payload)
     constraints.check_schemas(payload)

@@ -9,7 +9,15 @@ from pydantic import BaseModel
 from app.declaration.endpoint import Endpoint, Payload, ServingParts
 from app.declaration.model_facts import ModelFacts
 from app.validation.field_checks import check_token_ids
-from app.validation.fields import NOT_KEPT, OPENAI, RENDERING, OnlyAt, SameAs, WithoutEffect
+from app.validation.fields import (
+    NOT_KEPT,
+    OPENAI,
+    RENDERING,
+    SOME_LOGPROBS,
+    OnlyAt,
+    SameAs,
+    WithoutEffect,
+)
 
 
 def _models() -> tuple[type[BaseModel], ...]:
@@ -39,6 +47,7 @@ ENDPOINTS = (
         fields={
             **OPENAI,
             "best_of": OnlyAt((1,), "ask for 'n' choices and choose among them"),
+            "logprob_token_ids": SOME_LOGPROBS,
             "max_completion_tokens": SameAs("max_tokens", int, "chat's name for the same limit"),
             "prompt_embeds": OnlyAt((), "prompts are text or token ids"),
             "return_token_offsets": WithoutEffect(bool, RENDERING),

@@ -24,7 +24,12 @@ from app.validation.fields import (
     Rule,
     WithoutEffect,
 )
-from app.validation.tools import ToolRules, choose_no_tool, refuse_tools
+from app.validation.tools import (
+    ToolRules,
+    check_anthropic_choice,
+    choose_no_tool,
+    refuse_tools,
+)
 
 # Prefixes of answers' ids: inside vLLM, Messages are chats.
 _CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"
@@ -123,7 +128,7 @@ def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:
 
 
 def _check(payload: Payload, facts: ModelFacts) -> None:
-    message_checks.check_blocks(payload.get("messages"))
+    message_checks.check_blocks(payload)
 
 
 def _rewrite(payload: Payload, facts: ModelFacts) -> None:
@@ -149,7 +154,7 @@ ENDPOINTS = (
             "service_tier": WithoutEffect(str, TIER),
         },
         ignored_members=_IGNORED_MEMBERS,
-        tools=ToolRules(("custom",), unread=refuse_tools),
+        tools=ToolRules(("custom",), check=check_anthropic_choice, unread=refuse_tools),
         check=_check,
         rewrite=_rewrite,
         generates=True,
@@ -167,7 +172,7 @@ ENDPOINTS = (
         items="messages",
         fields=_FIELDS,
         ignored_members=_IGNORED_MEMBERS,
-        tools=ToolRules(("custom",), unread=choose_no_tool),
+        tools=ToolRules(("custom",), check=check_anthropic_choice, unread=choose_no_tool),
         check=_check,
         rewrite=_rewrite,
         answers=MessagesFormat(),

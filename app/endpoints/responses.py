@@ -130,6 +130,7 @@ ENDPOINTS = (
             "client_metadata": WithoutEffect(dict, LABEL),
             "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
             "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
+            "previous_input_messages": OnlyAt(([],), "send earlier turns in 'input'"),
             "prompt": OnlyAt((), "this server stores no prompts"),
             "stream_options": WithoutEffect(dict, "events are not padded"),
         },

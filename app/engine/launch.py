@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
 
 
-def prepare() -> bool:
+def prepare(settings: Settings) -> bool:
     """Import vllm, and set what its processes read; returns whether the engine runs on a CPU.
 
     Raises StartupError for another vllm than this gateway is made for.
@@ -42,6 +42,7 @@ def prepare() -> bool:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # An allowed host could redirect the gateway to one that is not allowed.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+    os.environ.update(_request_bounds(settings))
     _check_version()
     from vllm.platforms import current_platform
 
@@ -49,6 +50,17 @@ def prepare() -> bool:
     if not on_cpu:
         os.environ.update(cuda.environment(os.environ))
     return on_cpu
+
+
+def _request_bounds(settings: Settings) -> dict[str, str]:
+    """vLLM's variables for bounds that the settings have, too. Its request models read that of stop
+    strings when they are imported."""
+    limits = settings.limits
+    return {
+        "VLLM_MAX_STOP_STRINGS": str(limits.max_stop_sequences),
+        # vLLM counts a word twice where it has other tokens behind a space.
+        "VLLM_MAX_NUM_BAD_WORDS": str(2 * limits.max_bad_words),
+    }
 
 
 def launch(
@@ -61,7 +73,7 @@ def launch(
     (drafters/parent_death.py), which must therefore outlast them. Raises StartupError, and whatever
     vLLM raises.
     """
-    on_cpu = prepare()
+    on_cpu = prepare(settings)
     from app.llm.async_llm import GatewayLLM
     from app.llm.steps import StepWatch
 

@@ -13,7 +13,7 @@ from app.settings import Settings
 logger = logging.getLogger(__name__)
 
 # PATCH is left out: it is the admin's, and no page needs it.
-METHODS = ("GET", "HEAD", "POST")
+METHODS = ("DELETE", "GET", "HEAD", "POST")
 # Response headers that a page's script may read, beyond the few that every script may.
 EXPOSED_HEADERS = (
     "request-id",

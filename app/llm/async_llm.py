@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
-from vllm.exceptions import GenerationError
+from vllm import envs
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ from app.request_usage import RequestUsage, current_usage, searches_with_beams, 
 from app.validation.constraints import relax
 from drafters.config import MAX_K, REPORT_TOKENS
 from drafters.vllm.own_drafter import accept_undrafted
+from drafters.vllm.worker_bounds import beyond_worker
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class GatewayLLM(AsyncLLM):
     - Sequences whose logits are not finite end with a NonFiniteError.
     - Sequences are captured, and the load is reported, where a head learns (`learning`).
     - Requests with `logit_bias` or `min_p` are accepted beside a draft head of this project.
+    - Requests for which vLLM's worker would raise, and end the engine, are refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,6 +69,7 @@ class GatewayLLM(AsyncLLM):
         register = self.output_processor.add_request
 
         def enter(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+            refuse_beyond_worker(request.sampling_params)
             usage = current_usage()
             if usage is not None and usage.cache_tenant is not None:
                 request.cache_salt = tenant_cache_salt(usage.cache_tenant, request.cache_salt)
@@ -122,6 +126,8 @@ class GatewayLLM(AsyncLLM):
         if constraint and constraint.structural_tag and self._white_space_is_bounded:
             constraint.structural_tag = bounded(constraint.structural_tag)
         if (usage := current_usage()) is not None:
+            if not searches_with_beams():
+                refuse_too_many_alternatives(usage, prompt, sampling_params)
             self._apply_tenant_limits(usage, sampling_params, kwargs)
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
@@ -266,6 +272,36 @@ class GatewayLLM(AsyncLLM):
     @property
     def _white_space_is_bounded(self) -> bool:
         return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
+
+
+def refuse_beyond_worker(sampling_params: SamplingParams | None) -> None:
+    """Raise VLLMValidationError for parameters that do not fit into a worker's rows."""
+    if sampling_params is None:
+        return
+    refused = beyond_worker(sampling_params, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS)
+    if refused is not None:
+        field, message = refused
+        raise VLLMValidationError(message, parameter=field)
+
+
+def refuse_too_many_alternatives(
+    usage: RequestUsage, prompt: Any, sampling_params: SamplingParams
+) -> None:
+    """Count the log probabilities that one prompt of a request asks for. Raises VLLMValidationError
+    if the request asks for too many: each becomes an object on the event loop."""
+    choices, count = sampling_params.n, 0
+    if sampling_params.logprobs is not None:
+        count = choices * (sampling_params.max_tokens or 0) * (sampling_params.logprobs + 1)
+    if sampling_params.prompt_logprobs is not None and isinstance(prompt, dict):
+        tokens = len(prompt.get("prompt_token_ids") or ())
+        count += tokens * (sampling_params.prompt_logprobs + 1)
+    if count and not usage.ask_for(count, choices):
+        raise VLLMValidationError(
+            f"Its choices and prompts together ask for more than {usage.max_alternatives} log "
+            "probabilities: send a smaller 'n', fewer prompts, a smaller limit of the output, or "
+            "ask for fewer alternatives of each token.",
+            parameter="n" if choices > 1 else "prompt",
+        )
 
 
 def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -20,6 +21,7 @@ from app.http.body.limits import BodyLimits, body_limits
 from app.http.errors import CLIENT_CLOSED_REQUEST
 from app.http.request_context import context_of
 from app.http.streaming import EventResponse, EventStream
+from app.offload import run_sized
 from app.routes.stored_responses import Turn, resume
 from app.settings import Settings
 from app.validation.output_limit import OutputLimit
@@ -78,13 +80,15 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
             payload, size = turn.payload, turn.size
         cost = _cost(endpoint, payload, size, operation.output_limit, settings)
         await context.admit(payload.get("model") or settings.served_model_name, cost)
+        context.usage.max_alternatives = settings.limits.max_alternatives
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)
         if isinstance(reply.answer, dict):
             context.release_slot()
             headers = {"server-timing": context.server_timing(), **context.speculation_headers()}
-            whole = reply.answer if turn is None else await turn.finish(reply.answer)
-            return JSONResponse(whole, headers=headers)
+            length = context.usage.alternatives_bytes
+            whole = reply.answer if turn is None else await turn.finish(reply.answer, length)
+            return await run_sized(length, partial(JSONResponse, whole, headers=headers))
         events = reply.answer if turn is None else turn.stream(reply.answer)
         stream = EventStream(events, settings.server.sse_keep_alive_s, context.release_slot)
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from app.validation.size_limits import check_count
 
 router = APIRouter()
 
+MOST_LISTED = 100  # items on a page, as in OpenAI's API
 _LAST = ("response.completed", "response.incomplete")
 _WITH_RESPONSE = ("response.created", "response.in_progress", *_LAST)
 
@@ -35,13 +37,16 @@ class Turn:
     previous_response_id: str | None
     kept: bool  # whether the response is to be kept
 
-    async def finish(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response as the client gets it. It is stored if `kept`, and says whether it was."""
+    async def finish(self, response: dict[str, Any], size: int = 0) -> dict[str, Any]:
+        """The response as the client gets it. It is stored if `kept`, and says whether it was.
+
+        `size` is what is known of its bytes of JSON beside the input's.
+        """
         response = self._named(response, self.kept)
         if not self.kept:
             return response
         items = _items(self.payload.get("input"))
-        stored = await run_sized(self.size, StoredResponse.of, items, response)
+        stored = await run_sized(self.size + size, StoredResponse.of, items, response)
         if self.store.put(self.tenant, response["id"], stored):
             return response
         return self._named(response, False)
@@ -229,12 +234,53 @@ async def retrieve(request: Request, response_id: str) -> Response:
 
 @router.get(f"{PATH}/{{response_id}}/input_items")
 async def input_items(request: Request, response_id: str) -> Response:
-    """The input that a kept response answered, oldest item first, on one page."""
-    items = _stored(request, response_id).input
-    ends = {"first_id": items[0].id, "last_id": items[-1].id} if items else {}
-    page = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
-    more = b', "has_more": false, "data": ' + json_list(items) + b"}"
-    return _json(page.encode().removesuffix(b"}") + more)
+    """A page of the input that a kept response answered, the newest item first by default."""
+    items = _named_items(response_id, _stored(request, response_id).input)
+    page = _page(items, request.query_params)
+    ends = {"first_id": page.items[0].id, "last_id": page.items[-1].id} if page.items else {}
+    head = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
+    more = b', "has_more": ' + (b"true" if page.has_more else b"false")
+    data = b', "data": ' + json_list(page.items) + b"}"
+    return _json(head.encode().removesuffix(b"}") + more + data)
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Items of a list, and whether others come after them."""
+
+    items: Sequence[StoredItem]
+    has_more: bool
+
+
+def _page(items: Sequence[StoredItem], query: Mapping[str, str]) -> _Page:
+    """The page that `limit`, `order` and `after` ask for, as OpenAI documents them. Raises ApiError
+    400 for other values."""
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if re.fullmatch("[0-9]{1,3}", limit) is None or not 1 <= int(limit) <= MOST_LISTED:
+        raise invalid("limit", f"'limit' must be a whole number between 1 and {MOST_LISTED}.")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "'order' must be 'asc' or 'desc'.")
+    ordered = items if order == "asc" else items[::-1]
+    start = 0
+    if after is not None:
+        places = [place for place, item in enumerate(ordered) if item.id == after]
+        if not places:
+            raise invalid("after", f"'after': no item of this list has the id '{shorten(after)}'.")
+        start = places[0] + 1
+    end = start + int(limit)
+    return _Page(ordered[start:end], end < len(ordered))
+
+
+def _named_items(response_id: str, items: Sequence[StoredItem]) -> list[StoredItem]:
+    """The items; those without an id get one, by which a page can begin after them."""
+    named = []
+    for index, item in enumerate(items):
+        if item.id is None and item.data.startswith(b'{"'):
+            item_id = f"item_{index}_{response_id.removeprefix('resp_')}"
+            data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
+            item = StoredItem(item_id, data)
+        named.append(item)
+    return named
 
 
 def _json(content: bytes) -> Response:

@@ -15,6 +15,7 @@ from app.errors import ApiError
 from app.llm import vllm_errors
 from app.llm.first_token import FirstToken, watch_first_token
 from app.offload import run_sized
+from app.request_usage import current_usage
 from app.serving.events import events
 from app.validation.output_limit import OutputLimit
 
@@ -55,12 +56,14 @@ class Operation:
         if isinstance(result, ErrorResponse):
             raise self._error(first.error or result, payload, first)
         if isinstance(result, BaseModel):
-            return Reply(self.endpoint.answers.body(result), first)
+            return Reply(await run_sized(_length(), self.endpoint.answers.body, result), first)
 
         def to_error(error: BaseException | ErrorResponse) -> ApiError:
             if not first.settled and isinstance(error, BaseException):
                 raise error  # nothing has been sent yet: it becomes the response's status
-            return self._error(error, payload, first)
+            # What came before the first token is known as it was raised; vLLM's event only quotes
+            # it, so that a client's mistake would be taken for a failure of the server.
+            return self._error(first.error or error, payload, first)
 
         options = payload.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
@@ -103,3 +106,9 @@ class Operation:
         else:
             api_error = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
         return vllm_errors.chat_template() if self.template_fails(api_error.message) else api_error
+
+
+def _length() -> int:
+    """About how many bytes of the current request's answer are log probabilities."""
+    usage = current_usage()
+    return 0 if usage is None else usage.alternatives_bytes

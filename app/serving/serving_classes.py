@@ -23,8 +23,8 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import RequestOutput
 
-from app.llm.answer_logprobs import chosen_tokens
-from app.request_usage import begin_beam_search
+from app.llm.answer_logprobs import Alternatives, chosen_tokens
+from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 
 
@@ -32,11 +32,26 @@ class _BeamSearchCorrections:
     """Mixin in front of vLLM's serving classes that search with beams."""
 
     async def beam_search(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        """The best beams, whose prompt is charged once."""
+        """The best beams, whose prompt is charged once, with log probabilities of their own tokens.
+
+        The engine sampled a token of its own at each step, from which the search went on with
+        others.
+        """
         begin_beam_search()
         async with aclosing(super().beam_search(*args, **kwargs)) as outputs:  # type: ignore[misc]
             async for output in outputs:
+                for choice in output.outputs:
+                    if choice.logprobs is not None:
+                        choice.logprobs = _of_beam(choice)
                 yield output
+
+
+def _of_beam(choice: Any) -> list[Alternatives]:
+    """The alternatives of each position of a beam's text, which ends before its end token."""
+    tokens = list(choice.token_ids)
+    if tokens and tokens[-1] == choice.stop_reason:
+        tokens.pop()
+    return [Alternatives(token, step) for token, step in zip(tokens, choice.logprobs, strict=False)]
 
 
 class _ChatCorrections(_BeamSearchCorrections):
@@ -80,6 +95,7 @@ class _ChatCorrections(_BeamSearchCorrections):
         )
         if not isinstance(response, ChatCompletionResponse):
             return response
+        _correct_cached_tokens(response.usage)
         named = isinstance(request.tool_choice, ChatCompletionNamedToolChoiceParam)
         for choice in response.choices:
             reason = reasons.get(choice.index) or "stop"
@@ -112,7 +128,7 @@ class _ChatCorrections(_BeamSearchCorrections):
         async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
             request, watched(), *args, **kwargs
         ):
-            yield origins.told_with(event)
+            yield _with_cached_tokens(origins.told_with(event))
 
 
 class ChatServing(_ChatCorrections, OpenAIServingChat):
@@ -149,7 +165,7 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         async for event in super().completion_stream_generator(
             request, engine_inputs, watched(), *args, **kwargs
         ):
-            yield origins.told_with(event)
+            yield _with_cached_tokens(origins.told_with(event))
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
@@ -158,6 +174,7 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         response: CompletionResponse = super().request_output_to_completion_response(
             final_res_batch, *args, **kwargs
         )
+        _correct_cached_tokens(response.usage)
         ended = [choice for output in final_res_batch for choice in output.outputs]
         for choice, output in zip(response.choices, ended, strict=True):
             if (told := _origins_of(output)) is not None:
@@ -199,10 +216,39 @@ class StreamedOrigins:
             }
             if told["tokens"] or told["steps"]:
                 choice["speculation"] = told
-        return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return _event_of(chunk)
 
 
 _CHUNK = 'data: {"id":'
+_CACHED = '"cached_tokens":'
+
+
+def _event_of(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _correct_cached_tokens(usage: Any) -> None:
+    """Say in a whole answer's usage how many tokens of all its prompts were cached: vLLM takes one
+    prompt's, and of several choices one that found what another had just left."""
+    ours = current_usage()
+    cached = None if ours is None else ours.cached_tokens
+    details = usage.prompt_tokens_details
+    if cached is not None and details is not None and details.cached_tokens is not None:
+        details.cached_tokens = cached
+
+
+def _with_cached_tokens(event: str) -> str:
+    """The event; if it has a stream's usage, with the cached tokens of all prompts."""
+    ours = current_usage()
+    cached = None if ours is None else ours.cached_tokens
+    if cached is None or _CACHED not in event or not event.startswith(_CHUNK):
+        return event
+    chunk = json.loads(event.removeprefix("data: "))
+    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
+    if details.get("cached_tokens") is None:
+        return event
+    details["cached_tokens"] = cached
+    return _event_of(chunk)
 
 
 def _origins_of(choice: Any) -> Any:

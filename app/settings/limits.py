@@ -33,13 +33,26 @@ class LimitSettings(Section):
     max_logprobs: int = Field(
         20, ge=0, le=20, description="Most alternatives per token (`logprobs`, `top_logprobs`)."
     )
+    max_alternatives: int = Field(
+        262144,
+        ge=1,
+        description="Most log probabilities that a request with several choices or prompts may ask "
+        "for: alternatives of each token, and the token's own, times tokens. One choice of one "
+        "prompt may have as many as the context allows.",
+    )
     max_stop_sequences: int = Field(16, ge=1, description="Most stop sequences.")
-    max_stop_length: int = Field(1024, ge=1, description="Longest stop sequence, in characters.")
+    max_stop_length: int = Field(
+        1024, ge=1, description="Longest stop sequence, and longest bad word, in characters."
+    )
+    max_bad_words: int = Field(128, ge=1, le=512, description="Most entries of `bad_words`.")
+    max_bad_words_length: int = Field(
+        8192, ge=1, le=65536, description="Most characters of all `bad_words` together."
+    )
     max_token_list: int = Field(
         1024,
         ge=1,
-        description="Most entries of `logit_bias`, `stop_token_ids`, `bad_words` and "
-        "`allowed_token_ids`.",
+        le=1024,
+        description="Most entries of `logit_bias`, `stop_token_ids` and `allowed_token_ids`.",
     )
     max_tools: int = Field(128, ge=1, description="Most tools of a request.")
     max_schema_kib: float = Field(

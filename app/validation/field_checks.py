@@ -23,6 +23,10 @@ from app.validation.fields import Rule
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 MAX_BIAS = 100  # OpenAI's bound, above and below 0
+# Longest pattern of `repetition_detection`: vLLM's scheduler compares the end of the output with
+# each length of pattern, in Python and at each token.
+MAX_PATTERN = 256
+MAX_SEED = 2**63 - 1  # the engine's; a request's later choices have the seeds that follow its own
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
@@ -139,6 +143,8 @@ def check_generation(
             most = limits.max_logprobs
             raise invalid(name, f"'{name}' must be between 0 and {most}, got {value}.")
     _check_bias(payload.get("logit_bias"))
+    _check_seed(payload)
+    _check_repetition(payload.get("repetition_detection"))
     _check_stop(payload, limits)
     _check_constraint(payload)
 
@@ -157,6 +163,25 @@ def _check_bias(biases: Any) -> None:
                 f"logit_bias.{token}",
                 f"'logit_bias.{token}' must be between -{MAX_BIAS} and {MAX_BIAS}, got {bias}.",
             )
+
+
+def _check_seed(payload: Mapping[str, Any]) -> None:
+    """Refuse a seed that leaves the choices after the first one none that fits into 64 bits.
+
+    vLLM counts up from it (vllm/v1/engine/parallel_sampling.py), and its worker, which keeps seeds
+    in 64 bits, would end the engine.
+    """
+    seed, n = payload.get("seed"), payload.get("n")
+    if isinstance(seed, int) and isinstance(n, int) and seed + n - 1 > MAX_SEED:
+        raise invalid("seed", f"'seed' must be at most {MAX_SEED} less 'n' - 1, got {seed}.")
+
+
+def _check_repetition(detection: Any) -> None:
+    name = "max_pattern_size"
+    size = detection.get(name) if isinstance(detection, dict) else None
+    if isinstance(size, int) and size > MAX_PATTERN:
+        where = f"repetition_detection.{name}"
+        raise invalid(where, f"'{where}' must be at most {MAX_PATTERN}, got {size}.")
 
 
 def _check_stop(payload: Mapping[str, Any], limits: LimitSettings) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import ApiError
+from drafters.config import MAX_K
 
 _JSON_TYPES = {bool: "boolean", int: "integer", str: "string", dict: "object", list: "array"}
 
@@ -51,6 +52,9 @@ TIER = "there is one tier of service"
 NOT_KEPT = "answers of this API are not kept, whatever it says"
 RENDERING = "only vLLM's servers of rendered prompts read it"
 TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
+# On the V1 model runner a batch that holds such a request gives all of its requests the log
+# probabilities in its form, and one with drafts fails (vllm/v1/sample/sampler.py, forward).
+SOME_LOGPROBS = OnlyAt(([],), "ask for the most likely tokens of each position in 'logprobs'")
 _STEERS = "the gateway sets it"
 # What vLLM's engine reads of `vllm_xargs` for itself (vllm/v1/request.py).
 _ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
@@ -80,6 +84,30 @@ OPENAI: dict[str, Rule] = {
     "safety_identifier": WithoutEffect(str, LABEL),
     "service_tier": WithoutEffect(str, TIER),
     "user": WithoutEffect(str, LABEL),
+}
+# Fields that vLLM's beam search ignores -> the values at which they change nothing.
+NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "routed_experts_prompt_start": (0,),
+    "seed": (),
+    "spaces_between_special_tokens": (True,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "thinking_token_budget": (-1,),
+    "tools": ([],),
+    "top_k": (0, -1),
+    "top_p": (1,),
 }
 
 
@@ -117,6 +145,36 @@ def check_fields(
     for name in extra if isinstance(extra, dict) else ():
         if name in _ENGINE_ONLY:
             raise _unsupported(f"vllm_xargs.{name}", _STEERS)
+
+
+def check_beam_search(payload: Mapping[str, Any]) -> None:
+    """Refuse fields that a beam search would ignore, and more alternatives than it looks at.
+
+    Raises ApiError, which names all of the fields.
+    """
+    if payload.get("use_beam_search") is not True:
+        return
+    extra = payload.get("vllm_xargs")
+    extra = extra if isinstance(extra, dict) else {}
+    ignored = [
+        *(name for name, values in NOT_WITH_BEAMS.items() if _has_effect(payload, name, values)),
+        *(f"vllm_xargs.{name}" for name in extra if name != MAX_K),
+    ]
+    if ignored:
+        names = ", ".join(f"'{name}'" for name in ignored)
+        message = f"'use_beam_search' excludes {names}: a beam search does not apply them."
+        raise ApiError(400, message, param="use_beam_search", code="unsupported_parameter")
+    n = payload.get("n", 1)
+    for name in ("logprobs", "top_logprobs"):
+        count = payload.get(name)
+        if isinstance(count, int) and isinstance(n, int) and count > 2 * n:
+            message = f"'{name}' must be at most twice 'n' ({2 * n}) with 'use_beam_search'."
+            raise ApiError(400, message, param=name)
+
+
+def _has_effect(payload: Mapping[str, Any], name: str, without: tuple[Any, ...]) -> bool:
+    value = payload.get(name)
+    return value is not None and not any(_equal(value, harmless) for harmless in without)
 
 
 def _unsupported(param: str, why: str) -> ApiError:

@@ -25,6 +25,8 @@ _CALLS: dict[str, dict[str, type]] = {
 }
 # Fields with which an assistant's message needs no content.
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content")
+# Blocks of Messages that change the list of tools in the middle of a conversation.
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
 _OTHER_PARTS = ("tool_reference", "prompt_embeds")
 # Types of parts, and names of fields in them, that hold anything but text, in every dialect.
 MEDIA = frozenset(
@@ -113,13 +115,27 @@ def check_items(items: Any) -> None:
         _check_call(item, where)
 
 
-def check_blocks(messages: Any) -> None:
-    """Check calls and results in the content blocks of Messages."""
+def check_blocks(payload: Mapping[str, Any]) -> None:
+    """Check calls and results in the content blocks of Messages, and refuse changes of the tools:
+    their definitions would be no part of `tools`, which is what is checked."""
+    _check_blocks(payload.get("system"), "system")
+    messages = payload.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for number, block in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(block, dict):
-                _check_call(block, f"messages[{index}].content[{number}]")
+        if isinstance(message, dict):
+            _check_blocks(message.get("content"), f"messages[{index}].content")
+
+
+def _check_blocks(content: Any, where: str) -> None:
+    for index, block in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(block, dict):
+            continue
+        place, kind = f"{where}[{index}]", block.get("type")
+        if kind in _TOOL_CHANGES:
+            message = (
+                f"'{place}': this server takes no blocks of type '{kind}'; send the tools that "
+            )
+            raise invalid(f"{place}.type", message + "are in force as 'tools'.")
+        _check_call(block, place)
 
 
 def _check_call(item: dict[str, Any], where: str) -> None:

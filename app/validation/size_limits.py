@@ -22,7 +22,7 @@ from app.validation.message_checks import MEDIA
 
 # Fields that constrain the output or describe tools, in every dialect.
 CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "output_format")
-_TOKEN_LISTS = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids")
+_TOKEN_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 # Where a constraint holds another one as text.
 _JSON_TEXTS = ("json", "structural_tag")
 _PATTERNS = ("pattern", "regex")
@@ -73,6 +73,7 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     """Check the length of every list that a client can make long. Raises ApiError."""
     for name in _TOKEN_LISTS:
         _check_length(payload.get(name), name, limits.max_token_list, "entries")
+    _check_bad_words(payload.get("bad_words"), limits)
     _check_length(payload.get("messages"), "messages", limits.max_messages, "items")
     _check_length(payload.get("input"), "input", limits.max_input_items, "items")
     for name in ("messages", "input"):
@@ -99,6 +100,19 @@ def _check_prompts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
         if isinstance(n, int) and n * len(prompt) > limits.max_choices:
             most = limits.max_choices
             raise invalid("n", f"'n' times the number of prompts must be at most {most}.")
+
+
+def _check_bad_words(words: Any, limits: LimitSettings) -> None:
+    """Check bad words, alone and together: vLLM tokenises each of them twice on the event loop."""
+    name = "bad_words"
+    _check_length(words, name, limits.max_bad_words, "entries")
+    texts = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    if any(len(text) > limits.max_stop_length for text in texts):
+        most = limits.max_stop_length
+        raise invalid(name, f"Each of '{name}' must have at most {most} characters.")
+    if sum(map(len, texts)) > limits.max_bad_words_length:
+        most = limits.max_bad_words_length
+        raise invalid(name, f"'{name}' must have at most {most} characters together.")
 
 
 def _check_length(value: Any, name: str, most: int, what: str) -> None:

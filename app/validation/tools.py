@@ -99,6 +99,22 @@ def refuse_tools(payload: Payload) -> None:
         )
 
 
+def check_anthropic_choice(payload: Payload) -> None:
+    """Refuse a forced call, in Anthropic's form, of a tool that the request does not have."""
+    choice, tools = payload.get("tool_choice"), payload.get("tools")
+    kind = _type_of(choice)
+    if kind not in ("any", "tool"):
+        return
+    if not tools:
+        raise invalid("tool_choice", f"'tool_choice' of type '{kind}' needs 'tools'.")
+    name = choice.get("name") if isinstance(choice, dict) else None
+    if kind == "tool" and isinstance(name, str) and isinstance(tools, list):
+        names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
+        if name not in names:
+            where = "tool_choice.name"
+            raise invalid(where, f"'{where}' must be the name of one of 'tools'.")
+
+
 def choose_no_tool(payload: Payload) -> None:
     """Set `tool_choice` to none, in Anthropic's form: the tools are counted with the prompt, and no
     call is read."""

@@ -82,7 +82,7 @@ class StandInLLM:
         self.process.join()
 
 
-def prepare() -> bool:
+def prepare(settings: Any) -> bool:
     block_terminal_signals()
     return True  # on a CPU
 

@@ -68,6 +68,7 @@ class EngineCore:
         return settle_first_token(self._tokens(params, request_id))
 
     async def _tokens(self, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        params.update_from_tokenizer(self.renderer.get_tokenizer())  # as AsyncLLM does, in the loop
         endless = params.ignore_eos
         while True:
             end = None if endless else "stop"
@@ -251,6 +252,9 @@ def worst(limits: BodyLimits) -> Iterator[tuple[str, str, Body]]:
     yield TEXT, "no token ids", {"model": MODEL, "prompt": [1] * (values - 1) + ["a"]}
     yield TEXT, "batches", {"model": MODEL, "prompt": [[1] * 500] * 128}
     yield TEXT, "escapes", {"model": MODEL, "prompt": long}
+    words = [EMOJI * (bounds.max_bad_words_length // bounds.max_bad_words)] * bounds.max_bad_words
+    yield TEXT, "bad words", {"model": MODEL, "prompt": "a", "bad_words": words}
+    yield TEXT, "long bad words", {"model": MODEL, "prompt": "a", "bad_words": [long]}
     yield RESPONSES, "parts", {"model": MODEL, "input": [{**user(items), "type": "message"}]}
     yield RESPONSES, "items", {"model": MODEL, "input": [user("a")] * bounds.max_input_items}
     yield RESPONSES, "items that are none", {

@@ -16,7 +16,9 @@ from app.request_usage import RequestUsage, count_tokenized, current_usage, set_
 from drafters.config import MAX_K
 
 
-def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -> Any:
+def sequence(
+    index: int = 0, prompt: int = 5, output: int = 0, cached: int = 0, **times: float
+) -> Any:
     known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
     stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
     return SimpleNamespace(
@@ -25,6 +27,7 @@ def sequence(index: int = 0, prompt: int = 5, output: int = 0, **times: float) -
         stats=stats,
         spec_decode_metrics=None,
         external_req_id="id",
+        num_cached_tokens=cached,
     )
 
 
@@ -38,6 +41,36 @@ def used_by(*sequences: Any) -> RequestUsage:
 def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
     usage = used_by(sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1))
     assert (usage.prompt_tokens, usage.output_tokens) == (12, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ([(10**9, 1)], True),  # one choice of one prompt
+        ([(100, 2)], True),
+        ([(101, 2)], False),
+        ([(50, 1), (50, 1)], True),
+        ([(50, 1), (51, 1)], False),
+    ],
+)
+def test_log_probabilities_of_several_sequences_are_bounded_together(
+    asked: list[tuple[int, int]], allowed: bool
+) -> None:
+    usage = RequestUsage(max_alternatives=100)
+    assert [usage.ask_for(*each) for each in asked][-1] is allowed
+    unbounded = RequestUsage()
+    assert all(unbounded.ask_for(*each) for each in asked)
+
+
+def test_cached_tokens_are_those_of_all_prompts_and_of_each_first_copy() -> None:
+    """A later copy finds what the first one has just left."""
+    usage = used_by(
+        sequence(0, cached=16), sequence(1, cached=48), sequence(0, cached=32), sequence(1)
+    )
+    assert usage.cached_tokens == 48
+    usage.end("id")
+    assert usage.cached_tokens == 48
+    assert used_by().cached_tokens is None
 
 
 def test_begun_is_a_first_token_and_not_a_place_in_the_queue() -> None:

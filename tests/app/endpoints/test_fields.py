@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 from app.endpoints import declared
 from app.errors import ApiError
+from app.serving.request_models import ChatRequest, TextRequest
 from app.serving.schemas import request_schemas
 from app.validation import fields
 from app.validation.fields import OnlyAt, SameAs, WithoutEffect
@@ -55,6 +57,36 @@ def test_false_is_no_zero() -> None:
     with pytest.raises(ApiError):
         fields.check_fields({"best_of": True}, (), FIELDS["chat"])
     fields.check_fields({"best_of": 1.0}, (), FIELDS["chat"])
+
+
+@pytest.mark.parametrize("name", fields.NOT_WITH_BEAMS)
+def test_a_beam_search_is_refused_beside_what_it_would_ignore(name: str) -> None:
+    values = fields.NOT_WITH_BEAMS[name]
+    fields.check_beam_search({name: 0.5})
+    for harmless in (None, *values):
+        fields.check_beam_search({"use_beam_search": True, name: harmless})
+    with pytest.raises(ApiError, match=f"'{name}', 'vllm_xargs.mine'") as caught:
+        fields.check_beam_search(
+            {"use_beam_search": True, name: 0.5, "vllm_xargs": {"mine": 1}, "temperature": 0.5}
+        )
+    assert (caught.value.status, caught.value.param) == (400, "use_beam_search")
+
+
+@pytest.mark.parametrize("model", [ChatRequest, TextRequest])
+def test_every_parameter_that_no_beam_search_has_is_refused_beside_it(model: Any) -> None:
+    """The form of the answer and its log probabilities are made without the engine."""
+    kept = {"n", "logprobs", "stream_interval", "logprob_token_ids"}
+    sampled = {*SamplingParams.__struct_fields__, "response_format", "tools"} - kept
+    searched = {*BeamSearchParams.__struct_fields__} - {"structured_outputs"}
+    assert {*model.model_fields} & sampled - searched <= fields.NOT_WITH_BEAMS.keys()
+
+
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs"])
+def test_a_beam_search_has_twice_as_many_alternatives_as_beams(name: str) -> None:
+    fields.check_beam_search({"use_beam_search": True, "n": 3, name: 6})
+    with pytest.raises(ApiError) as caught:
+        fields.check_beam_search({"use_beam_search": True, name: 3})
+    assert caught.value.param == name
 
 
 def test_the_document_has_what_is_accepted_and_nothing_else() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,3 +147,27 @@ def test_each_path_has_its_runner_whatever_the_path_before_had(
     os.environ[V2] = "1"
     launch_module._choose_runner(path, wish)
     assert os.environ.get(V2) == variable
+
+
+READS_BOUNDS = """
+from app.engine.launch import prepare
+from app.settings import load
+prepare(load({"max_stop_sequences": "7", "max_bad_words": "9"}, {}))
+from vllm import envs
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+stops = ["a"] * 7
+message = {"role": "user", "content": "hi"}
+given = {"model": "m", "messages": [message], "max_tokens": 1}
+ChatCompletionRequest(**given, stop=stops)
+AnthropicMessagesRequest(**given, stop_sequences=stops)
+print(envs.VLLM_MAX_STOP_STRINGS, envs.VLLM_MAX_NUM_BAD_WORDS)
+"""
+
+
+def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say() -> None:
+    """vLLM's request models take 4 stop strings, and are built when they are imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", READS_BOUNDS], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1:] == ["7 18"], done.stderr

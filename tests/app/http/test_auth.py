@@ -75,7 +75,13 @@ class FakeOperation:
             stats.last_token_ts = 3.0
         drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
         usage.enter(
-            SimpleNamespace(prompt_len=10, request_index=0, stats=stats, spec_decode_metrics=drafts)
+            SimpleNamespace(
+                prompt_len=10,
+                request_index=0,
+                stats=stats,
+                spec_decode_metrics=drafts,
+                num_cached_tokens=0,
+            )
         )
         if payload.get("stream"):
             return SimpleNamespace(answer=self.events(payload), first=FirstToken(True))

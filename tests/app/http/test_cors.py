@@ -91,6 +91,15 @@ def test_a_preflight_needs_no_key(origins: str, path: str) -> None:
     run(check, allowed_origins=origins, keys=KEYS)
 
 
+def test_a_page_may_forget_a_response() -> None:
+    async def check(client: httpx.AsyncClient) -> None:
+        response = await preflight(client, method="DELETE", path="/v1/responses/resp_1")
+        assert response.status_code == 200
+        assert readable(response)
+
+    run(check, allowed_origins=PAGE)
+
+
 @pytest.mark.parametrize(
     ("origin", "method"),
     [
@@ -100,7 +109,7 @@ def test_a_preflight_needs_no_key(origins: str, path: str) -> None:
         ("https://localhost:3000", "POST"),
         ("null", "POST"),
         (PAGE, "PATCH"),
-        (PAGE, "DELETE"),
+        (PAGE, "PUT"),
     ],
 )
 def test_other_pages_and_other_methods_are_refused(origin: str, method: str) -> None:

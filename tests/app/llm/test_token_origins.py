@@ -248,7 +248,13 @@ def test_the_header_counts_what_a_stop_string_ended() -> None:
     counts.observe(3, 2)
     usage = RequestUsage()
     usage.enter(
-        SimpleNamespace(spec_decode_metrics=counts, request_index=0, prompt_len=5, stats=None)
+        SimpleNamespace(
+            spec_decode_metrics=counts,
+            request_index=0,
+            prompt_len=5,
+            stats=None,
+            num_cached_tokens=0,
+        )
     )
     drafts = usage.drafts
     assert drafts is not None

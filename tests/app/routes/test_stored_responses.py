@@ -382,7 +382,7 @@ def test_a_response_is_read_and_deleted(served: Served) -> None:
     second = ask(client, input="two", previous_response_id=first["id"])
     where = f"{PATH}/{second['id']}"
     assert client.get(where).json() == second
-    listed = client.get(f"{where}/input_items").json()
+    listed = client.get(f"{where}/input_items?order=asc").json()
     assert texts({"input": listed["data"]}) == ["one", "answer 1", "two"]
     assert client.delete(where).json() == {
         "id": second["id"],
@@ -393,6 +393,52 @@ def test_a_response_is_read_and_deleted(served: Served) -> None:
         gone = client.request(method, where)
         assert (gone.status_code, gone.json()["error"]["param"]) == (404, "response_id")
     assert client.get(f"{PATH}/{first['id']}").status_code == 200
+
+
+def test_input_items_come_in_pages(served: Served) -> None:
+    client, _ = served
+    items = [{"role": "user", "content": str(number)} for number in range(45)]
+    items[7]["id"] = "msg_seven"
+    where = f"{PATH}/{ask(client, input=items)['id']}/input_items"
+
+    def page(**query: Any) -> tuple[list[int], dict[str, Any]]:
+        listed = client.get(where, params=query).json()
+        ids = [item["id"] for item in listed["data"]]
+        if ids:
+            assert (listed["first_id"], listed["last_id"]) == (ids[0], ids[-1])
+        return [int(text) for text in texts({"input": listed["data"]})], listed
+
+    newest, first = page()
+    assert (newest, first["has_more"]) == (list(range(44, 24, -1)), True)
+    middle, second = page(after=first["last_id"])
+    assert (middle, second["has_more"]) == (list(range(24, 4, -1)), True)
+    oldest, third = page(after=second["last_id"])
+    assert (oldest, third["has_more"]) == (list(range(4, -1, -1)), False)
+    assert page(after=third["last_id"])[0] == []
+    assert page(order="asc", limit=3, after="msg_seven")[0] == [8, 9, 10]
+    every, whole = page(order="asc", limit=100)
+    assert (every, whole["has_more"]) == (list(range(45)), False)
+    assert page(limit=45)[1]["has_more"] is False
+    assert page(limit=44)[1]["has_more"] is True
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        *(
+            ({"limit": limit}, "limit")
+            for limit in ("0", "101", "0101", "-1", "x", "1.5", "9" * 5000, "")
+        ),
+        ({"order": "up"}, "order"),
+        ({"after": "msg_of_another"}, "after"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused(
+    served: Served, query: dict[str, str], param: str
+) -> None:
+    client, _ = served
+    response = client.get(f"{PATH}/{ask(client, input='one')['id']}/input_items", params=query)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_a_server_that_keeps_nothing_says_so() -> None:

@@ -1,4 +1,4 @@
-"""What a beam search is charged for, and what the gateway keeps of it.
+"""What a beam search is charged for, what the gateway keeps of it, and what it answers.
 
 vLLM's own search runs, which sends every beam to the engine again at each step.
 """
@@ -6,11 +6,14 @@ vLLM's own search runs, which sends every beam to the engine again at each step.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
+from vllm.renderers import renderer_from_config
 from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -35,9 +38,11 @@ BEAMS, STEPS = 3, 5
 class SearchedCore(RecordingCore):
     """Answers each request with one token and its alternatives; none of them ends the text."""
 
-    def __init__(self, fails_at: int = 0) -> None:
+    def __init__(self, fails_at: int = 0, tops: Sequence[int] = (5,)) -> None:
         super().__init__()
         self.fails_at = fails_at
+        self.tops = tops  # the most probable token at each step; the last one from there on
+        self.first = 0  # tokens of the prompt
         self.kept: list[int] = []  # sequences that the HTTP request has, at each of the engine's
         self.usage: RequestUsage | None = None
 
@@ -51,11 +56,14 @@ class SearchedCore(RecordingCore):
         params = request.sampling_params
         assert params is not None
         alternatives = params.logprobs or 0
+        length = len(request.prompt_token_ids or ())
+        self.first = self.first or length
+        top = self.tops[min(length - self.first, len(self.tops) - 1)]
         answer = EngineCoreOutput(
             request.request_id,
-            [5],
+            [top],
             new_logprobs=LogprobsLists(
-                np.array([[5, *range(10, 10 + alternatives)]]),
+                np.array([[top, *range(10, 10 + alternatives)]]),
                 -0.5 - np.arange(alternatives + 1, dtype=np.float32)[None],
                 np.zeros(1, dtype=np.int64),
             ),
@@ -69,12 +77,12 @@ def charged(kind: str) -> float:
     return REGISTRY.get_sample_value("aerie_tenant_tokens_total", labels) or 0.0
 
 
-def search(
+def answered(
     config: Any, monkeypatch: pytest.MonkeyPatch, core: SearchedCore, path: str, **body: Any
-) -> tuple[int, float, float]:
-    """(status, prompt tokens, output tokens) of one request."""
+) -> httpx.Response:
+    """The response to a beam search."""
 
-    async def scenario() -> int:
+    async def scenario() -> httpx.Response:
         monkeypatch.setattr(
             async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
         )
@@ -85,13 +93,20 @@ def search(
         try:
             async with gateway(adapter) as post:
                 limits = {"n": BEAMS, "max_tokens": STEPS, "use_beam_search": True}
-                response = await post(path, "one", **limits, **body)
-                return int(response.status_code)
+                response: httpx.Response = await post(path, "one", **limits | body)
+                return response
         finally:
             llm.shutdown()
 
+    return asyncio.run(scenario())
+
+
+def search(
+    config: Any, monkeypatch: pytest.MonkeyPatch, core: SearchedCore, path: str, **body: Any
+) -> tuple[int, float, float]:
+    """(status, prompt tokens, output tokens) of one request."""
     before = charged("prompt"), charged("output")
-    status = asyncio.run(scenario())
+    status = answered(config, monkeypatch, core, path, **body).status_code
     return status, charged("prompt") - before[0], charged("output") - before[1]
 
 
@@ -128,3 +143,64 @@ def test_a_search_that_fails_is_charged_for_what_it_did(
     assert status == 500
     assert prompt == len(core.requests[0].prompt_token_ids or ())
     assert 1 <= output <= len(core.requests)
+
+
+def told(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Token and log probability at each position of a choice, in either API."""
+    logprobs = choice["logprobs"]
+    if "content" in logprobs:
+        return [(entry["token"], entry["logprob"]) for entry in logprobs["content"]]
+    return list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"prompt": "def area(width, height):", "logprobs": 2}),
+    ],
+)
+def test_log_probabilities_are_those_of_each_beams_own_tokens(
+    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    response = answered(
+        config, monkeypatch, SearchedCore(), path,
+        **body, return_token_ids=True, return_tokens_as_token_ids=True,
+    )  # fmt: skip
+    choices = response.json()["choices"]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == BEAMS
+    for choice in choices:
+        assert [token for token, _ in told(choice)] == [
+            f"token_id:{token}" for token in choice["token_ids"]
+        ]
+        for (_, probability), token in zip(told(choice), choice["token_ids"], strict=True):
+            assert probability == (-0.5 if token == 5 else -0.5 - (token - 9))
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["hidden", "shown"])
+def test_the_token_that_ends_a_beam_has_no_log_probability(
+    config: Any, monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    end = renderer_from_config(config).get_tokenizer().eos_token_id
+    response = answered(
+        config, monkeypatch, SearchedCore(tops=[5, 5, end]), "/v1/completions",
+        prompt="def area(width, height):", logprobs=2, max_tokens=STEPS, length_penalty=0.0,
+        include_stop_str_in_output=shown, return_tokens_as_token_ids=True,
+    )  # fmt: skip
+    best = response.json()["choices"][0]
+    assert best["finish_reason"] == "stop"
+    assert [token for token, _ in told(best)] == ["token_id:5"] * 2
+
+
+def test_a_parameter_that_the_search_would_ignore_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SearchedCore()
+    response = answered(
+        config, monkeypatch, core, "/v1/chat/completions",
+        messages=MESSAGES, stop="end", response_format={"type": "json_object"},
+    )  # fmt: skip
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "use_beam_search")
+    assert "'response_format', 'stop'" in error["message"]
+    assert core.requests == []

@@ -387,3 +387,40 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
         {"role": "user", "content": [result]},
     ]
     assert api.messages.create(messages=history, **given).content
+
+
+@STREAMING
+@pytest.mark.parametrize(
+    ("choice", "tools", "param"),
+    [
+        ({"type": "any"}, None, "tool_choice"),
+        ({"type": "any"}, [], "tool_choice"),
+        ({"type": "tool", "name": "f"}, None, "tool_choice"),
+        ({"type": "tool", "name": "g"}, TOOLS["messages"], "tool_choice.name"),
+    ],
+)
+def test_a_forced_call_needs_its_tool(
+    gateway: Gateway, streaming: bool, choice: Any, tools: Any, param: str
+) -> None:
+    client = gateway(tool_call_parser="hermes")
+    changes = {"tool_choice": choice} if tools is None else {"tool_choice": choice, "tools": tools}
+    message, _ = refusal(send(client, "messages", streaming, **changes), "messages")
+    assert f"'{param}'" in message
+
+
+@STREAMING
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_no_tool_comes_in_by_way_of_a_message(gateway: Gateway, path: str, streaming: bool) -> None:
+    schema = {"type": "object", "properties": {"n": {"multipleOf": 3}}}
+    tool = {"name": "f", "strict": True, "input_schema": schema}
+    change = {
+        "type": "tool_addition",
+        "tool": {"type": "tool_definition", "definition": tool},
+    }
+    messages = [USER, {"role": "system", "content": [change]}]
+    body = {"model": "fake", "messages": messages}
+    if path == PATHS["messages"]:
+        body |= {"max_tokens": 4, "stream": streaming}
+    message, _ = refusal(gateway().post(path, json=body), "messages")
+    assert "messages[1].content[0]" in message
+    assert "tool_addition" in message

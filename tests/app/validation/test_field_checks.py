@@ -92,6 +92,23 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
 
 
 @pytest.mark.parametrize(
+    ("api", "model", "field", "refused"),
+    [
+        ("chat", ChatRequest, "logprob_token_ids", [5]),
+        ("completions", TextRequest, "logprob_token_ids", [5]),
+        ("responses", ResponsesRequest, "previous_input_messages", [{"role": "user"}]),
+    ],
+)
+def test_what_would_be_mixed_up_or_ignored_is_refused(
+    api: str, model: Any, field: str, refused: Any
+) -> None:
+    field_checks.check_fields({field: []}, model, RULES[api])
+    with pytest.raises(ApiError) as caught:
+        field_checks.check_fields({field: refused}, model, RULES[api])
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
     ("payload", "param"),
     [
         ({"n": 0}, "n"),
@@ -108,6 +125,11 @@ def test_what_cannot_be_honoured_is_refused_not_ignored(
         ({"max_tokens": 0, "echo": True}, "max_tokens"),
         ({"logit_bias": {"7": 101}}, "logit_bias.7"),
         ({"logit_bias": {"7": 0, "8": -100.5}}, "logit_bias.8"),
+        ({"seed": 2**63 - 1, "n": 2}, "seed"),
+        (
+            {"repetition_detection": {"max_pattern_size": 257, "min_count": 2}},
+            "repetition_detection.max_pattern_size",
+        ),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": 21}, "logprobs"),
@@ -141,6 +163,9 @@ def test_many_greedy_choices_are_allowed() -> None:
     [
         {"top_logprobs": 20, "logprobs": True},
         {"top_logprobs": 0, "logprobs": 20},
+        {"seed": 2**63 - 1, "n": 1},
+        {"seed": 2**63 - 1},
+        {"repetition_detection": {"max_pattern_size": 256, "min_count": 2}},
         {"structured_outputs": {"regex": "", "choice": None, "whitespace_pattern": " "}},
     ],
 )

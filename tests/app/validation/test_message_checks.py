@@ -108,3 +108,18 @@ def test_a_text_model_is_given_text_only(items: Any, param: str) -> None:
 @pytest.mark.parametrize("items", [None, "x", [USER], [5], [{"type": ["image"]}], [{"content": 5}]])
 def test_text_and_what_is_no_message_pass(items: Any) -> None:
     message_checks.check_media(items, "m")
+
+
+@pytest.mark.parametrize("kind", ["tool_addition", "tool_removal"])
+@pytest.mark.parametrize("role", ["system", "user", None], ids=str)
+def test_blocks_that_change_the_tools_are_refused(kind: str, role: str | None) -> None:
+    """What they define would pass by every check of `tools`."""
+    definition = {"type": "tool_definition", "definition": {"name": "f", "input_schema": {}}}
+    blocks = [{"type": "text", "text": "hi"}, {"type": kind, "tool": definition}]
+    payload: dict[str, Any] = {"messages": [{"role": role, "content": blocks}]}
+    if role is None:
+        payload = {"messages": [USER], "system": blocks}
+    with pytest.raises(ApiError, match="'tools'") as caught:
+        message_checks.check_blocks(payload)
+    place = "messages[0].content" if role else "system"
+    assert (caught.value.status, caught.value.param) == (400, f"{place}[1].type")

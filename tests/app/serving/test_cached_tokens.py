@@ -1,0 +1,83 @@
+"""Cached tokens in the usage of answers with several prompts or choices, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    async_llm,
+)
+from vllm.v1.metrics.stats import PrefillStats
+
+from app.endpoints import declared
+from app.llm.async_llm import GatewayLLM
+from app.serving.adapter import Adapter
+from app.settings import load
+from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway
+
+__all__ = ["config"]  # a fixture
+
+
+class CachingCore(RecordingCore):
+    """Answers requests in the order in which they come, each with 16 more cached tokens than the
+    one before it; the first has 16."""
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        self.requests.append(request)
+        stats = PrefillStats()
+        stats.num_cached_tokens = 16 * len(self.requests)
+        answer = EngineCoreOutput(
+            request.request_id, [5], finish_reason=FinishReason.LENGTH, prefill_stats=stats
+        )
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer]))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("path", "body", "cached"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}, 16),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 3}, 16),
+        ("/v1/completions", {"prompt": "hi", "n": 2}, 16),
+        ("/v1/completions", {"prompt": ["hi", "ho", "hu"]}, 16 + 32 + 48),
+        ("/v1/completions", {"prompt": ["hi", "ho"], "n": 2}, 16 + 48),
+    ],
+)
+def test_cached_tokens_are_those_of_all_prompts_and_of_the_first_choice(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    cached: int,
+    stream: bool,
+) -> None:
+    async def scenario() -> str:
+        core = CachingCore()
+        monkeypatch.setattr(
+            async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
+        )
+        llm = GatewayLLM.from_vllm_config(config, disable_log_stats=True)
+        try:
+            adapter = Adapter(llm, load({}, {}, preset="embedded"), declared())
+            async with gateway(adapter) as post:
+                options = {"stream": True, "stream_options": {"include_usage": True}}
+                response = await post(
+                    path, "one", max_tokens=1, **body, **(options if stream else {})
+                )
+                return str(response.text)
+        finally:
+            llm.shutdown()
+
+    text = asyncio.run(scenario())
+    if stream:
+        (text,) = [
+            line.removeprefix("data: ") for line in text.splitlines() if '"cached_tokens"' in line
+        ]
+    assert json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"] == cached

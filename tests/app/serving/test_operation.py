@@ -1,0 +1,99 @@
+"""Where an operation's work is done, and whose mistake an error is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pydantic import BaseModel
+from vllm.exceptions import GenerationError, VLLMValidationError
+
+from app.declaration.endpoint import Endpoint
+from app.endpoints.messages import MessagesFormat
+from app.llm.first_token import settle_first_token
+from app.request_usage import RequestUsage, set_current_usage
+from app.serving.operation import Operation
+
+
+class Answer(BaseModel):
+    """What a serving class returns."""
+
+
+async def call(request: Any) -> Answer:
+    return Answer()
+
+
+def body(answer: BaseModel) -> dict[str, Any]:
+    return {"written in": threading.current_thread().name}
+
+
+@pytest.mark.parametrize(("alternatives", "beside"), [(0, False), (100, False), (1000, True)])
+def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
+    alternatives: int, beside: bool
+) -> None:
+    endpoint = cast(Endpoint, SimpleNamespace(answers=SimpleNamespace(body=body), prompt="prompt"))
+    operation = Operation(endpoint, lambda payload: Answer(), call, lambda payload: None)
+
+    async def scenario() -> Any:
+        usage = RequestUsage()
+        usage.ask_for(alternatives, 1)
+        set_current_usage(usage)
+        return (await operation({})).answer
+
+    thread = asyncio.run(scenario())["written in"]
+    assert thread.startswith("aerie-body") is beside
+
+
+async def refusing(error: Exception) -> AsyncGenerator[str, None]:
+    """A stream of Messages whose request the engine refuses before its first token.
+
+    vLLM writes an event that quotes the error (vllm/entrypoints/anthropic/serving.py,
+    message_stream_converter).
+    """
+
+    async def outputs() -> AsyncGenerator[str, None]:
+        raise error
+        yield ""
+
+    try:
+        async for output in settle_first_token(outputs()):
+            yield output
+    except Exception as broken:
+        yield f'event: error\ndata: {{"type":"error","error":{{"message":"{broken}"}}}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "records"),
+    [
+        (VLLMValidationError("'top_k' is odd.", parameter="top_k"), 400, 0),
+        (GenerationError(), 500, 1),
+    ],
+)
+def test_only_a_failure_of_the_server_is_logged_as_one(
+    caplog: pytest.LogCaptureFixture, error: Exception, status: int, records: int
+) -> None:
+    endpoint = cast(Endpoint, SimpleNamespace(answers=MessagesFormat(), prompt="messages"))
+
+    async def streamed(request: Any) -> AsyncGenerator[str, None]:
+        return refusing(error)
+
+    operation = Operation(endpoint, lambda payload: Answer(), streamed, lambda payload: None)
+
+    async def scenario() -> tuple[str, int]:
+        reply = await operation({})
+        assert not isinstance(reply.answer, dict)
+        (event,) = [event async for event in reply.answer]
+        assert reply.first.error is not None
+        with caplog.at_level(logging.CRITICAL):
+            return event, operation.failure(reply.first.error, {}, reply.first).status
+
+    with caplog.at_level(logging.ERROR):
+        event, told = asyncio.run(scenario())
+    assert told == status
+    assert ("'top_k' is odd." in event) is (status == 400)
+    assert len(caplog.records) == records

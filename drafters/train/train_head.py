@@ -41,6 +41,7 @@ from drafters.train.optimisation.head_init import (
     mask_token_of,
     new_head,
     new_selector,
+    weights_digest,
 )
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
@@ -81,7 +82,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
     texts = _responses(target, _prompts(target, args), work, args)
-    head = _head(target, texts, args, dtype or target.dtype)
+    head, start = _head(target, texts, args, dtype or target.dtype)
     taps = head.config.eagle_aux_hidden_state_layer_ids
     states = StateStore(
         target,
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         dropout=args.dropout,
         seed=args.seed,
     )
-    trainer = Trainer(head, target, texts, states, progress, options)
+    trainer = Trainer(head, target, texts, states, progress, options, start)
     saved = work / f"resume-{args.out.name}.pt"
     if saved.exists() and not args.restart:
         trainer.load(saved)
@@ -226,20 +227,22 @@ def _answers(
 
 def _head(
     target: FrozenTarget, texts: Texts, args: argparse.Namespace, dtype: torch.dtype
-) -> DraftHead:
+) -> tuple[DraftHead, str | None]:
+    """The head to train, and of one that is trained further the digest of its weights."""
     if args.selector and (args.init is None or args.layout != "flat"):
         raise ValueError("--selector is for the head of --init, and keeps its layout")
     if args.selector and args.k_train < 2:
         raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
-        return new_head(target, _plan(target, texts, args), dtype)
+        return new_head(target, _plan(target, texts, args), dtype), None
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
     head = known_head(target, args.init, dtype)
+    start = weights_digest(head)  # without the new selector, which follows from the seed
     if args.selector:
         new_selector(head, target, SelectorConfig(args.rank), args.seed)
-    return head
+    return head, start
 
 
 def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:

@@ -40,7 +40,7 @@ from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, RoundFolder
 from drafters.train.learner.sequences import HELD_BACK, JUDGED_TOKENS, choose, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
-from drafters.train.optimisation.head_init import known_head
+from drafters.train.optimisation.head_init import known_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
@@ -203,7 +203,8 @@ class Round:
         )
         drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
-        trainer = Trainer(head, self._target, texts, states, progress, options)
+        start = weights_digest(head)
+        trainer = Trainer(head, self._target, texts, states, progress, options, start)
         saved = folder / f"{SAVED}{name}.pt"
         if saved.exists():
             try:

@@ -128,6 +128,33 @@ def test_a_second_run_reuses_responses_and_goes_on(
     assert load_head(out).config.method == "eagle3"
 
 
+def test_a_killed_run_of_another_head_is_not_taken_up(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    first, out, mask = tmp_path / "first", tmp_path / "out", ["--mask-token", "<|im_end|>"]
+    assert train(target_folder, prompts, first, *mask, "--tokens", "1") == 0
+    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(out),
+          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "100",
+          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
+
+    def killed(self: Trainer, file: Path, save_every: float = 120.0) -> None:
+        self.save(file)
+        raise KeyboardInterrupt
+
+    for seed, options in (("9", []), ("10", ["--selector", "--rank", "4"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "run", killed)
+            with pytest.raises(KeyboardInterrupt):
+                aerie([*on, *options])
+        # Another head at the same path.
+        assert train(target_folder, prompts, first, *mask, "--tokens", "1", "--seed", seed) == 0
+        capsys.readouterr()
+        assert aerie([*on, *options]) == 1
+        assert "saved run with other starting weights" in capsys.readouterr().err
+        assert aerie([*on, *options, "--restart"]) == 0
+
+
 def test_malformed_lines_end_the_run_or_are_left_out(
     target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

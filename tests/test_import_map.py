@@ -199,7 +199,8 @@ MAP: dict[str, set[str]] = {
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},
-    "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
+    # Training a head further has the learner's rates.
+    "drafters.train": {"drafters.model", "drafters.train.learner.options"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},

@@ -48,7 +48,7 @@ from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import FrozenTarget
-from drafters.train.train_options import train_parser
+from drafters.train.train_options import learning_rates, train_parser
 
 # Options that shape a new head; each is None unless it is given.
 _SHAPE = (
@@ -97,10 +97,11 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     states.prepare(extraction.advance)
     print(f"states: {states.cached} of {len(texts)} texts cached, {states.bytes / _GIB:.2f} GiB")
     progress = Progress(minutes=args.minutes, tokens=_token_budget(texts, args))
+    muon_lr, adam_lr = learning_rates(args)
     options = LoopOptions(
         batch_tokens=args.batch_tokens,
-        muon_lr=args.muon_lr,
-        adam_lr=args.adam_lr,
+        muon_lr=muon_lr,
+        adam_lr=adam_lr,
         k_train=args.k_train,
         retain=args.retain,
         loss=args.loss,
@@ -126,6 +127,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "k_train": args.k_train,
         "retain": args.retain,
         "loss": args.loss,
+        "muon_lr": muon_lr,
+        "adam_lr": adam_lr,
         "rows": len(texts),
         "tokens": progress.tokens,
         "steps": progress.steps,

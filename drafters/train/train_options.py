@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from drafters.train.data.responses import KEY_VARIABLE, server_url
+from drafters.train.learner.options import ADAM_LR, MUON_LR
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
 
@@ -130,9 +131,25 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
     )  # fmt: skip
     training.add_argument(
-        "--muon-lr", type=float, default=loop.muon_lr, help="learning rate of matrices"
-    )
+        "--muon-lr", type=float,
+        help=f"learning rate of matrices [{loop.muon_lr}; with --init {MUON_LR}]",
+    )  # fmt: skip
     training.add_argument(
-        "--adam-lr", type=float, default=loop.adam_lr, help="learning rate of all other weights"
-    )
+        "--adam-lr", type=float,
+        help=f"learning rate of all other weights [{loop.adam_lr}; with --init {ADAM_LR}, of a "
+        f"path selector {loop.adam_lr}]",
+    )  # fmt: skip
     return parser
+
+
+def learning_rates(args: argparse.Namespace) -> tuple[float, float]:
+    """The learning rates of matrices and of all other weights: given ones, else those of a new head
+    or path selector, or the lower ones of a head that is trained further."""
+    loop = LoopOptions()
+    muon, adam = loop.muon_lr, loop.adam_lr
+    if args.init is not None and not args.selector:
+        muon, adam = MUON_LR, ADAM_LR
+    return (
+        muon if args.muon_lr is None else args.muon_lr,
+        adam if args.adam_lr is None else args.adam_lr,
+    )

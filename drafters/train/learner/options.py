@@ -13,7 +13,7 @@ from drafters.train.learner.pacing import When
 NEW_TOKENS, ANSWER_TOKENS = 20_000, 50_000
 K = 5
 EPOCHS, SELECTOR_EPOCHS = 1.0, 0.3
-MUON_LR, ADAM_LR = 3e-3, 3e-4
+MUON_LR, ADAM_LR = 3e-3, 3e-4  # of a trained head; `aerie train --init` has the same
 LEAST_LOG_PROBABILITY = -4.0  # nats a token
 
 

@@ -17,6 +17,7 @@ from drafters.train.optimisation.head_init import default_taps, mask_token_of
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.runtime import seconds_of, slow_bfloat16
 from drafters.train.target import FrozenTarget
+from drafters.train.train_options import learning_rates, train_parser
 from tests.drafters.train.conftest import Serve
 from tests.drafters.train.tiny import END, write_target
 
@@ -57,6 +58,21 @@ def test_a_trained_head_is_trained_on(
         assert torch.equal(weight, heads[1].state_dict()[name]), name
     was, now = (json.loads((f / "provenance.json").read_text()) for f in (first, second))
     assert was["init"] is None and now["init"] == was
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ("", (0.02, 2e-3)),
+        ("--init head", (3e-3, 3e-4)),
+        ("--init head --selector", (0.02, 2e-3)),
+        ("--init head --muon-lr 0 --adam-lr 0.1", (0.0, 0.1)),
+    ],
+)
+def test_a_trained_head_has_lower_learning_rates(options: str, rates: tuple[float, float]) -> None:
+    required = ["--target", "t", "--out", "o", "--prompts", "p"]
+    args = train_parser(None).parse_args([*required, *options.split()])
+    assert learning_rates(args) == rates
 
 
 def test_a_head_of_another_target_is_not_trained_on(

@@ -175,7 +175,7 @@ MAP: dict[str, set[str]] = {
     "drafters.model.weight_files": set(),
     "drafters.model.rope_scaling": set(),
     **{layer: set() for layer in RUN},
-    "drafters.train.target": {"drafters.packaged"},
+    "drafters.train.target": {"drafters.packaged", "drafters.train.runtime"},
     "drafters.train.data": {"drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
     | {"drafters.train.target"}

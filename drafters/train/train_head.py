@@ -46,7 +46,7 @@ from drafters.train.optimisation.head_init import (
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
-from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
 from drafters.train.train_options import learning_rates, train_parser
 
@@ -74,15 +74,15 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     prepare_cpu(args.threads)
     work = args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
+    dtype = getattr(torch, args.dtype) if args.dtype else None
     print(f"target: loading {args.target}", flush=True)
-    target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
     if args.loss is None:
         args.loss = "distribution" if args.selector and target.softcap is None else "labels"
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
     texts = _responses(target, _prompts(target, args), work, args)
-    head, start = _head(target, texts, args, dtype or target.dtype)
+    head, start = _head(target, texts, args)
     taps = head.config.eagle_aux_hidden_state_layer_ids
     states = StateStore(
         target,
@@ -229,7 +229,7 @@ def _answers(
 
 
 def _head(
-    target: FrozenTarget, texts: Texts, args: argparse.Namespace, dtype: torch.dtype
+    target: FrozenTarget, texts: Texts, args: argparse.Namespace
 ) -> tuple[DraftHead, str | None]:
     """The head to train, and of one that is trained further the digest of its weights."""
     if args.selector and (args.init is None or args.layout != "flat"):
@@ -237,11 +237,11 @@ def _head(
     if args.selector and args.k_train < 2:
         raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
-        return new_head(target, _plan(target, texts, args), dtype), None
+        return new_head(target, _plan(target, texts, args), target.dtype), None
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
-    head = known_head(target, args.init, dtype)
+    head = known_head(target, args.init, target.dtype)
     start = weights_digest(head)  # without the new selector, which follows from the seed
     if args.selector:
         new_selector(head, target, SelectorConfig(args.rank), args.seed)

@@ -30,7 +30,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         "--dtype",
         choices=("bfloat16", "float32"),
         help="type to train in and to save [the checkpoint's; on a CPU, trained in float32 where "
-        "that is faster]",
+        "that is faster; float16 is trained in bfloat16]",
     )
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 

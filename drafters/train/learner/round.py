@@ -45,7 +45,7 @@ from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
-from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
@@ -81,7 +81,7 @@ class Round:
     @cached_property
     def _target(self) -> FrozenTarget:
         device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return FrozenTarget.load(self._args.target, dtype=slow_bfloat16(device), device=device)
+        return FrozenTarget.load_for_training(self._args.target, device=device)
 
     def _head_of(self, number: int) -> Path:
         """The folder of a generation's head."""

@@ -26,7 +26,7 @@ from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
-from drafters.train.data.mix import save_mix
+from drafters.train.data.mix import load_mix, save_mix
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -81,6 +81,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         args.loss = "distribution" if args.selector and target.softcap is None else "labels"
     if args.loss == "distribution" and target.softcap is not None:
         raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
+    old_mix = load_mix(args.init) if args.init else []
     texts = _responses(target, _prompts(target, args), work, args)
     head, start = _head(target, texts, args)
     taps = head.config.eagle_aux_hidden_state_layer_ids
@@ -137,7 +138,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
     if not args.selector:  # the copy of a head keeps the texts of that head
-        save_mix(texts, args.out)
+        save_mix(texts, args.out, old=old_mix)
     saved.unlink(missing_ok=True)
     print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")

@@ -13,6 +13,7 @@ from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train import runtime
+from drafters.train.data.mix import load_mix
 from drafters.train.optimisation.head_init import default_taps, mask_token_of
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.runtime import seconds_of, slow_bfloat16
@@ -58,6 +59,21 @@ def test_a_trained_head_is_trained_on(
         assert torch.equal(weight, heads[1].state_dict()[name]), name
     was, now = (json.loads((f / "provenance.json").read_text()) for f in (first, second))
     assert was["init"] is None and now["init"] == was
+
+
+def test_a_head_that_is_trained_on_keeps_texts_of_the_first(
+    target_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>", "--tokens", "1") == 0
+    prompts.write_text("\n".join(json.dumps({"prompt": f"another {i}"}) for i in range(3)))
+    assert aerie([
+        "train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
+        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
+        "--threads", "1", "--device", "cpu", "--init", str(first),
+    ]) == 0  # fmt: skip
+    old, both = ({str(text.tokens.tolist()) for text in load_mix(head)} for head in (first, second))
+    assert len(old) > 1 and old < both
 
 
 @pytest.mark.parametrize(

@@ -201,10 +201,7 @@ class FrozenTarget:
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """The target's own logits [..., vocab] from `States.final`."""
-        logits = functional.linear(final, self.lm_head)
-        if self.softcap is None:
-            return logits
-        return self.softcap * torch.tanh(logits / self.softcap)
+        return capped(functional.linear(final, self.lm_head), self.softcap)
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -219,6 +216,11 @@ class FrozenTarget:
                 f"{self._folder}: logits of {kind} models are not final states times the output "
                 "matrix; heads cannot be trained for this family"
             )
+
+
+def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Logits bent to within -softcap and softcap, as some families' are; None leaves them."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def checkpoint_folder(name: str) -> Path:

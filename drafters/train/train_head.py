@@ -78,9 +78,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
     if args.loss is None:
-        args.loss = "distribution" if args.selector and target.softcap is None else "labels"
-    if args.loss == "distribution" and target.softcap is not None:
-        raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
+        args.loss = "distribution" if args.selector else "labels"
     old_mix = load_mix(args.init) if args.init else []
     texts = _responses(target, _prompts(target, args), work, args)
     head, start = _head(target, texts, args)

@@ -42,7 +42,6 @@ from drafters.train.learner.sequences import HELD_BACK, JUDGED_TOKENS, choose, i
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.optimisation.head_init import known_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
-from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
 from drafters.train.runtime import prepare_cpu
@@ -55,7 +54,9 @@ _SAVE_S = 60.0  # between two savings of the training: the most that a kill lose
 _REPORT_S = 60.0  # between two lines of progress
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
 _HEAD = LoopOptions(retain=0.7)
-_SELECTOR = LoopOptions(batch_tokens=1024, retain=0.7, adam_lr=1e-3, selector=True)
+_SELECTOR = LoopOptions(
+    batch_tokens=1024, retain=0.7, adam_lr=1e-3, loss="distribution", selector=True
+)
 
 
 class Round:
@@ -185,8 +186,7 @@ class Round:
         if head.selector is None or self._args.k < 2:
             os.rename(trained, candidate)
             return
-        loss: Kind = "distribution" if self._target.softcap is None else "labels"
-        options = replace(_SELECTOR, k_train=self._args.k, loss=loss, seed=plan["seed"])
+        options = replace(_SELECTOR, k_train=self._args.k, seed=plan["seed"])
         self._run(head, options, self._args.selector_epochs, _CANDIDATE)
 
     def _run(self, head: DraftHead, options: LoopOptions, epochs: float, name: str) -> None:

@@ -80,7 +80,7 @@ class Trainer:
             raise ValueError("there is no text to train on")
         self.head, self.options, self.progress, self._start = head, options, progress, start
         self._texts, self._states = texts, states
-        self._loss = DraftLoss(head, target.lm_head, options.loss)
+        self._loss = DraftLoss(head, target.lm_head, options.loss, target.softcap)
         self._gradients = accumulate_gradients
         if options.selector:
             self._gradients = accumulate_selector_gradients

@@ -160,6 +160,16 @@ def test_a_second_run_reuses_responses_and_goes_on(
     assert load_head(out).config.method == "eagle3"
 
 
+def test_a_target_that_caps_its_logits_teaches_its_distribution(
+    prompts: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target", "gemma2")
+    options = ("--mask-token", "<|im_end|>", "--loss", "distribution", "--tokens", "50")
+    assert train(target, prompts, tmp_path / "head", *options) == 0
+    record = json.loads((tmp_path / "head" / "provenance.json").read_text())
+    assert record["loss"] == "distribution"
+
+
 def test_a_killed_run_of_another_head_is_not_taken_up(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

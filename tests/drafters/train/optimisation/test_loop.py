@@ -13,9 +13,10 @@ from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.token_sequences import Text, Texts
+from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.head_init import HeadPlan, new_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, partitions_for
-from drafters.train.optimisation.loss import cross_entropy_backward
+from drafters.train.optimisation.loss import chunk_rows, cross_entropy_backward
 from drafters.train.progress import Progress
 from drafters.train.target import FrozenTarget
 
@@ -200,6 +201,14 @@ def test_the_targets_distribution_teaches_too(target: FrozenTarget, texts: Texts
     assert long.smoothed.mean() < first.smoothed.mean()
 
 
+def test_a_targets_softcap_reaches_the_loss(
+    target: FrozenTarget, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trainer(target, texts, 1)._loss.softcap is None
+    monkeypatch.setattr(target, "softcap", 2.0)
+    assert trainer(target, texts, 1)._loss.softcap == 2.0
+
+
 def test_more_partitions_for_longer_texts() -> None:
     counts = [partitions_for(n, 3 * n) for n in (100, 2_000, 20_000, 100_000)]
     assert counts[0] == 1
@@ -218,6 +227,14 @@ def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
     got = cross_entropy_backward(source * 1.0, weight, labels)
     torch.testing.assert_close(got, wanted.detach())
     torch.testing.assert_close([source.grad, weight.grad], list(gradients))
+
+
+def test_the_logits_of_a_chunk_are_bounded_whatever_the_vocabulary() -> None:
+    sizes = [260, 8_192, 32_000, 49_152, 151_936, 262_144]
+    rows = [chunk_rows(size) for size in sizes]
+    assert rows == [2048, 2048, 512, 256, 256, 256]
+    assert max(size * count for size, count in zip(sizes, rows, strict=True)) * 4 <= 2**28
+    assert [bucket(count) for count in rows] == rows  # no row is padding
 
 
 def selector_trainer(target: FrozenTarget, texts: Texts, head: DraftHead, tokens: int) -> Trainer:

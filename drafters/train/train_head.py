@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import load_mix, save_mix
+from drafters.train.data.response_cache import ResponseCache
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -171,38 +173,46 @@ def _responses(
     target: FrozenTarget, prompts: list[list[int]], work: Path, args: argparse.Namespace
 ) -> Texts:
     """The target's answers to all prompts, reusing those that an earlier run has written."""
-    asked = (args.response_tokens, args.sampled_share, args.temperature, args.seed)
-    digest = hashlib.sha256(f"{target.fingerprint} {asked} {prompts}".encode())
-    folder = work / f"responses-{digest.hexdigest()[:16]}"
-    parts = list(_parts(prompts, args.sampled_share, args.temperature, args.seed))
-    files = [folder / f"{number}.safetensors" for number in range(len(parts))]
-    missing = [number for number, file in enumerate(files) if not file.exists()]
+    kinds = []
+    for temperature, part in _by_temperature(prompts, args):
+        seed = args.seed if temperature else None
+        kind = f"{target.fingerprint} {args.response_tokens} {temperature} {seed}"
+        folder = work / f"responses-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+        cache = ResponseCache(folder)
+        kinds.append((temperature, part, cache, cache.missing(part)))
+    count = sum(len(missing) for _, _, _, missing in kinds)
     print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each; "
-          f"{len(parts) - len(missing)} of {len(parts)} parts exist already")  # fmt: skip
-    total = sum(len(parts[number][0]) for number in missing) * args.response_tokens
-    progress = Progress(tokens=max(total, 1))
-    for number in missing:
-        answers = _answers(target, *parts[number], args, progress)
-        # A response of one token has nothing to draft: the target writes the first token itself.
-        Texts.of(item for item in answers if len(item.tokens) > item.prompt + 1).save(files[number])
-    texts = Texts.of(text for file in files for text in Texts.load(file))
+          f"{len(prompts) - count} of {len(prompts)} are answered already")  # fmt: skip
+    progress = Progress(tokens=max(count * args.response_tokens, 1))
+    found: list[Text] = []
+    for temperature, part, cache, missing in kinds:
+        for start in range(0, len(missing), _PART):
+            asked = missing[start : start + _PART]
+            seed = random.Random(f"{args.seed} {asked}").randrange(2**31)
+            unanswered = [list(prompt) for prompt, _ in asked]
+            cache.add(asked, _answers(target, unanswered, temperature, seed, args, progress))
+        found += cache.responses(part)
+    # A response of one token has nothing to draft: the target writes the first token itself.
+    texts = Texts.of(text for text in found if len(text.tokens) > text.prompt + 1)
     if not len(texts):
         raise ValueError("the target answers nothing: every response ends with its first token")
     return texts
 
 
-def _parts(
-    prompts: list[list[int]], share: float, temperature: float, seed: int
-) -> Iterator[tuple[list[list[int]], float, int]]:
-    """Split prompts into parts of random order, whose responses are written to disk together.
+def _by_temperature(
+    prompts: list[list[int]], args: argparse.Namespace
+) -> list[tuple[float, list[list[int]]]]:
+    """The prompts that are answered greedily, and those whose answers are sampled.
 
-    (1 - share) of the prompts are answered greedily. Yields (prompts, temperature, seed).
+    A prompt itself decides, by chance, and not its place among others.
     """
-    order = random.Random(seed).sample(prompts, len(prompts))
-    cut = round(len(order) * (1.0 - share))
-    for kind, part in ((0.0, order[:cut]), (temperature, order[cut:])):
-        for start in range(0, len(part), _PART):
-            yield part[start : start + _PART], kind, seed + start
+    greedy, sampled, counts = list[list[int]](), list[list[int]](), Counter[str]()
+    for prompt in prompts:
+        key = str(prompt)
+        chance = random.Random(f"{args.seed} {counts[key]} {key}").random()
+        (sampled if chance < args.sampled_share else greedy).append(prompt)
+        counts[key] += 1
+    return [(0.0, greedy), (args.temperature, sampled)]
 
 
 def _answers(

@@ -155,7 +155,7 @@ def test_a_second_run_reuses_responses_and_goes_on(
     capsys.readouterr()
     assert train(target_folder, prompts, out, "--method", "eagle3") == 0
     printed = capsys.readouterr().out
-    assert "2 of 2 parts exist already" in printed
+    assert "16 of 16 are answered already" in printed
     assert "resumed at step" in printed
     assert load_head(out).config.method == "eagle3"
 
@@ -195,6 +195,20 @@ def test_a_killed_run_of_another_head_is_not_taken_up(
         assert aerie([*on, *options]) == 1
         assert "saved run with other starting weights" in capsys.readouterr().err
         assert aerie([*on, *options, "--restart"]) == 0
+
+
+def test_an_added_prompt_alone_is_answered(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--method", "eagle3", "--tokens", "1", "--work", str(tmp_path / "work"))
+    assert train(target_folder, prompts, tmp_path / "first", *options) == 0
+    before = load_mix(tmp_path / "first")
+    prompts.write_text('{"prompt": "one more"}\n' + prompts.read_text())
+    capsys.readouterr()
+    assert train(target_folder, prompts, tmp_path / "second", *options) == 0
+    assert "16 of 17 are answered already" in capsys.readouterr().out
+    after = {str(text.tokens.tolist()) for text in load_mix(tmp_path / "second")}
+    assert {str(text.tokens.tolist()) for text in before} <= after
 
 
 def test_malformed_lines_end_the_run_or_are_left_out(

@@ -37,7 +37,9 @@ HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
-RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")}
+RUN = {
+    f"drafters.train.{part}" for part in ("progress", "provenance", "runtime", "template_option")
+}
 TRAINING = {
     f"drafters.train.{part}"
     for part in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
@@ -194,7 +196,8 @@ MAP: dict[str, set[str]] = {
     | LEARNER_PARENT
     | RUN,
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
-    "drafters.train.learner.options": {"drafters.train.learner.pacing"},
+    "drafters.train.learner.options": {"drafters.train.learner.pacing"}
+    | {"drafters.train.template_option"},
     "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
@@ -266,7 +269,7 @@ GUARDED = {
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
-    *("drafters.small_samples", "drafters.vllm.error_report"),
+    *("drafters.small_samples", "drafters.train.template_option", "drafters.vllm.error_report"),
     *HEAD_CONFIG,
     *LEARNER_PARENT,
 }

@@ -160,7 +160,15 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
     """Token ids of all prompts that leave room for a response."""
     room = args.max_length - args.response_tokens
     examples = read_examples(args.prompts, malformed=args.malformed)
-    encoded = [encode(example, target.tokenizer, max_tokens=room) for example in examples]
+    encoded = [
+        encode(
+            example,
+            target.tokenizer,
+            max_tokens=room,
+            template_kwargs=args.chat_template_kwargs,
+        )
+        for example in examples
+    ]
     prompts = [ids for ids in encoded if ids]
     if skipped := len(encoded) - len(prompts):
         print(f"prompts: {skipped} of {len(encoded)} are longer than {room} tokens: left out")

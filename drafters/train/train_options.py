@@ -11,6 +11,7 @@ from drafters.train.data.responses import KEY_VARIABLE, server_url
 from drafters.train.learner.options import ADAM_LR, MUON_LR
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
+from drafters.train.template_option import add_template_option
 
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
@@ -43,6 +44,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         "--malformed", choices=("fail", "skip"), default="fail",
         help="what to do with lines that do not parse",
     )  # fmt: skip
+    add_template_option(data)
     data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
     data.add_argument("--response-tokens", type=int, default=256, help="longest response, tokens")
     data.add_argument(

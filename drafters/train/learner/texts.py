@@ -77,7 +77,11 @@ def _answered(target: FrozenTarget, args: argparse.Namespace) -> list[Text]:
     """As many answers to prompts of --mix as a round can use, half of them greedy."""
     room = min(args.max_length, target.shape.max_position_embeddings) - _RESPONSE_TOKENS
     examples = read_examples(args.mix)
-    prompts = [ids for item in examples if (ids := encode(item, target.tokenizer, max_tokens=room))]
+    encoded = [
+        encode(item, target.tokenizer, max_tokens=room, template_kwargs=args.chat_template_kwargs)
+        for item in examples
+    ]
+    prompts = [ids for ids in encoded if ids]
     if not prompts:
         raise ValueError(f"--mix: no prompt leaves room for an answer in {room} tokens")
     most = round(args.answer_tokens * args.mix_share / (1.0 - args.mix_share)) // 64

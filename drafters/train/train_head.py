@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
     if args.loss is None:
         args.loss = "distribution" if args.selector else "labels"
-    old_mix = load_mix(args.init) if args.init else []
+    old_mix = load_mix(args.init) if args.init and not args.selector else []
     texts = _responses(target, _prompts(target, args), work, args)
     head, start = _head(target, texts, args)
     taps = head.config.eagle_aux_hidden_state_layer_ids

@@ -37,7 +37,9 @@ HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
-RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")}
+RUN = {
+    f"drafters.train.{part}" for part in ("progress", "provenance", "runtime", "template_option")
+}
 TRAINING = {
     f"drafters.train.{part}"
     for part in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
@@ -177,7 +179,7 @@ MAP: dict[str, set[str]] = {
     "drafters.model.weight_files": set(),
     "drafters.model.rope_scaling": set(),
     **{layer: set() for layer in RUN},
-    "drafters.train.target": {"drafters.packaged"},
+    "drafters.train.target": {"drafters.packaged", "drafters.train.runtime"},
     "drafters.train.data": {"drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
     | {"drafters.train.target"}
@@ -196,12 +198,14 @@ MAP: dict[str, set[str]] = {
     | LEARNER_PARENT
     | RUN,
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
-    "drafters.train.learner.options": {"drafters.train.learner.pacing"},
+    "drafters.train.learner.options": {"drafters.train.learner.pacing"}
+    | {"drafters.train.template_option"},
     "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},
-    "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
+    # Training a head further has the learner's rates.
+    "drafters.train": {"drafters.model", "drafters.train.learner.options"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
@@ -268,7 +272,8 @@ GUARDED = {
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
     *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
-    *("drafters.small_samples", "drafters.vllm.error_report", "drafters.vllm.worker_bounds"),
+    *("drafters.small_samples", "drafters.train.template_option", "drafters.vllm.error_report"),
+    "drafters.vllm.worker_bounds",
     *HEAD_CONFIG,
     *LEARNER_PARENT,
 }

@@ -79,15 +79,34 @@ class Attention(nn.Module):
         key = rotate(key, positions, self.theta, self.scaling)
         if store is not None:
             key, value = store.append(layer, key, value)
-        mixed = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=None if allowed is None else allowed[:, None],
-            is_causal=allowed is None,
-            enable_gqa=True,
-        )
+        mixed = attend(query, key, value, allowed, repeat=x.is_cuda and allowed is not None)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, n, -1))
+
+
+def attend(
+    query: torch.Tensor,  # [batch, heads, n, size]
+    key: torch.Tensor,  # [batch, key heads, past + n, size]
+    value: torch.Tensor,
+    allowed: torch.Tensor | None,  # bool [batch or 1, n, past + n]; None: causal
+    *,
+    repeat: bool,
+) -> torch.Tensor:
+    """Grouped-query attention, where `repeat` with a copy of keys and values for each head.
+
+    On CUDA no fused kernel takes both groups and a mask: torch falls back to one that holds all
+    scores (transformers.integrations.sdpa_attention has the same rule).
+    """
+    if repeat:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if allowed is None else allowed[:, None],
+        is_causal=allowed is None,
+        enable_gqa=not repeat,
+    )
 
 
 class MLP(nn.Module):

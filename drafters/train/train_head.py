@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,8 @@ from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
-from drafters.train.data.mix import save_mix
+from drafters.train.data.mix import load_mix, save_mix
+from drafters.train.data.response_cache import ResponseCache
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -41,13 +43,14 @@ from drafters.train.optimisation.head_init import (
     mask_token_of,
     new_head,
     new_selector,
+    weights_digest,
 )
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
-from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
-from drafters.train.train_options import train_parser
+from drafters.train.train_options import learning_rates, train_parser
 
 # Options that shape a new head; each is None unless it is given.
 _SHAPE = (
@@ -73,15 +76,14 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     prepare_cpu(args.threads)
     work = args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
+    dtype = getattr(torch, args.dtype) if args.dtype else None
     print(f"target: loading {args.target}", flush=True)
-    target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+    target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
     if args.loss is None:
-        args.loss = "distribution" if args.selector and target.softcap is None else "labels"
-    if args.loss == "distribution" and target.softcap is not None:
-        raise ValueError("--loss distribution: this family caps its logits; use --loss labels")
+        args.loss = "distribution" if args.selector else "labels"
+    old_mix = load_mix(args.init) if args.init and not args.selector else []
     texts = _responses(target, _prompts(target, args), work, args)
-    head = _head(target, texts, args, dtype or target.dtype)
+    head, start = _head(target, texts, args)
     taps = head.config.eagle_aux_hidden_state_layer_ids
     states = StateStore(
         target,
@@ -96,10 +98,11 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     states.prepare(extraction.advance)
     print(f"states: {states.cached} of {len(texts)} texts cached, {states.bytes / _GIB:.2f} GiB")
     progress = Progress(minutes=args.minutes, tokens=_token_budget(texts, args))
+    muon_lr, adam_lr = learning_rates(args)
     options = LoopOptions(
         batch_tokens=args.batch_tokens,
-        muon_lr=args.muon_lr,
-        adam_lr=args.adam_lr,
+        muon_lr=muon_lr,
+        adam_lr=adam_lr,
         k_train=args.k_train,
         retain=args.retain,
         loss=args.loss,
@@ -108,7 +111,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         dropout=args.dropout,
         seed=args.seed,
     )
-    trainer = Trainer(head, target, texts, states, progress, options)
+    trainer = Trainer(head, target, texts, states, progress, options, start)
     saved = work / f"resume-{args.out.name}.pt"
     if saved.exists() and not args.restart:
         trainer.load(saved)
@@ -125,6 +128,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "k_train": args.k_train,
         "retain": args.retain,
         "loss": args.loss,
+        "muon_lr": muon_lr,
+        "adam_lr": adam_lr,
         "rows": len(texts),
         "tokens": progress.tokens,
         "steps": progress.steps,
@@ -133,7 +138,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
     if not args.selector:  # the copy of a head keeps the texts of that head
-        save_mix(texts, args.out)
+        save_mix(texts, args.out, old=old_mix)
     saved.unlink(missing_ok=True)
     print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")
@@ -155,7 +160,15 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
     """Token ids of all prompts that leave room for a response."""
     room = args.max_length - args.response_tokens
     examples = read_examples(args.prompts, malformed=args.malformed)
-    encoded = [encode(example, target.tokenizer, max_tokens=room) for example in examples]
+    encoded = [
+        encode(
+            example,
+            target.tokenizer,
+            max_tokens=room,
+            template_kwargs=args.chat_template_kwargs,
+        )
+        for example in examples
+    ]
     prompts = [ids for ids in encoded if ids]
     if skipped := len(encoded) - len(prompts):
         print(f"prompts: {skipped} of {len(encoded)} are longer than {room} tokens: left out")
@@ -168,38 +181,46 @@ def _responses(
     target: FrozenTarget, prompts: list[list[int]], work: Path, args: argparse.Namespace
 ) -> Texts:
     """The target's answers to all prompts, reusing those that an earlier run has written."""
-    asked = (args.response_tokens, args.sampled_share, args.temperature, args.seed)
-    digest = hashlib.sha256(f"{target.fingerprint} {asked} {prompts}".encode())
-    folder = work / f"responses-{digest.hexdigest()[:16]}"
-    parts = list(_parts(prompts, args.sampled_share, args.temperature, args.seed))
-    files = [folder / f"{number}.safetensors" for number in range(len(parts))]
-    missing = [number for number, file in enumerate(files) if not file.exists()]
+    kinds = []
+    for temperature, part in _by_temperature(prompts, args):
+        seed = args.seed if temperature else None
+        kind = f"{target.fingerprint} {args.response_tokens} {temperature} {seed}"
+        folder = work / f"responses-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+        cache = ResponseCache(folder)
+        kinds.append((temperature, part, cache, cache.missing(part)))
+    count = sum(len(missing) for _, _, _, missing in kinds)
     print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each; "
-          f"{len(parts) - len(missing)} of {len(parts)} parts exist already")  # fmt: skip
-    total = sum(len(parts[number][0]) for number in missing) * args.response_tokens
-    progress = Progress(tokens=max(total, 1))
-    for number in missing:
-        answers = _answers(target, *parts[number], args, progress)
-        # A response of one token has nothing to draft: the target writes the first token itself.
-        Texts.of(item for item in answers if len(item.tokens) > item.prompt + 1).save(files[number])
-    texts = Texts.of(text for file in files for text in Texts.load(file))
+          f"{len(prompts) - count} of {len(prompts)} are answered already")  # fmt: skip
+    progress = Progress(tokens=max(count * args.response_tokens, 1))
+    found: list[Text] = []
+    for temperature, part, cache, missing in kinds:
+        for start in range(0, len(missing), _PART):
+            asked = missing[start : start + _PART]
+            seed = random.Random(f"{args.seed} {asked}").randrange(2**31)
+            unanswered = [list(prompt) for prompt, _ in asked]
+            cache.add(asked, _answers(target, unanswered, temperature, seed, args, progress))
+        found += cache.responses(part)
+    # A response of one token has nothing to draft: the target writes the first token itself.
+    texts = Texts.of(text for text in found if len(text.tokens) > text.prompt + 1)
     if not len(texts):
         raise ValueError("the target answers nothing: every response ends with its first token")
     return texts
 
 
-def _parts(
-    prompts: list[list[int]], share: float, temperature: float, seed: int
-) -> Iterator[tuple[list[list[int]], float, int]]:
-    """Split prompts into parts of random order, whose responses are written to disk together.
+def _by_temperature(
+    prompts: list[list[int]], args: argparse.Namespace
+) -> list[tuple[float, list[list[int]]]]:
+    """The prompts that are answered greedily, and those whose answers are sampled.
 
-    (1 - share) of the prompts are answered greedily. Yields (prompts, temperature, seed).
+    A prompt itself decides, by chance, and not its place among others.
     """
-    order = random.Random(seed).sample(prompts, len(prompts))
-    cut = round(len(order) * (1.0 - share))
-    for kind, part in ((0.0, order[:cut]), (temperature, order[cut:])):
-        for start in range(0, len(part), _PART):
-            yield part[start : start + _PART], kind, seed + start
+    greedy, sampled, counts = list[list[int]](), list[list[int]](), Counter[str]()
+    for prompt in prompts:
+        key = str(prompt)
+        chance = random.Random(f"{args.seed} {counts[key]} {key}").random()
+        (sampled if chance < args.sampled_share else greedy).append(prompt)
+        counts[key] += 1
+    return [(0.0, greedy), (args.temperature, sampled)]
 
 
 def _answers(
@@ -225,21 +246,23 @@ def _answers(
 
 
 def _head(
-    target: FrozenTarget, texts: Texts, args: argparse.Namespace, dtype: torch.dtype
-) -> DraftHead:
+    target: FrozenTarget, texts: Texts, args: argparse.Namespace
+) -> tuple[DraftHead, str | None]:
+    """The head to train, and of one that is trained further the digest of its weights."""
     if args.selector and (args.init is None or args.layout != "flat"):
         raise ValueError("--selector is for the head of --init, and keeps its layout")
     if args.selector and args.k_train < 2:
         raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
-        return new_head(target, _plan(target, texts, args), dtype)
+        return new_head(target, _plan(target, texts, args), target.dtype), None
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
-    head = known_head(target, args.init, dtype)
+    head = known_head(target, args.init, target.dtype)
+    start = weights_digest(head)  # without the new selector, which follows from the seed
     if args.selector:
         new_selector(head, target, SelectorConfig(args.rank), args.seed)
-    return head
+    return head, start
 
 
 def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:

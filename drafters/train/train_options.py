@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from drafters.train.data.responses import KEY_VARIABLE, server_url
+from drafters.train.learner.options import ADAM_LR, MUON_LR
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
+from drafters.train.template_option import add_template_option
 
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
@@ -29,7 +31,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         "--dtype",
         choices=("bfloat16", "float32"),
         help="type to train in and to save [the checkpoint's; on a CPU, trained in float32 where "
-        "that is faster]",
+        "that is faster; float16 is trained in bfloat16]",
     )
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
 
@@ -42,6 +44,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         "--malformed", choices=("fail", "skip"), default="fail",
         help="what to do with lines that do not parse",
     )  # fmt: skip
+    add_template_option(data)
     data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
     data.add_argument("--response-tokens", type=int, default=256, help="longest response, tokens")
     data.add_argument(
@@ -130,9 +133,25 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
     )  # fmt: skip
     training.add_argument(
-        "--muon-lr", type=float, default=loop.muon_lr, help="learning rate of matrices"
-    )
+        "--muon-lr", type=float,
+        help=f"learning rate of matrices [{loop.muon_lr}; with --init {MUON_LR}]",
+    )  # fmt: skip
     training.add_argument(
-        "--adam-lr", type=float, default=loop.adam_lr, help="learning rate of all other weights"
-    )
+        "--adam-lr", type=float,
+        help=f"learning rate of all other weights [{loop.adam_lr}; with --init {ADAM_LR}, of a "
+        f"path selector {loop.adam_lr}]",
+    )  # fmt: skip
     return parser
+
+
+def learning_rates(args: argparse.Namespace) -> tuple[float, float]:
+    """The learning rates of matrices and of all other weights: given ones, else those of a new head
+    or path selector, or the lower ones of a head that is trained further."""
+    loop = LoopOptions()
+    muon, adam = loop.muon_lr, loop.adam_lr
+    if args.init is not None and not args.selector:
+        muon, adam = MUON_LR, ADAM_LR
+    return (
+        muon if args.muon_lr is None else args.muon_lr,
+        adam if args.adam_lr is None else args.adam_lr,
+    )

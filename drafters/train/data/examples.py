@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -66,11 +66,18 @@ def read_examples(
     return examples
 
 
-def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | None:
+def encode(
+    example: Example,
+    tokenizer: Any,
+    *,
+    max_tokens: int,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int] | None:
     """Token ids of the prompt; None if there are more than `max_tokens`.
 
-    The chat template writes its own special tokens, so the tokenizer adds none to messages. Raises
-    ValueError if there is no template, if it refuses the messages, or if the prompt has no token.
+    `template_kwargs` are arguments of the chat template. It writes its own special tokens, so the
+    tokenizer adds none to messages. Raises ValueError if there is no template, if it refuses the
+    messages, or if the prompt has no token.
     """
     if example.messages is None:
         ids = tokenizer(example.prompt)["input_ids"]
@@ -83,6 +90,7 @@ def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | 
                 tools=example.tools,
                 add_generation_prompt=True,
                 tokenize=False,
+                **(template_kwargs or {}),
             )
         except Exception as error:  # a template may raise anything
             raise ValueError(_at(example, f"the chat template refuses it: {error}")) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,17 +20,31 @@ FILE = "mix.jsonl.gz"
 TOKENS = 250_000  # of prompts and answers: some 200 KiB
 
 
-def save_mix(texts: Texts, folder: Path, tokens: int = TOKENS, seed: int = 0) -> None:
-    """Write whole texts in random order, `tokens` of their tokens at most."""
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
-    lines, taken = list[str](), 0
-    for index in order:
-        ids, prompt = texts[index].tokens.tolist(), texts[index].prompt
-        if taken + len(ids) <= tokens:
-            taken += len(ids)
-            lines.append(_line(ids[:prompt], ids[prompt:]))
+def save_mix(
+    texts: Texts, folder: Path, tokens: int = TOKENS, seed: int = 0, old: Sequence[Text] = ()
+) -> None:
+    """Write whole texts in random order, `tokens` of their tokens at most.
+
+    `old` are the texts of the head that was trained further, which it would forget without them:
+    half of the room is theirs, and what either of the two leaves is the other's.
+    """
+    of_old = min(sum(len(text.tokens) for text in old), tokens // 2)
+    lines: dict[str, int] = {}
+    _add(lines, texts, tokens - of_old, seed)
+    _add(lines, old, tokens, seed)
     # Without the time and the name, equal texts make equal files.
     (folder / FILE).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+
+
+def _add(lines: dict[str, int], texts: Texts | Sequence[Text], tokens: int, seed: int) -> None:
+    """Add lines of whole texts in random order, each with its tokens, up to `tokens` in all."""
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
+    taken = sum(lines.values())
+    for index in order:
+        text, size = texts[index], len(texts[index].tokens)
+        if taken + size <= tokens and (line := _line(text)) not in lines:
+            lines[line] = size
+            taken += size
 
 
 def load_mix(folder: Path) -> list[Text]:
@@ -49,6 +64,8 @@ def load_mix(folder: Path) -> list[Text]:
     return texts
 
 
-def _line(prompt: list[int], answer: list[int]) -> str:
+def _line(text: Text) -> str:
+    ids = text.tokens.tolist()
+    content = {"prompt": ids[: text.prompt], "answer": ids[text.prompt :]}
     # Digits, not base64: gzip makes two thirds of it.
-    return json.dumps({"prompt": prompt, "answer": answer}, separators=(",", ":")) + "\n"
+    return json.dumps(content, separators=(",", ":")) + "\n"

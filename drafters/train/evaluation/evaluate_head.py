@@ -201,6 +201,7 @@ def _print(
             "tokens": {workload: item.tokens for workload, item in measured.items()},
             "max_tokens": args.tokens,
             "files": args.prompts and [str(file) for file in args.prompts],
+            "chat_template_kwargs": args.chat_template_kwargs,
             "temperature": args.temperature,
             "greedy_drafts": args.greedy_drafts or not args.temperature,
             "dtype": kind,
@@ -227,12 +228,16 @@ def _workloads(
     names = [name for part in args.workload or () for name in part]
     if not names and not args.prompts:
         names = [HUMANEVAL, CHAT]
-    workloads = named_prompts(names, target.tokenizer, args.count, room, report=report)
+    kwargs = args.chat_template_kwargs
+    workloads = named_prompts(
+        names, target.tokenizer, args.count, room, template_kwargs=kwargs, report=report
+    )
     of_files = file_prompts(
         args.prompts or (),
         target.tokenizer,
         args.count or DEFAULT_COUNT,
         room,
+        template_kwargs=kwargs,
         malformed=args.malformed,
         report=report,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from drafters.train.evaluation.workloads import CHAT, DEFAULT_COUNT, HUMANEVAL, NAMES
+from drafters.train.template_option import add_template_option
 
 DEFAULT_TARGET = "packaged:smollm2-135m"
 DEFAULT_HEAD = Path(__file__).parents[3] / "models" / "smollm2-135m" / "p-eagle"
@@ -59,6 +60,7 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON lines with `messages` or `prompt`; each file is a workload of its name",
     )
+    add_template_option(parser)
     parser.add_argument(
         "--malformed",
         choices=("fail", "skip"),

@@ -10,7 +10,7 @@ The last two are made of the embedded target's tokens and are for that target on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,13 +51,20 @@ def is_embedded(tokenizer: Any) -> bool:
 
 
 def named_prompts(
-    names: Sequence[str], tokenizer: Any, count: int | None, room: int, *, report: Report
+    names: Sequence[str],
+    tokenizer: Any,
+    count: int | None,
+    room: int,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    report: Report,
 ) -> dict[str, Prompts]:
     """The prompts of the workloads in `names`, as token ids of a transformers tokenizer.
 
     `count` None takes published sets whole and `DEFAULT_COUNT` prompts of an embedded workload.
-    Prompts have at most `room` tokens. Raises ValueError for an unknown name, a set that is not
-    installed, and embedded workloads with another target's tokenizer.
+    Prompts have at most `room` tokens; the chat template gets `template_kwargs`. Raises ValueError
+    for an unknown name, a set that is not installed, and embedded workloads with another target's
+    tokenizer.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise ValueError(f"no workload {unknown[0]!r}: give {', '.join(NAMES)}")
@@ -68,7 +75,13 @@ def named_prompts(
         else:
             examples = _published(name)
             workloads[name] = _encoded(
-                name, examples, tokenizer, count or len(examples), room, report=report
+                name,
+                examples,
+                tokenizer,
+                count or len(examples),
+                room,
+                template_kwargs=template_kwargs,
+                report=report,
             )
     return workloads
 
@@ -79,6 +92,7 @@ def file_prompts(
     count: int,
     room: int,
     *,
+    template_kwargs: Mapping[str, Any] | None = None,
     malformed: Malformed,
     report: Report,
 ) -> dict[str, Prompts]:
@@ -90,7 +104,14 @@ def file_prompts(
             raise ValueError(f"two workloads have the name {file.stem!r}: rename a file")
         examples = read_examples([file], malformed=malformed, report=report)
         workloads[file.stem] = _encoded(
-            str(file), examples, tokenizer, count, room, malformed=malformed, report=report
+            str(file),
+            examples,
+            tokenizer,
+            count,
+            room,
+            template_kwargs=template_kwargs,
+            malformed=malformed,
+            report=report,
         )
     return workloads
 
@@ -102,6 +123,7 @@ def _encoded(
     count: int,
     room: int,
     *,
+    template_kwargs: Mapping[str, Any] | None,
     malformed: Malformed = "fail",
     report: Report,
 ) -> Prompts:
@@ -112,7 +134,7 @@ def _encoded(
         if len(prompts) == count:
             break
         try:
-            ids = encode(example, tokenizer, max_tokens=room)
+            ids = encode(example, tokenizer, max_tokens=room, template_kwargs=template_kwargs)
         except ValueError as error:
             if malformed == "fail":
                 raise

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import get_args
 
 from drafters.train.learner.pacing import When
+from drafters.train.template_option import add_template_option
 
 # Tried on the default model (bench/LOG.md): a candidate within ten minutes of one core.
 NEW_TOKENS, ANSWER_TOKENS = 20_000, 50_000
 K = 5
 EPOCHS, SELECTOR_EPOCHS = 1.0, 0.3
-MUON_LR, ADAM_LR = 3e-3, 3e-4
+MUON_LR, ADAM_LR = 3e-3, 3e-4  # of a trained head; `aerie train --init` has the same
 LEAST_LOG_PROBABILITY = -4.0  # nats a token
 
 
@@ -51,6 +52,7 @@ def learn_parser(description: str | None) -> argparse.ArgumentParser:
         "--mix", type=Path, nargs="+", default=[], metavar="FILE",
         help="prompts of `aerie train` that the target answers, mixed in [the texts beside HEAD]",
     )  # fmt: skip
+    add_template_option(data)  # of the prompts of --mix: all other texts are token ids
     data.add_argument(
         "--mix-share", type=float, default=0.5, metavar="S", help="their share of all tokens [0.5]"
     )

@@ -40,12 +40,11 @@ from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, RoundFolder
 from drafters.train.learner.sequences import HELD_BACK, JUDGED_TOKENS, choose, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
-from drafters.train.optimisation.head_init import known_head
+from drafters.train.optimisation.head_init import known_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
-from drafters.train.optimisation.loss import Kind
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
-from drafters.train.runtime import prepare_cpu, slow_bfloat16
+from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
@@ -55,7 +54,9 @@ _SAVE_S = 60.0  # between two savings of the training: the most that a kill lose
 _REPORT_S = 60.0  # between two lines of progress
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
 _HEAD = LoopOptions(retain=0.7)
-_SELECTOR = LoopOptions(batch_tokens=1024, retain=0.7, adam_lr=1e-3, selector=True)
+_SELECTOR = LoopOptions(
+    batch_tokens=1024, retain=0.7, adam_lr=1e-3, loss="distribution", selector=True
+)
 
 
 class Round:
@@ -81,7 +82,7 @@ class Round:
     @cached_property
     def _target(self) -> FrozenTarget:
         device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return FrozenTarget.load(self._args.target, dtype=slow_bfloat16(device), device=device)
+        return FrozenTarget.load_for_training(self._args.target, device=device)
 
     def _head_of(self, number: int) -> Path:
         """The folder of a generation's head."""
@@ -185,8 +186,7 @@ class Round:
         if head.selector is None or self._args.k < 2:
             os.rename(trained, candidate)
             return
-        loss: Kind = "distribution" if self._target.softcap is None else "labels"
-        options = replace(_SELECTOR, k_train=self._args.k, loss=loss, seed=plan["seed"])
+        options = replace(_SELECTOR, k_train=self._args.k, seed=plan["seed"])
         self._run(head, options, self._args.selector_epochs, _CANDIDATE)
 
     def _run(self, head: DraftHead, options: LoopOptions, epochs: float, name: str) -> None:
@@ -203,7 +203,8 @@ class Round:
         )
         drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
-        trainer = Trainer(head, self._target, texts, states, progress, options)
+        start = weights_digest(head)
+        trainer = Trainer(head, self._target, texts, states, progress, options, start)
         saved = folder / f"{SAVED}{name}.pt"
         if saved.exists():
             try:

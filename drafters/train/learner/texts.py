@@ -15,9 +15,9 @@ from drafters.train.data.hidden_states import BATCH_TOKENS
 from drafters.train.data.mix import load_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts, groups_within, pad
+from drafters.train.optimisation.loss import chunk_rows
 from drafters.train.target import FrozenTarget
 
-_LOGIT_ROWS = 1024  # positions whose logits exist at a time: 200 MB of a vocabulary of 50,000
 _RESPONSE_TOKENS, _TEMPERATURE = 256, 0.7  # of answers to prompts of --mix
 
 
@@ -36,14 +36,13 @@ def mean_log_probabilities(target: FrozenTarget, texts: Texts) -> list[float]:
     for group in groups_within(order.tolist(), texts.lengths[order].tolist(), BATCH_TOKENS):
         rows = [texts[index] for index in group]
         final = target.states(pad(rows)[0], ()).final
+        chunk = chunk_rows(target.shape.vocab_size)
         for index, row, states in zip(group, rows, final, strict=True):
             # The state at p - 1 predicts the token at p.
             before = states[row.prompt - 1 : len(row.tokens) - 1]
             answer = row.tokens[row.prompt :].to(before.device)
             total = 0.0
-            for part, wanted in zip(
-                before.split(_LOGIT_ROWS), answer.split(_LOGIT_ROWS), strict=True
-            ):
+            for part, wanted in zip(before.split(chunk), answer.split(chunk), strict=True):
                 logits = target.logits(part).float()
                 total -= float(functional.cross_entropy(logits, wanted, reduction="sum"))
             means[index] = total / len(answer)
@@ -78,7 +77,11 @@ def _answered(target: FrozenTarget, args: argparse.Namespace) -> list[Text]:
     """As many answers to prompts of --mix as a round can use, half of them greedy."""
     room = min(args.max_length, target.shape.max_position_embeddings) - _RESPONSE_TOKENS
     examples = read_examples(args.mix)
-    prompts = [ids for item in examples if (ids := encode(item, target.tokenizer, max_tokens=room))]
+    encoded = [
+        encode(item, target.tokenizer, max_tokens=room, template_kwargs=args.chat_template_kwargs)
+        for item in examples
+    ]
+    prompts = [ids for ids in encoded if ids]
     if not prompts:
         raise ValueError(f"--mix: no prompt leaves room for an answer in {room} tokens")
     most = round(args.answer_tokens * args.mix_share / (1.0 - args.mix_share)) // 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,17 @@ def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftH
     if problems := target_problems(head.config, size, own):
         raise ValueError(f"--init: {folder} is a head for another target: {'; '.join(problems)}")
     return _lend(target, head, dtype)
+
+
+def weights_digest(head: DraftHead) -> str:
+    """sha256 of a head's own tensors, as numbers of bfloat16: the same in whichever type and on
+    whichever device a run goes on."""
+    digest = hashlib.sha256()
+    for name, value in sorted(head.state_dict().items()):
+        rounded = value.detach().to("cpu", torch.bfloat16).flatten()
+        digest.update(f"{name} {tuple(value.shape)}\n".encode())
+        digest.update(rounded.view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:

@@ -72,12 +72,15 @@ class Trainer:
         states: StateStore,
         progress: Progress,
         options: LoopOptions,
+        start: str | None = None,
     ) -> None:
+        """`start` is the digest of a trained head that is trained further (`weights_digest`). A new
+        head has none: its weights follow from its config, the target and the seed."""
         if not len(texts):
             raise ValueError("there is no text to train on")
-        self.head, self.options, self.progress = head, options, progress
+        self.head, self.options, self.progress, self._start = head, options, progress, start
         self._texts, self._states = texts, states
-        self._loss = DraftLoss(head, target.lm_head, options.loss)
+        self._loss = DraftLoss(head, target.lm_head, options.loss, target.softcap)
         self._gradients = accumulate_gradients
         if options.selector:
             self._gradients = accumulate_selector_gradients
@@ -128,6 +131,9 @@ class Trainer:
                 "taken": self._taken,
                 "chains_state": self._chains.get_state(),
                 "dropout_state": torch.get_rng_state(),
+                "device_dropout_state": (
+                    torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+                ),
                 "smoothed": self.smoothed,
                 "seen": self._seen,
             },
@@ -143,14 +149,17 @@ class Trainer:
         except (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             raise ResumeError(f"{file} is damaged: {error}") from None
         for name, value in self._identity().items():
-            if state[name] != value:
-                raise ResumeError(f"{file} is a saved run with other {name}: {state[name]}")
+            if (saved := state.get(name)) != value:
+                raise ResumeError(f"{file} is a saved run with other {name}: {saved}")
         self._optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])
         self._order.set_state(state["epoch_state"])
         self._taken = state["taken"]
         self._chains.set_state(state["chains_state"])
         torch.set_rng_state(state["dropout_state"])
+        device_state = state.get("device_dropout_state")  # None of a run on a CPU
+        if device_state is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(device_state, self._device)
         self.smoothed, self._seen = state["smoothed"], state["seen"]
 
     def _identity(self) -> dict[str, Any]:
@@ -159,6 +168,7 @@ class Trainer:
             "options": asdict(self.options),
             "config": asdict(self.head.config),
             "texts": self._texts.sha256,
+            "starting weights": self._start,
         }
 
     def _batches(self) -> Iterator[list[int]]:

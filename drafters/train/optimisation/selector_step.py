@@ -20,6 +20,7 @@ from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.draft_passes import draft_outputs, real_entries
 from drafters.train.optimisation.loss import DraftLoss
 from drafters.train.optimisation.step import Batch, DepthLosses, segments
+from drafters.train.target import capped
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ def _of_depth(
         wanted = (candidates == true[:, None]).float()
     else:
         rows = loss.lm_head[head.to_target(candidates)]
-        wanted = (rows @ final[..., None])[..., 0].float().softmax(-1)
+        logits_of_target = (rows @ final[..., None])[..., 0].float()
+        wanted = capped(logits_of_target, loss.softcap).softmax(-1)
     kept = wanted.any(1)
     depths = torch.full_like(true, depth)
     return Places(*(item[kept] for item in (states, before, logits, candidates, wanted, depths)))

@@ -48,6 +48,7 @@ from drafters.train.target import (
     checkpoint_folder,
     end_tokens,
 )
+from drafters.train.template_option import add_template_option
 
 # Options that change samples: a run with other values does not continue their file.
 _SAMPLING = ("system", "max_tokens", "temperature", "min_p", "seed")
@@ -103,6 +104,7 @@ def _sample_into(log: SampleLog, tokenizer: Any, args: argparse.Namespace) -> li
         "target_sha256": source.fingerprint,
         "chat_template_sha256": hashlib.sha256(template).hexdigest(),
         "dtype": source.dtype,
+        "chat_template_kwargs": args.chat_template_kwargs or None,  # as before there were any
         "openings": [asdict(opening) for opening, _ in openings],
         **{name: getattr(args, name) for name in _SAMPLING},
     })  # fmt: skip
@@ -127,14 +129,15 @@ def _sample_into(log: SampleLog, tokenizer: Any, args: argparse.Namespace) -> li
 
 
 def _openings(tokenizer: Any, args: argparse.Namespace) -> list[tuple[Opening, OpenTurn]]:
-    plain = open_turn(tokenizer, args.system)
+    kwargs = args.chat_template_kwargs
+    plain = open_turn(tokenizer, args.system, kwargs)
     openings: list[tuple[Opening, OpenTurn]] = []
     for opening in read_openings(args.openings) if args.openings else MIXES[args.mix]:
         if opening.system is None:
             openings.append((opening, plain))
             continue
         try:
-            openings.append((opening, open_turn(tokenizer, opening.system)))
+            openings.append((opening, open_turn(tokenizer, opening.system, kwargs)))
         except ValueError as error:
             if args.openings:
                 raise
@@ -268,6 +271,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--system", metavar="TEXT",
         help="system prompt before turns whose opening has none [the chat template's]",
     )  # fmt: skip
+    add_template_option(group)
     group.add_argument(
         "--max-tokens", type=_positive, default=MAX_TOKENS, help="longest turn, tokens"
     )

@@ -6,6 +6,7 @@ begins (Magpie, Xu et al. 2024, arXiv 2406.08464).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,13 @@ class OpenTurn:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def open_turn(tokenizer: Any, system: str | None = None) -> OpenTurn:
+def open_turn(
+    tokenizer: Any, system: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+) -> OpenTurn:
     """Find the open user turn by rendering a conversation whose user says a known word.
 
-    `system` None leaves the system prompt to the template. Raises ValueError if there is no chat
+    `system` None leaves the system prompt to the template, whose arguments are `template_kwargs`.
+    Raises ValueError if there is no chat
     template, if it has no system role, or if the user's text cannot be found in what it renders.
     """
     if not tokenizer.chat_template:
@@ -43,7 +47,7 @@ def open_turn(tokenizer: Any, system: str | None = None) -> OpenTurn:
         messages.insert(0, {"role": "system", "content": system})
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
+            messages, add_generation_prompt=True, tokenize=False, **(template_kwargs or {})
         )
     except Exception as error:  # a template may raise anything
         what = "a user's turn" if system is None else "a system prompt"

@@ -50,7 +50,7 @@ def test_on_a_gpu_no_kernel_of_the_sampler_is_compiled_by_nvcc(
     if given is not None:
         monkeypatch.setenv(name, given)
     monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: on_cpu)
-    assert launch_module.prepare() is on_cpu
+    assert launch_module.prepare(load({}, {})) is on_cpu
     assert os.environ.get(name) == value
 
 

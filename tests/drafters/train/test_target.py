@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from drafters.train import runtime
 from drafters.train.target import FrozenTarget, TargetShape, checkpoint_folder
 from tests.drafters.train.tiny import END, TURN_END, VOCABULARY, load_target, write_target
 
@@ -102,6 +103,36 @@ def test_dtype_is_the_checkpoints_or_as_asked(tmp_path: Path) -> None:
     assert (wide.dtype, wide.stored) == (torch.float32, torch.bfloat16)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
     assert not target.model.training
+
+
+@pytest.mark.parametrize("half_is_slow", [False, True])
+def test_nothing_is_trained_in_float16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half_is_slow: bool
+) -> None:
+    write_target(tmp_path, dtype=torch.float16)
+    seconds = {torch.bfloat16: 2.0 if half_is_slow else 0.5, torch.float32: 1.0}
+    monkeypatch.setattr(runtime, "seconds_of", seconds.__getitem__)
+    target = FrozenTarget.load_for_training(tmp_path)
+    # A head is saved in the checkpoint's own type.
+    assert (target.dtype, target.stored) == (
+        torch.float32 if half_is_slow else torch.bfloat16,
+        torch.float16,
+    )
+    wide = FrozenTarget.load_for_training(tmp_path, dtype=torch.float32)
+    assert wide.dtype == torch.float32
+
+
+def test_weights_that_stay_in_float16_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers loads AWQ in float16 on CUDA, whatever type is asked for."""
+    write_target(tmp_path, dtype=torch.float16)
+    load = FrozenTarget.load
+    monkeypatch.setattr(
+        FrozenTarget, "load", lambda name, dtype, device: load(name, dtype=torch.float16)
+    )
+    with pytest.raises(ValueError, match="small gradients vanish"):
+        FrozenTarget.load_for_training(tmp_path)
 
 
 def test_shapes_of_families_with_other_names(tmp_path: Path) -> None:

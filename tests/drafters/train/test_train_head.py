@@ -13,10 +13,12 @@ from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
 from drafters.train import runtime
+from drafters.train.data.mix import load_mix
 from drafters.train.optimisation.head_init import default_taps, mask_token_of
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.runtime import seconds_of, slow_bfloat16
 from drafters.train.target import FrozenTarget
+from drafters.train.train_options import learning_rates, train_parser
 from tests.drafters.train.conftest import Serve
 from tests.drafters.train.tiny import END, write_target
 
@@ -57,6 +59,36 @@ def test_a_trained_head_is_trained_on(
         assert torch.equal(weight, heads[1].state_dict()[name]), name
     was, now = (json.loads((f / "provenance.json").read_text()) for f in (first, second))
     assert was["init"] is None and now["init"] == was
+
+
+def test_a_head_that_is_trained_on_keeps_texts_of_the_first(
+    target_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>", "--tokens", "1") == 0
+    prompts.write_text("\n".join(json.dumps({"prompt": f"another {i}"}) for i in range(3)))
+    assert aerie([
+        "train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
+        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
+        "--threads", "1", "--device", "cpu", "--init", str(first),
+    ]) == 0  # fmt: skip
+    old, both = ({str(text.tokens.tolist()) for text in load_mix(head)} for head in (first, second))
+    assert len(old) > 1 and old < both
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ("", (0.02, 2e-3)),
+        ("--init head", (3e-3, 3e-4)),
+        ("--init head --selector", (0.02, 2e-3)),
+        ("--init head --muon-lr 0 --adam-lr 0.1", (0.0, 0.1)),
+    ],
+)
+def test_a_trained_head_has_lower_learning_rates(options: str, rates: tuple[float, float]) -> None:
+    required = ["--target", "t", "--out", "o", "--prompts", "p"]
+    args = train_parser(None).parse_args([*required, *options.split()])
+    assert learning_rates(args) == rates
 
 
 def test_a_head_of_another_target_is_not_trained_on(
@@ -123,9 +155,60 @@ def test_a_second_run_reuses_responses_and_goes_on(
     capsys.readouterr()
     assert train(target_folder, prompts, out, "--method", "eagle3") == 0
     printed = capsys.readouterr().out
-    assert "2 of 2 parts exist already" in printed
+    assert "16 of 16 are answered already" in printed
     assert "resumed at step" in printed
     assert load_head(out).config.method == "eagle3"
+
+
+def test_a_target_that_caps_its_logits_teaches_its_distribution(
+    prompts: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target", "gemma2")
+    options = ("--mask-token", "<|im_end|>", "--loss", "distribution", "--tokens", "50")
+    assert train(target, prompts, tmp_path / "head", *options) == 0
+    record = json.loads((tmp_path / "head" / "provenance.json").read_text())
+    assert record["loss"] == "distribution"
+
+
+def test_a_killed_run_of_another_head_is_not_taken_up(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    first, out, mask = tmp_path / "first", tmp_path / "out", ["--mask-token", "<|im_end|>"]
+    assert train(target_folder, prompts, first, *mask, "--tokens", "1") == 0
+    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(out),
+          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "100",
+          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
+
+    def killed(self: Trainer, file: Path, save_every: float = 120.0) -> None:
+        self.save(file)
+        raise KeyboardInterrupt
+
+    for seed, options in (("9", []), ("10", ["--selector", "--rank", "4"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "run", killed)
+            with pytest.raises(KeyboardInterrupt):
+                aerie([*on, *options])
+        # Another head at the same path.
+        assert train(target_folder, prompts, first, *mask, "--tokens", "1", "--seed", seed) == 0
+        capsys.readouterr()
+        assert aerie([*on, *options]) == 1
+        assert "saved run with other starting weights" in capsys.readouterr().err
+        assert aerie([*on, *options, "--restart"]) == 0
+
+
+def test_an_added_prompt_alone_is_answered(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--method", "eagle3", "--tokens", "1", "--work", str(tmp_path / "work"))
+    assert train(target_folder, prompts, tmp_path / "first", *options) == 0
+    before = load_mix(tmp_path / "first")
+    prompts.write_text('{"prompt": "one more"}\n' + prompts.read_text())
+    capsys.readouterr()
+    assert train(target_folder, prompts, tmp_path / "second", *options) == 0
+    assert "16 of 17 are answered already" in capsys.readouterr().out
+    after = {str(text.tokens.tolist()) for text in load_mix(tmp_path / "second")}
+    assert {str(text.tokens.tolist()) for text in before} <= after
 
 
 def test_malformed_lines_end_the_run_or_are_left_out(

@@ -224,9 +224,9 @@ def tokenizer_calls(monkeypatch: pytest.MonkeyPatch) -> list[Example]:
     """Examples that are encoded from now on."""
     encoded: list[Example] = []
 
-    def encode(example: Example, tokenizer: Any, *, max_tokens: int) -> list[int] | None:
+    def encode(example: Example, tokenizer: Any, **options: Any) -> list[int] | None:
         encoded.append(example)
-        return examples.encode(example, tokenizer, max_tokens=max_tokens)
+        return examples.encode(example, tokenizer, **options)
 
     monkeypatch.setattr("drafters.train.evaluation.workloads.encode", encode)
     return encoded

@@ -87,7 +87,10 @@ def brute_force(loss: DraftLoss, batch: Batch, chains: list[torch.Tensor]) -> to
             matrix = (
                 loss.lm_head if head.config.draft_vocab_size is None else loss.lm_head[head.t2d]
             )
-            wanted = (batch.final[row, predicted - 1][None] @ matrix.T).softmax(-1)
+            logits = batch.final[row, predicted - 1][None] @ matrix.T
+            if loss.softcap is not None:
+                logits = loss.softcap * torch.tanh(logits / loss.softcap)
+            wanted = logits.softmax(-1)
         losses.append(functional.cross_entropy(head.logits(output)[None], wanted))
 
     for row in range(len(batch.tokens)):
@@ -109,14 +112,16 @@ def brute_force(loss: DraftLoss, batch: Batch, chains: list[torch.Tensor]) -> to
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("kind", ["labels", "distribution"])
+@pytest.mark.parametrize(
+    ("kind", "softcap"), [("labels", None), ("distribution", None), ("distribution", 2.0)]
+)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_gradients_equal_brute_force_for_every_partition(
-    config: HeadConfig, variant: dict[str, Any], kind: Kind
+    config: HeadConfig, variant: dict[str, Any], kind: Kind, softcap: float | None
 ) -> None:
     head = new_head(config, **variant)
     batch = new_batch(head, final=kind == "distribution")
-    loss = DraftLoss(head, torch.randn(VOCABULARY, WIDTH), kind)
+    loss = DraftLoss(head, torch.randn(VOCABULARY, WIDTH), kind, softcap)
     generator = torch.Generator().manual_seed(1)
     chains = sample_chains(3, 18, generator, k_train=DEPTH, retain=0.7)
     expected = brute_force(loss, batch, chains)

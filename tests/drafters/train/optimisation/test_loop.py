@@ -13,9 +13,10 @@ from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.token_sequences import Text, Texts
-from drafters.train.optimisation.head_init import HeadPlan, new_head
+from drafters.train.optimisation.buckets import bucket
+from drafters.train.optimisation.head_init import HeadPlan, new_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, partitions_for
-from drafters.train.optimisation.loss import cross_entropy_backward
+from drafters.train.optimisation.loss import chunk_rows, cross_entropy_backward
 from drafters.train.progress import Progress
 from drafters.train.target import FrozenTarget
 
@@ -31,7 +32,7 @@ def texts() -> Texts:
 
 def trainer(
     target: FrozenTarget, texts: Texts, tokens: int, options: LoopOptions = OPTIONS,
-    method: str = "p-eagle", folder: Path = Path(),
+    method: str = "p-eagle", folder: Path = Path(), start: str | None = None,
 ) -> Trainer:  # fmt: skip
     plan = HeadPlan(method=method, layers=1, taps=(0, 1, 2), mask_token=3, seed=2)  # type: ignore[arg-type]
     head = new_head(target, plan, torch.float32)
@@ -39,7 +40,7 @@ def trainer(
         target, texts, (0, 1, 2), folder=folder, limit_bytes=0,
         with_final=options.loss == "distribution",
     )  # fmt: skip
-    return Trainer(head, target, texts, states, Progress(tokens=tokens), options)
+    return Trainer(head, target, texts, states, Progress(tokens=tokens), options, start)
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -111,6 +112,42 @@ def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_pat
         trainer(target, Texts.of([texts[0]]), 100).load(file)
 
 
+def test_a_run_that_began_from_other_weights_is_not_taken_up(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.pt"
+    trainer(target, texts, 100, start="a").save(file)
+    trainer(target, texts, 100, start="a").load(file)
+    for other in ("b", None):
+        with pytest.raises(ResumeError, match="other starting weights: a"):
+            trainer(target, texts, 100, start=other).load(file)
+
+
+def test_equal_weights_have_equal_digests_in_every_type(target: FrozenTarget, texts: Texts) -> None:
+    head = trainer(target, texts, 1).head.to(torch.bfloat16)
+    digest = weights_digest(head)
+    assert weights_digest(head.float()) == digest
+    with torch.no_grad():
+        head.norm.weight[3] += 0.5
+    assert weights_digest(head) != digest
+
+
+def test_the_dropout_of_a_gpu_goes_on(
+    target: FrozenTarget, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA dropout draws from the device's generator, not from the CPU's."""
+    state, restored = torch.tensor([7, 9], dtype=torch.uint8), list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, device: restored.append(found))
+    saved, again = trainer(target, texts, 100), trainer(target, texts, 100)
+    saved._device = again._device = torch.device("cuda")
+    saved.save(tmp_path / "run.pt")
+    again.load(tmp_path / "run.pt")
+    assert [found.tolist() for found in restored] == [[7, 9]]
+    trainer(target, texts, 100).load(tmp_path / "run.pt")  # without one there is nothing to restore
+    assert len(restored) == 1
+
+
 def test_a_run_that_was_saved_on_a_gpu_goes_on_without_one(
     target: FrozenTarget, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +201,14 @@ def test_the_targets_distribution_teaches_too(target: FrozenTarget, texts: Texts
     assert long.smoothed.mean() < first.smoothed.mean()
 
 
+def test_a_targets_softcap_reaches_the_loss(
+    target: FrozenTarget, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trainer(target, texts, 1)._loss.softcap is None
+    monkeypatch.setattr(target, "softcap", 2.0)
+    assert trainer(target, texts, 1)._loss.softcap == 2.0
+
+
 def test_more_partitions_for_longer_texts() -> None:
     counts = [partitions_for(n, 3 * n) for n in (100, 2_000, 20_000, 100_000)]
     assert counts[0] == 1
@@ -182,6 +227,14 @@ def test_sliced_cross_entropy_has_the_exact_gradient() -> None:
     got = cross_entropy_backward(source * 1.0, weight, labels)
     torch.testing.assert_close(got, wanted.detach())
     torch.testing.assert_close([source.grad, weight.grad], list(gradients))
+
+
+def test_the_logits_of_a_chunk_are_bounded_whatever_the_vocabulary() -> None:
+    sizes = [260, 8_192, 32_000, 49_152, 151_936, 262_144]
+    rows = [chunk_rows(size) for size in sizes]
+    assert rows == [2048, 2048, 512, 256, 256, 256]
+    assert max(size * count for size, count in zip(sizes, rows, strict=True)) * 4 <= 2**28
+    assert [bucket(count) for count in rows] == rows  # no row is padding
 
 
 def selector_trainer(target: FrozenTarget, texts: Texts, head: DraftHead, tokens: int) -> Trainer:

@@ -46,7 +46,11 @@ def chains(*sets: list[int]) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def one_by_one(
-    head: DraftHead, lm_head: torch.Tensor, batch: Batch, sets: list[torch.Tensor]
+    head: DraftHead,
+    lm_head: torch.Tensor,
+    batch: Batch,
+    sets: list[torch.Tensor],
+    softcap: float | None,
 ) -> dict[int, list]:
     """Losses by depth, of one place after another."""
     losses: dict[int, list[torch.Tensor]] = {depth + 1: [] for depth in range(len(sets))}
@@ -69,6 +73,8 @@ def one_by_one(
                     wanted = (candidates == drafts.index(true)).float()
                 else:
                     logits = lm_head[head.to_target(candidates)] @ batch.final[row, place - 1]
+                    if softcap is not None:
+                        logits = softcap * torch.tanh(logits / softcap)
                     wanted = logits.softmax(-1)
                 if not wanted.any():
                     continue
@@ -79,17 +85,20 @@ def one_by_one(
     return losses
 
 
-@pytest.mark.parametrize("kind", ["labels", "distribution"])
+@pytest.mark.parametrize(
+    ("kind", "softcap"), [("labels", None), ("distribution", None), ("distribution", 0.5)]
+)
 def test_the_loss_is_that_of_all_places_one_by_one(
-    head: DraftHead, target: FrozenTarget, batch: Batch, kind: Kind
+    head: DraftHead, target: FrozenTarget, batch: Batch, kind: Kind, softcap: float | None
 ) -> None:
     # A place counted in the prompt, behind the end, or against the wrong token changes the sums.
     if kind == "distribution":
         final = target.states(batch.tokens[:, :-1], (0,)).final
         batch = replace(batch, final=final)
     sets = chains(list(range(3, 22)), list(range(3, 21)), list(range(3, 20, 2)))
-    wanted = one_by_one(head, target.lm_head, batch, sets)
-    found = accumulate_selector_gradients(DraftLoss(head, target.lm_head, kind), batch, sets)
+    wanted = one_by_one(head, target.lm_head, batch, sets, softcap)
+    loss = DraftLoss(head, target.lm_head, kind, softcap)
+    found = accumulate_selector_gradients(loss, batch, sets)
     counts = [len(losses) for losses in wanted.values()]
     assert min(counts) > 0
     anchors = sum(end - prompt - 1 for end, prompt in zip(ENDS, PROMPTS, strict=True))

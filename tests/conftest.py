@@ -26,7 +26,8 @@ FIRST = [
     "tests/e2e/test_start_paths.py", "tests/drafters/vllm/v2/test_sampled_texts.py",
     "tests/drafters/vllm/v2/test_texts.py", "tests/drafters/vllm/test_prefixes.py",
     "tests/drafters/vllm/v1/test_heads.py", "tests/drafters/vllm/v1/test_published.py",
-    "tests/drafters/train/test_recipe.py", "tests/e2e/test_default_model.py",
+    "tests/drafters/train/test_recipe.py", "tests/app/engine/heads/test_in_engine.py",
+    "tests/drafters/train/learner/test_parent.py", "tests/e2e/test_default_model.py",
     "tests/e2e/test_engine_loss.py", "tests/e2e/test_damaged_weights.py", "tests/e2e/",
     "tests/drafters/vllm/v1/", "tests/drafters/vllm/",
 ]  # fmt: skip

@@ -82,7 +82,17 @@ def outcomes(cases: Sequence[Case]) -> list[Configuration]:
     import vllm.v1.attention.backends.flash_attn
     import vllm.v1.attention.backends.flashinfer
     import vllm.v1.worker.gpu.model_runner  # noqa: F401
+    from vllm.model_executor.models.registry import _LazyRegisteredModel
 
+    # vLLM looks at a new architecture in a process that imports all of vLLM, and keeps what it saw
+    # in a file: children that meet the same one wait for the first.
+    one_at_a_time, inspect = get_context("fork").Lock(), _LazyRegisteredModel.inspect_model_cls
+
+    def inspect_model_cls(model: _LazyRegisteredModel) -> Any:
+        with one_at_a_time:
+            return inspect(model)
+
+    _LazyRegisteredModel.inspect_model_cls = inspect_model_cls
     groups = [[case for case in cases if (case.gpu, case.flashinfer) == kind] for kind in kinds]
     with get_context("fork").Pool(len(groups), maxtasksperchild=1) as pool:
         built = dict(zip(kinds, map(iter, pool.map(_build_all, groups, 1)), strict=True))

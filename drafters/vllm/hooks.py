@@ -151,6 +151,13 @@ HOOKS: tuple[Hook, ...] = (
         "`get_cgroup_memory_usage` leaves out `inactive_file` of memory.stat.",
     ),
     Hook(
+        "patches:run_here",
+        {"vllm.model_executor.models.registry:_run_in_subprocess": "fn"},
+        "On a CPU a first start looks at each model's class without a process of its own, which "
+        "takes about ten seconds each.",
+        "`_run_in_subprocess` calls the function itself where the platform has no CUDA.",
+    ),
+    Hook(
         "patches:loads_on_cpu",
         {"torch.compiler:load_compiled_function": "file, *, f_globals=, external_data="},
         "On a CPU vLLM calls a step of loading that only its GPU compiler's artefacts have: every "

@@ -15,7 +15,7 @@ import vllm
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models import ModelRegistry, registry
 from vllm.platforms import current_platform
 from vllm.transformers_utils.configs.speculators.algos import (
     SUPPORTED_SPECULATORS_TYPES,
@@ -82,6 +82,7 @@ def apply() -> None:
     for architecture, name in HEADS.items():
         ModelRegistry.register_model(architecture, f"drafters.vllm.heads:{name}")
     if current_platform.is_cpu():
+        registry._run_in_subprocess = run_here
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         cpu_resource_utils.get_cgroup_memory_usage = without_page_cache(
             cpu_resource_utils.get_cgroup_memory_usage
@@ -206,6 +207,13 @@ def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any],
         return [feature for feature in rest if not feature.startswith("parallel drafting")]
 
     return lacking
+
+
+def run_here(fn: Callable[[], Any]) -> Any:
+    """Look at a model's class in this process. vLLM starts another one, which imports all of vLLM,
+    for each architecture that it has not seen before: `fn` must not initialise CUDA here, which a
+    CPU has not."""
+    return fn()
 
 
 def expand_batch_to_tokens(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+DRIVER = REPOSITORY / "tests" / "e2e" / "v2_on_cpu"
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -57,7 +58,7 @@ def test_in_the_interpreter() -> None:
     files = [f"tests/drafters/ops/{name}.py" for name in ("kernels", "selector_kernels")]
     run(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
-        TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="",
+        TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(DRIVER),
     )  # fmt: skip
 
 

@@ -59,15 +59,18 @@ def generated(engine: dict[str, Any]) -> dict[str, Any]:
         # vLLM leaves it out beside some heads unless told.
         enable_prefix_caching=True,
     )
-    sampling = SamplingParams(
-        temperature=0, max_tokens=JOB["tokens"], ignore_eos=True, detokenize=False
-    )
     cached: list[int] = []
     texts: list[list[int]] = []
     for number, turn in enumerate(JOB["turns"]):
-        if number == len(JOB["turns"]) - 1:
+        following = len(JOB["turns"]) - 1 - number
+        if not following:
             before = texts[-len(turn) :]
             turn = [prompt + text for prompt, text in zip(turn, before, strict=True)]
+        # Only answers that the last turn goes on from are looked up in the cache.
+        tokens = JOB["tokens"] if following == 1 else 4
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in turn], sampling)
         cached += [output.num_cached_tokens or 0 for output in outputs]
         texts += [list(output.outputs[0].token_ids) for output in outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -36,5 +37,10 @@ def _prepare_once() -> None:
         return interpreter._LangPatchScope()  # which has nothing to take back
 
     interpreter._patch_lang = replace_once
-    # What a kernel wrote is where it belongs: on a CPU arguments are not copied to the host first.
+    # On a CPU arguments need not be copied to the host, nor what a kernel wrote copied back.
+    interpreter.GridExecutor._init_args_hst = lambda _, args, kwargs: (args, kwargs)
     interpreter.GridExecutor._restore_args_dev = lambda *_: None
+    # The interpreter would compute of each sum and product whether it overflows, and drop the
+    # answer: it asserts nothing unless it debugs.
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

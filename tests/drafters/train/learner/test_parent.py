@@ -197,7 +197,7 @@ def test_a_round_outlives_kill_9_of_child_and_parent(
             names = {file.name for file in work.glob("*") if not file.name.startswith(".")}
             for child in children(parent.pid):
                 hurry(child)
-            if names - seen and kills < 6:
+            if names - seen and kills < 4:
                 seen |= names
                 kills += 1
                 if kills % 2:

@@ -6,6 +6,7 @@ import argparse
 import random
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from drafters.learning.lineage import CANDIDATE, REFUSED, Generation, Lineage
 from drafters.model.checkpoint import load_head, save_head
 from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import respond
-from drafters.train.data.token_sequences import Texts
+from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner import round as rounds
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.round import Round
@@ -39,13 +40,18 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(200) for _ in range(draw.randint(3, 9))] for _ in range(count)]
 
 
+@cache
+def answers(target: FrozenTarget, count: int, seed: int) -> list[tuple[int, Text]]:
+    """Prompts' numbers and greedy answers of the target: many tests need the same ones."""
+    return list(respond(target, prompts(count, seed), steps=STEPS, temperature=0.0, seed=0))
+
+
 def served(target: FrozenTarget, tenant: str, count: int, seed: int) -> list[Captured]:
     """Greedy answers of the target, as a gateway captures them."""
     asked = prompts(count, seed)
-    answers = respond(target, asked, steps=STEPS, temperature=0.0, seed=0)
     return [
         Captured(1000.0 + index, tenant, 0, asked[index], text.tokens[text.prompt :].tolist(), [])
-        for index, text in answers
+        for index, text in answers(target, count, seed)
     ]
 
 
@@ -58,8 +64,7 @@ def write(folder: Path, name: str, sequences: list[Captured]) -> None:
 def learning(tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead) -> Path:
     """A folder of learning, and beside it a head that drafts badly, with a mix."""
     save_head(new_head(), tmp_path / "head")
-    mix = respond(target, prompts(24, seed=9), steps=STEPS, temperature=0.0, seed=0)
-    save_mix(Texts.of(text for _, text in mix), tmp_path / "head")
+    save_mix(Texts.of(text for _, text in answers(target, 24, 9)), tmp_path / "head")
     (tmp_path / "dir").mkdir()
     write(tmp_path / "dir", "a", served(target, "alice", 60, seed=1))
     return tmp_path / "dir"

@@ -110,7 +110,7 @@ def steps(
     job = {
         "engines": engines,
         "max_tokens": 40,
-        "swapped": {"prompts": PROMPTS, "max_tokens": 24},
+        "swapped": {"prompts": PROMPTS, "max_tokens": 16},
     }
     result: Steps = engine_job.run(SCRIPT, folder, job, timeout=900)
     return result

@@ -14,7 +14,7 @@ QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader
 class GpuDevice(NamedTuple):
     """Facts about one GPU, or about a MIG slice of one."""
 
-    index: str  # in the order of the bus
+    number: str  # in the order of the bus
     uuid: str
     name: str
     gib: float | None  # None: of a slice, or of a GPU that shares the host's memory
@@ -28,10 +28,10 @@ def read(text: str) -> list[GpuDevice]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < len(FIELDS):
             continue
-        index, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
+        number, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
         known = mebibytes.isdigit() and mig != "Enabled"
         gib = int(mebibytes) / 1024 if known else None
-        found.append(GpuDevice(index, uuid, ", ".join(name), gib, driver))
+        found.append(GpuDevice(number, uuid, ", ".join(name), gib, driver))
     return found
 
 
@@ -59,7 +59,7 @@ def _named(entry: str, gpus: Sequence[GpuDevice]) -> GpuDevice | None:
     if entry.startswith("GPU-"):
         found = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return found[0] if len(found) == 1 else None
-    return next((gpu for gpu in gpus if gpu.index == entry), None)
+    return next((gpu for gpu in gpus if gpu.number == entry), None)
 
 
 def is_certain(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> bool:

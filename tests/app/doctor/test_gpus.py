@@ -64,7 +64,7 @@ def test_of_a_gpu_that_is_cut_into_slices_the_memory_is_not_known() -> None:
 def test_cuda_shows_what_its_variable_names(listed: str | None, shown: str) -> None:
     environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
     found = gpus.visible(gpus.read(lines(T4, H200, H200)), environ)
-    assert "".join(gpu.index for gpu in found) == shown
+    assert "".join(gpu.number for gpu in found) == shown
 
 
 def test_a_slice_is_a_gpu_of_unknown_memory() -> None:

@@ -223,7 +223,7 @@ def _check_memory(
     settings: Settings,
     about: About | None,
     target: models.Checkpoint | None,
-    devices: Sequence[gpus.Gpu],
+    devices: Sequence[gpus.GpuDevice],
     *,
     cpu_build: bool,
 ) -> list[Finding]:
@@ -259,7 +259,7 @@ def _import_error(name: str) -> str | None:
     return None
 
 
-def _gpus() -> list[gpus.Gpu]:
+def _gpus() -> list[gpus.GpuDevice]:
     """Every GPU of the machine, asked from its driver so that torch need not be loaded."""
     try:
         done = subprocess.run(gpus.QUERY, capture_output=True, text=True, timeout=20, check=True)

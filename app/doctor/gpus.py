@@ -11,37 +11,37 @@ FIELDS = ("index", "uuid", "name", "memory.total", "mig.mode.current", "driver_v
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 
-class Gpu(NamedTuple):
+class GpuDevice(NamedTuple):
     """Facts about one GPU, or about a MIG slice of one."""
 
-    index: str  # in the order of the bus
+    number: str  # in the order of the bus
     uuid: str
     name: str
     gib: float | None  # None: of a slice, or of a GPU that shares the host's memory
     driver: str
 
 
-def read(text: str) -> list[Gpu]:
+def read(text: str) -> list[GpuDevice]:
     """The GPUs in the answer to QUERY, a line each."""
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < len(FIELDS):
             continue
-        index, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
+        number, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
         known = mebibytes.isdigit() and mig != "Enabled"
         gib = int(mebibytes) / 1024 if known else None
-        found.append(Gpu(index, uuid, ", ".join(name), gib, driver))
+        found.append(GpuDevice(number, uuid, ", ".join(name), gib, driver))
     return found
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+def visible(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> list[GpuDevice]:
     """Those of `gpus` that CUDA shows, in its order: all without CUDA_VISIBLE_DEVICES, else those
     that it names up to the first unknown one, and none if it names one twice."""
     listed = environ.get(VISIBLE)
     if listed is None:
         return list(gpus)
-    found: list[Gpu] = []
+    found: list[GpuDevice] = []
     for entry in listed.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None:
@@ -52,17 +52,17 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     return found
 
 
-def _named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+def _named(entry: str, gpus: Sequence[GpuDevice]) -> GpuDevice | None:
     """The GPU that an entry of CUDA_VISIBLE_DEVICES means: an index, a UUID or its beginning."""
     if entry.startswith("MIG-"):  # the driver's list has whole GPUs alone
-        return Gpu("", entry, "MIG slice", None, gpus[0].driver) if gpus else None
+        return GpuDevice("", entry, "MIG slice", None, gpus[0].driver) if gpus else None
     if entry.startswith("GPU-"):
         found = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return found[0] if len(found) == 1 else None
-    return next((gpu for gpu in gpus if gpu.index == entry), None)
+    return next((gpu for gpu in gpus if gpu.number == entry), None)
 
 
-def is_certain(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> bool:
+def is_certain(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> bool:
     """Whether it is known which of `gpus`, all of the machine, an engine takes first.
 
     CUDA counts the fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, the driver by the bus:
@@ -77,13 +77,13 @@ def is_certain(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> bool:
     return not by_index or environ.get(ORDER) == "PCI_BUS_ID"
 
 
-def memory(gpus: Sequence[Gpu]) -> list[float]:
+def memory(gpus: Sequence[GpuDevice]) -> list[float]:
     """GiB of each GPU, in their order; nothing if that of any is unknown."""
     known = [gpu.gib for gpu in gpus if gpu.gib is not None]
     return known if len(known) == len(gpus) else []
 
 
-def description(gpus: Sequence[Gpu]) -> str | None:
+def description(gpus: Sequence[GpuDevice]) -> str | None:
     """The names of GPUs, as "2 x NVIDIA H200"; None without any."""
     counts = Counter(gpu.name for gpu in gpus)
     names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]

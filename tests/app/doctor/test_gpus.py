@@ -26,9 +26,9 @@ def lines(*devices: str, mig: str = "Disabled", driver: str = "580.95.05") -> st
 def test_the_driver_s_lines_are_read() -> None:
     found = gpus.read(lines(H200, GB10) + "\nNo devices were found\n")
     assert found == [
-        gpus.Gpu("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05"),
+        gpus.GpuDevice("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05"),
         # Of the host's memory: it has no figure of its own, and is a GPU all the same.
-        gpus.Gpu("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05"),
+        gpus.GpuDevice("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05"),
     ]
     assert gpus.memory(found[:1]) == [143771 / 1024] and gpus.memory(found) == []
     assert gpus.description(found) == "NVIDIA H200 and NVIDIA GB10"
@@ -64,7 +64,7 @@ def test_of_a_gpu_that_is_cut_into_slices_the_memory_is_not_known() -> None:
 def test_cuda_shows_what_its_variable_names(listed: str | None, shown: str) -> None:
     environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
     found = gpus.visible(gpus.read(lines(T4, H200, H200)), environ)
-    assert "".join(gpu.index for gpu in found) == shown
+    assert "".join(gpu.number for gpu in found) == shown
 
 
 def test_a_slice_is_a_gpu_of_unknown_memory() -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from app.doctor import models
 from app.doctor.examination import check_models, check_start
+from app.doctor.gpus import GpuDevice
 from app.settings import REPOSITORY, load
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -219,10 +220,15 @@ def test_a_download_that_stopped_is_no_failure(
     assert read is whole
 
 
+def gpu(name: str, gib: float) -> GpuDevice:
+    return GpuDevice("0", "GPU-0", name, gib, "580.95.05")
+
+
 def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [("NVIDIA L4", 22.5)])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [gpu("NVIDIA L4", 22.5)])
     monkeypatch.setattr(
         "app.doctor.examination._version", lambda name: "0.32.0" if name == "vllm" else None
     )
@@ -232,7 +238,7 @@ def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     assert found["gpu memory"].remedy == "4 such GPUs"
     assert "memory" not in found  # of the host: weights are mapped
 
-    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [("NVIDIA H200", 140.4)])
+    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [gpu("NVIDIA H200", 140.4)])
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "ok"
 

@@ -39,6 +39,7 @@ class Simulation:
     hardware: Hardware = SMOLLM2
     noise: float = 0.03
     context: int = 500  # tokens of each request
+    verifying_s: float = 0.0  # of attention, for each context token of a request with drafts
     tokens: float = 0.0  # expected, not drawn
     seconds: float = 0.0  # without noise
     passes: int = 0
@@ -97,6 +98,8 @@ class Simulation:
             ran = choice.runs_head
             draft_s = self.hardware.draft(sum(choice.head), k, read) if ran else 0.0
             exact = draft_s + self.hardware.target(count, count + drafts, context)
+            verify = sum(drafted > 0 for _, drafted in pending)
+            exact += self.verifying_s * self.context * verify
             seconds = exact * (1.0 + rng.gauss(0.0, self.noise))
             self.seconds, self.steps, self.passes = (
                 self.seconds + exact, self.steps + 1, self.passes + ran

@@ -56,6 +56,27 @@ def test_steps_without_drafts_are_seen_where_every_step_has_a_lookup() -> None:
     assert sum(ratios) / 3 > 0.97
 
 
+@pytest.mark.parametrize(("requests", "least"), [(8, 0.94), (16, 0.94)])
+def test_chat_behind_long_contexts_loses_little_to_doubtful_lookups(
+    requests: int, least: float
+) -> None:
+    """A request that verifies any draft takes 2 ms more behind 2,000 tokens, and each draft token
+    1.2 ms: two cores without matrix units, where no draft pays in chats."""
+    hardware = replace(SMOLLM2, base=19e-3, request=9e-4, token=1.2e-3, drafter=3e-3,
+                       drafter_token=2e-4, context=0.7e-6)  # fmt: skip
+    plain = requests / hardware.target(requests, requests, requests * 2000)
+    ratios = []
+    for seed in range(8):
+        chats = Simulation(
+            [CHAT] * requests, seed, None, hardware, noise=0.08, context=2000, verifying_s=1e-6
+        )
+        chats.run(700)
+        ratios.append(chats.tokens_per_second / plain)
+    mean = sum(ratios) / len(ratios)
+    print(f"{requests} chats: {mean:.3f} of the tokens without drafts, {min(ratios):.3f} at worst")
+    assert mean > least
+
+
 def test_lookups_alone_are_measured_against_steps_without_drafts() -> None:
     """Where every step has a lookup and no head is there, what a step takes without any is looked
     at time and again, also when contexts have grown."""

@@ -62,6 +62,15 @@ def test_a_lookup_costs_what_verifying_it_takes() -> None:
     assert worth.gain == pytest.approx(priced, abs=0.05)
 
 
+@pytest.mark.parametrize("drafts", [1, 4, 8, 20])
+def test_steps_in_which_few_requests_have_drafts_tell_what_a_draft_token_takes(drafts: int) -> None:
+    """Catches: one draft token in a batch of 16 counts as one of each request, and a lookup looks
+    sixteen times as cheap as it is."""
+    made = taught(16, drafts)
+    price = made.prices(Load(16), 100.0)[1] / made.tokens_per_second(Load(16), 100.0)
+    assert price == pytest.approx(DRAFT_S, rel=0.15)
+
+
 def test_the_heads_pass_is_priced_apart_from_what_it_verifies() -> None:
     found = taught(1, 2, k=2).plan(Load(1), 2, SURVIVAL, 1e-4, 50.0)
     rate = 1.0 / (PLAIN_S + 2 * DRAFT_S + PASS_S)  # of late

@@ -14,7 +14,6 @@ from drafters.control.policy import Load, Step, counts_above
 from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth, match_class
 from drafters.control.tuning import Tuning
 
-
 # A step counts as one of a whole number of draft tokens of each request, as it is, if it verifies
 # so nearly as many.
 NEAR = 0.1

@@ -28,7 +28,7 @@ from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import load_mix, save_mix
-from drafters.train.data.response_cache import ResponseCache
+from drafters.train.data.response_cache import ResponseCache, prompt_digest
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -79,6 +79,11 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     dtype = getattr(torch, args.dtype) if args.dtype else None
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
+    if target.dtype == torch.float16:
+        raise ValueError(
+            f"{args.target} is loaded in float16, in which small gradients vanish: give --dtype "
+            "bfloat16 or float32, or the checkpoint that it was quantised from"
+        )
     if args.loss is None:
         args.loss = "distribution" if args.selector else "labels"
     old_mix = load_mix(args.init) if args.init and not args.selector else []
@@ -192,16 +197,17 @@ def _responses(
     print(f"responses: {len(prompts)} prompts, up to {args.response_tokens} tokens each; "
           f"{len(prompts) - count} of {len(prompts)} are answered already")  # fmt: skip
     progress = Progress(tokens=max(count * args.response_tokens, 1))
-    found: list[Text] = []
+    responses: list[Text] = []
     for temperature, part, cache, missing in kinds:
         for start in range(0, len(missing), _PART):
-            asked = missing[start : start + _PART]
-            seed = random.Random(f"{args.seed} {asked}").randrange(2**31)
-            unanswered = [list(prompt) for prompt, _ in asked]
-            cache.add(asked, _answers(target, unanswered, temperature, seed, args, progress))
-        found += cache.responses(part)
+            requests = missing[start : start + _PART]
+            unanswered = [list(request.prompt) for request in requests]
+            first = prompt_digest(unanswered[0]).hex()
+            seed = random.Random(f"{args.seed} {first} {requests[0].repetition}").randrange(2**31)
+            cache.add(requests, _answers(target, unanswered, temperature, seed, args, progress))
+        responses += cache.responses(part)
     # A response of one token has nothing to draft: the target writes the first token itself.
-    texts = Texts.of(text for text in found if len(text.tokens) > text.prompt + 1)
+    texts = Texts.of(text for text in responses if len(text.tokens) > text.prompt + 1)
     if not len(texts):
         raise ValueError("the target answers nothing: every response ends with its first token")
     return texts
@@ -214,12 +220,12 @@ def _by_temperature(
 
     A prompt itself decides, by chance, and not its place among others.
     """
-    greedy, sampled, counts = list[list[int]](), list[list[int]](), Counter[str]()
+    greedy, sampled, repetitions = list[list[int]](), list[list[int]](), Counter[bytes]()
     for prompt in prompts:
-        key = str(prompt)
-        chance = random.Random(f"{args.seed} {counts[key]} {key}").random()
+        digest = prompt_digest(prompt)
+        chance = random.Random(f"{args.seed} {repetitions[digest]} {digest.hex()}").random()
         (sampled if chance < args.sampled_share else greedy).append(prompt)
-        counts[key] += 1
+        repetitions[digest] += 1
     return [(0.0, greedy), (args.temperature, sampled)]
 
 

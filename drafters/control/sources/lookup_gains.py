@@ -14,8 +14,8 @@ from drafters.control.policy import Load, Step, counts_above
 from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth, match_class
 from drafters.control.tuning import Tuning
 
-# A step counts as one of a whole number of draft tokens of each request, as it is, if it verifies
-# so nearly as many.
+# A step teaches the cost of the nearest whole number of draft tokens per request. Its seconds are
+# scaled to that number first if the two differ by more than this share.
 NEAR = 0.1
 
 
@@ -61,28 +61,28 @@ class LookupGains:
             return
         mean = min(load.mean_k(load.draft_tokens), self._verified)
         if mean or settled:
-            carried, variance = self._carried(load, mean, seconds)
+            scaled, variance = self._scaled(load, mean, seconds)
             variance += (reading_s / step.seconds) ** 2
-            self.verification.observe(load.requests, mean, carried, variance)
+            self.verification.observe(load.requests, mean, scaled, variance)
         drafted_for = load.requests - step.looked_up
         if step.k and step.draft_seconds and drafted_for > 0 and not load.prefill_tokens:
             self._passes.observe(drafted_for, step.k, step.draft_seconds)
         self._average_rate(step, seconds + step.draft_seconds)
 
-    def _carried(self, load: Load, mean: int, seconds: float) -> tuple[float, float]:
-        """The seconds of a step that verifies `mean` draft tokens of each request, from one that
-        took `seconds` for about as many, and the variance that this adds to their logarithm.
+    def _scaled(self, load: Load, mean: int, seconds: float) -> tuple[float, float]:
+        """Scale the seconds of a step to `mean` draft tokens per request, the nearest whole number.
+        Returns these seconds, and the variance that scaling adds to their logarithm.
 
-        The nearest whole number of a step in which few of many requests have a draft is 1. Taught
-        what that step took, K = 1 would look as if all had one in that time.
+        If few of many requests have drafts, that number is 1, which is more than the step verified.
+        Unscaled, its seconds would say that a draft token of every request takes no longer.
         """
         share = mean * load.requests / load.draft_tokens if mean else 1.0
         if abs(share - 1.0) < NEAR or not self.verification.measured:
             return seconds, 0.0
         plain = self.verification.row(load.requests)[0].seconds
-        carried = plain + max(0.0, share * (seconds - plain))
-        noise = self._tuning.step_noise * ((share * seconds / carried) ** 2 - 1.0)
-        return carried, max(0.0, noise)
+        scaled = plain + max(0.0, share * (seconds - plain))
+        noise = self._tuning.step_noise * ((share * seconds / scaled) ** 2 - 1.0)
+        return scaled, max(0.0, noise)
 
     def _learn_acceptance(self, step: Step) -> None:
         ends: dict[int, tuple[list[int], list[int]]] = {}

@@ -122,19 +122,6 @@ def test_nothing_is_trained_in_float16(
     assert wide.dtype == torch.float32
 
 
-def test_weights_that_stay_in_float16_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers loads AWQ in float16 on CUDA, whatever type is asked for."""
-    write_target(tmp_path, dtype=torch.float16)
-    load = FrozenTarget.load
-    monkeypatch.setattr(
-        FrozenTarget, "load", lambda name, dtype, device: load(name, dtype=torch.float16)
-    )
-    with pytest.raises(ValueError, match="small gradients vanish"):
-        FrozenTarget.load_for_training(tmp_path)
-
-
 def test_shapes_of_families_with_other_names(tmp_path: Path) -> None:
     assert load_target(tmp_path / "q", "qwen3").shape == TargetShape(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=3,

@@ -286,6 +286,19 @@ def test_a_head_is_stored_in_the_type_of_its_target(
         assert found == (torch.float32 if asked else torch.bfloat16)
 
 
+def test_weights_that_stay_in_float16_are_refused(
+    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """transformers loads AWQ in float16 on CUDA, whatever type is asked for."""
+    target, load = write_target(tmp_path / "target", dtype=torch.float16), FrozenTarget.load
+    monkeypatch.setattr(
+        FrozenTarget, "load", lambda name, dtype, device: load(name, dtype=torch.float16)
+    )
+    assert train(target, prompts, tmp_path / "head") == 1
+    assert "small gradients vanish: give --dtype" in capsys.readouterr().err
+
+
 def test_the_types_are_timed() -> None:
     assert 0 < seconds_of(torch.float32) < 5 and 0 < seconds_of(torch.bfloat16) < 5
 

@@ -19,10 +19,10 @@ def ids(cache: ResponseCache, prompts: list[list[int]]) -> list[list[int]]:
 def test_responses_are_found_by_their_prompts(tmp_path: Path):
     cache = ResponseCache(tmp_path)
     missing = cache.missing([[1], [2, 3]])
-    assert missing == [((1,), 0), ((2, 3), 0)]
+    assert missing == [([1], 0), ([2, 3], 0)]
     cache.add(missing, [text([2, 3], 7), text([1], 8, 9)])  # as they come from a server
     for found in (cache, ResponseCache(tmp_path)):
-        assert found.missing([[5], [2, 3], [1]]) == [((5,), 0)]
+        assert found.missing([[5], [2, 3], [1]]) == [([5], 0)]
         assert ids(found, [[2, 3], [1]]) == [[2, 3, 7], [1, 8, 9]]
 
 
@@ -30,7 +30,7 @@ def test_a_prompt_that_is_asked_again_gets_another_response(tmp_path: Path):
     first = ResponseCache(tmp_path)
     first.add(first.missing([[1]]), [text([1], 5)])
     second = ResponseCache(tmp_path)
-    assert second.missing([[1], [1]]) == [((1,), 1)]
+    assert second.missing([[1], [1]]) == [([1], 1)]
     second.add(second.missing([[1], [1]]), [text([1], 6)])
     assert sorted(ids(ResponseCache(tmp_path), [[1], [1]])) == [[1, 5], [1, 6]]
 

@@ -137,6 +137,7 @@ async def gateway(adapter: Adapter, limits: str = "", **given: str) -> AsyncIter
     settings = load(given, {}, preset="embedded")
     engine = ReadyEngine(settings)
     engine.phase, engine.adapter, engine.load.capacity = Phase.READY, adapter, 64
+    engine._max_model_len = CONTEXT
     transport = httpx.ASGITransport(create_app(settings, engine))
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", timeout=60

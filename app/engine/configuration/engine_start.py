@@ -32,15 +32,15 @@ def engine_start(
     engine's process caches vLLM's variables (vllm/envs.py, enable_envs_cache): they must be set
     before it is started.
     """
+    gpu = this_gpu() if machine is None else None
+    options = engine_options(settings, machine, method=method, v2=path is StartPath.V2, gpu=gpu)
+    if machine is None and not _has_flashinfer():
+        options = cuda.WITHOUT_FLASHINFER | options
     environ = {name: value for name, value in os.environ.items() if name != V2}
     if (runner := path.runner(wish)) is not None:
         environ[V2] = runner
     if machine is None:
         environ |= cuda.environment(environ)
-    gpu = this_gpu() if machine is None else None
-    options = engine_options(settings, machine, method=method, v2=path is StartPath.V2, gpu=gpu)
-    if machine is None and not _has_flashinfer():
-        options = cuda.WITHOUT_FLASHINFER | options
     return options, environ
 
 

@@ -82,7 +82,7 @@ class RequestUsage:
     `captured_as` is the tenant as which its sequences are captured (None: they are not), and
     `followed` are those that will be, when they end.
     `max_alternatives` is how many log probabilities it may ask for (None: any number), and
-    `alternatives` how many it has asked for.
+    `alternatives` how many its prompts ask for.
     `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
@@ -92,6 +92,9 @@ class RequestUsage:
     captured_as: str | None = None
     max_alternatives: int | None = None
     alternatives: int = field(default=0, init=False)
+    # The most log probabilities that any prompt asks for at one token.
+    output_width: int = field(default=0, init=False)
+    prompt_width: int = field(default=0, init=False)
     sequences: list[Any] = field(default_factory=list, init=False)
     followed: list[Any] = field(default_factory=list, init=False)
     charged: int = 0  # tokens, as estimated before the work began
@@ -132,18 +135,33 @@ class RequestUsage:
         self.followed = [each for each in self.followed if each.external_req_id != request_id]
         return ended
 
-    def ask_for(self, alternatives: int, choices: int) -> bool:
-        """Count log probabilities that are asked for, of so many choices of one prompt. Returns
-        whether the request may have them: those of one choice of one prompt are as many as the
-        context allows."""
-        alone = self.alternatives == 0 and choices == 1
-        self.alternatives += alternatives
-        return alone or self.max_alternatives is None or self.alternatives <= self.max_alternatives
+    def count_alternatives(
+        self,
+        *,
+        output_tokens: int = 0,
+        output_width: int = 0,
+        prompt_tokens: int = 0,
+        prompt_width: int = 0,
+    ) -> None:
+        """Count the log probabilities that one prompt asks for: so many (`output_width`) at each
+        output token of its choices, and so many at each of its own tokens, which every choice may
+        repeat."""
+        self.alternatives += output_tokens * output_width + prompt_tokens * prompt_width
+        self.output_width = max(self.output_width, output_width)
+        self.prompt_width = max(self.prompt_width, prompt_width)
+
+    @property
+    def asks_for_too_many(self) -> bool:
+        """Whether more log probabilities are asked for than the request may have."""
+        return self.max_alternatives is not None and self.alternatives > self.max_alternatives
 
     @property
     def alternatives_bytes(self) -> int:
-        """About how many bytes the log probabilities have that were asked for."""
-        return self.alternatives * BYTES_OF_ALTERNATIVE
+        """About how many bytes the log probabilities of the tokens have that there are so far."""
+        if not self.alternatives:
+            return 0
+        most = self.output_tokens * self.output_width + self.prompt_tokens * self.prompt_width
+        return min(self.alternatives, most) * BYTES_OF_ALTERNATIVE
 
     @property
     def begun(self) -> bool:

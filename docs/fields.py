@@ -36,8 +36,9 @@ def _beams() -> str:
     names = ", ".join(f"`{name}`" for name in NOT_WITH_BEAMS)
     return (
         "With `use_beam_search` these are refused, since a beam search does not apply them: "
-        f"{names} and `vllm_xargs`. It looks at twice `n` tokens at each position: `logprobs` and "
-        "`top_logprobs` are at most that."
+        f"{names}, `strict` of a tool, and `vllm_xargs`. Of `tool_choice`, `auto` and `none` are "
+        "taken. It looks at twice `n` tokens at each position: `logprobs` and `top_logprobs` are "
+        "at most that."
     )
 
 

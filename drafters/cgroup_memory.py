@@ -15,7 +15,7 @@ UNLIMITED = 1 << 62  # from here on version 1 means that there is no limit
 
 
 class _Files(NamedTuple):
-    """Where a version of cgroups says what."""
+    """File names of one cgroup version."""
 
     limit: str
     usage: str
@@ -35,12 +35,12 @@ def headroom(root: Path = Path("/")) -> int | None:
     Inactive page cache counts as free, as it does to Kubernetes: the kernel drops it for an
     allocation. A model that was just downloaded would otherwise leave nothing.
     """
-    left = []
+    remaining = []
     for folder, files in _groups(root):
-        limit, used = _number(folder / files.limit), _number(folder / files.usage)
-        if limit is not None and limit < UNLIMITED and used is not None:
-            left.append(limit - max(0, used - _page_cache(folder, files)))
-    return max(0, min(left)) if left else None
+        limit, usage = _number(folder / files.limit), _number(folder / files.usage)
+        if limit is not None and limit < UNLIMITED and usage is not None:
+            remaining.append(limit - max(0, usage - _page_cache(folder, files)))
+    return max(0, min(remaining)) if remaining else None
 
 
 def inactive_page_cache(root: Path = Path("/")) -> int:
@@ -67,8 +67,9 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
 def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
     """(where a hierarchy with memory is mounted, this process's cgroup below that, its files)."""
     try:
-        mounts = (root / "proc/self/mountinfo").read_text("utf-8").splitlines()
-        groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+        # Paths are bytes: one of them need not be UTF-8.
+        mounts = (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+        groups = (root / "proc/self/cgroup").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return
     paths = {}

@@ -7,6 +7,7 @@ name that prefixes its module's. Within a layer everything may import everything
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,7 @@ MAP: dict[str, set[str]] = {
     "app.observability": {"app", "app.errors", "drafters.log_records"} | POLICY,
     "app.background": {"app", "app.observability"},
     "app.settings": {"app", "app.errors"} | POLICY,
-    "app.validation": BASE | SIZED | POLICY,
+    "app.validation": BASE | SIZED | POLICY | {"drafters.vllm.worker_bounds"},
     "app.learning": BASE | TARGET_FOLDERS | {"drafters.learning"},
     "app.llm": BASE
     | POLICY
@@ -271,9 +272,9 @@ GUARDED = {
 
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
-    *("drafters.config", "drafters.control", "drafters.packaged", "drafters.parent_death"),
-    *("drafters.small_samples", "drafters.train.template_option", "drafters.vllm.error_report"),
-    "drafters.vllm.worker_bounds",
+    *("drafters.cgroup_memory", "drafters.config", "drafters.control", "drafters.packaged"),
+    *("drafters.parent_death", "drafters.small_samples", "drafters.train.template_option"),
+    *("drafters.vllm.error_report", "drafters.vllm.worker_bounds"),
     *HEAD_CONFIG,
     *LEARNER_PARENT,
 }
@@ -352,6 +353,18 @@ def test_every_file_keeps_to_the_map() -> None:
         for file in files
         for problem in violations(str(file.relative_to(REPOSITORY)), file.read_text("utf-8"))
     ]
+
+
+def test_a_check_of_a_gpu_begins_without_any_package() -> None:
+    """It unpacks the packages that all else needs (bench/gpu_check/offline.py)."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import bench.gpu_check.check"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_folder_of_modules_is_a_package() -> None:

@@ -49,7 +49,7 @@ def examine(
     model_findings, target = check_models(settings, about, ask)
     server = settings.server
     devices = _gpus()
-    shown = gpus.visible(devices, os.environ)
+    visible_gpus = gpus.visible(devices, os.environ)
     state = start_path.running(server.host, server.port) if server.port else None
     return [
         machine.check_python(sys.version_info[:3]),
@@ -59,11 +59,11 @@ def examine(
             {name: _import_error(name) for name in machine.MEDIA_PACKAGES if _version(name)}
         ),
         machine.check_device(
-            gpus.description(shown),
+            _description(devices, visible_gpus),
             _cpu_flags(),
             machine=platform.machine(),
             cpu_build=cpu_build,
-            hidden=len(devices) - len(shown),
+            hidden=len(devices) - len(visible_gpus),
         ),
         *([] if cpu_build or not devices else [machine.check_driver(devices[0].driver)]),
         *_check_compilers(settings, cpu_build=cpu_build),
@@ -103,7 +103,7 @@ def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
         return [machine.check_compiler(compiler(), headers, needed=needed)]
     return [
         machine.check_triton_compiler(cuda.c_compiler(os.environ), headers),
-        machine.check_nvcc(cuda.nvcc(os.environ)),
+        machine.check_nvcc(cuda.nvcc(os.environ), shutil.which("ninja")),
     ]
 
 
@@ -238,10 +238,25 @@ def _check_memory(
             weights_gib = (needed.weights + needed.head) * needed.gpus
         free_gib = free_memory() / machine.GIB
         return [machine.check_memory(free_gib, weights_gib, settings.engine.kv_cache_gib)]
-    shown = gpus.memory(gpus.visible(devices, os.environ))
+    visible_gpus = gpus.visible(devices, os.environ)
     certain = gpus.is_certain(devices, os.environ)
-    finding = machine.check_gpu_memory(settings, about, shown, certain=certain)
+    finding = machine.check_gpu_memory(
+        settings,
+        about,
+        gpus.memory(visible_gpus if certain else devices),
+        visible=len(visible_gpus),
+        certain=certain,
+    )
     return [] if finding is None else [finding]
+
+
+def _description(
+    devices: Sequence[gpus.GpuDevice], visible: Sequence[gpus.GpuDevice]
+) -> str | None:
+    """The names of the GPUs that CUDA shows, or of those of which it shows some."""
+    if not visible or len(visible) == len(devices) or gpus.is_certain(devices, os.environ):
+        return gpus.description(visible)
+    return f"{len(visible)} of {gpus.description(devices)}"
 
 
 def _version(distribution: str) -> str | None:

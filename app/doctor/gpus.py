@@ -23,33 +23,36 @@ class GpuDevice(NamedTuple):
 
 def read(text: str) -> list[GpuDevice]:
     """The GPUs in the answer to QUERY, a line each."""
-    found = []
+    gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < len(FIELDS):
             continue
         number, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
-        known = mebibytes.isdigit() and mig != "Enabled"
-        gib = int(mebibytes) / 1024 if known else None
-        found.append(GpuDevice(number, uuid, ", ".join(name), gib, driver))
-    return found
+        has_memory = mebibytes.isdigit() and mig != "Enabled"
+        gib = int(mebibytes) / 1024 if has_memory else None
+        gpus.append(GpuDevice(number, uuid, ", ".join(name), gib, driver))
+    return gpus
 
 
 def visible(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> list[GpuDevice]:
     """Those of `gpus` that CUDA shows, in its order: all without CUDA_VISIBLE_DEVICES, else those
-    that it names up to the first unknown one, and none if it names one twice."""
+    that it names up to the first unknown one, and none if it names one twice.
+
+    An index is taken for the driver's, which may be another GPU than CUDA's: see `is_certain`.
+    """
     listed = environ.get(VISIBLE)
     if listed is None:
         return list(gpus)
-    found: list[GpuDevice] = []
+    visible_gpus: list[GpuDevice] = []
     for entry in listed.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in visible_gpus:
             return []
-        found.append(gpu)
-    return found
+        visible_gpus.append(gpu)
+    return visible_gpus
 
 
 def _named(entry: str, gpus: Sequence[GpuDevice]) -> GpuDevice | None:
@@ -57,16 +60,18 @@ def _named(entry: str, gpus: Sequence[GpuDevice]) -> GpuDevice | None:
     if entry.startswith("MIG-"):  # the driver's list has whole GPUs alone
         return GpuDevice("", entry, "MIG slice", None, gpus[0].driver) if gpus else None
     if entry.startswith("GPU-"):
-        found = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
-        return found[0] if len(found) == 1 else None
+        matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else None
     return next((gpu for gpu in gpus if gpu.number == entry), None)
 
 
 def is_certain(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> bool:
-    """Whether it is known which of `gpus`, all of the machine, an engine takes first.
+    """Whether `visible` gives the GPUs that an engine gets, in its order. `gpus` are all those of
+    the machine.
 
-    CUDA counts the fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, the driver by the bus:
-    among unequal GPUs only a UUID says which one is meant.
+    That is so if all are equal, if CUDA_VISIBLE_DEVICES names them by UUID, and if it names them by
+    index while CUDA_DEVICE_ORDER is PCI_BUS_ID. Otherwise CUDA numbers unequal GPUs from the
+    fastest on, and the driver by their place on the bus.
     """
     listed = environ.get(VISIBLE)
     if len({(gpu.name, gpu.gib) for gpu in gpus}) <= 1:
@@ -79,8 +84,8 @@ def is_certain(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> bool:
 
 def memory(gpus: Sequence[GpuDevice]) -> list[float]:
     """GiB of each GPU, in their order; nothing if that of any is unknown."""
-    known = [gpu.gib for gpu in gpus if gpu.gib is not None]
-    return known if len(known) == len(gpus) else []
+    sizes = [gpu.gib for gpu in gpus if gpu.gib is not None]
+    return sizes if len(sizes) == len(gpus) else []
 
 
 def description(gpus: Sequence[GpuDevice]) -> str | None:

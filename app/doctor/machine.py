@@ -111,13 +111,18 @@ def check_device(
 
 
 def check_driver(driver: str) -> Finding:
-    """Check that a GPU's driver is new enough for the CUDA of the locked packages."""
+    """Check that a GPU's driver is new enough for the CUDA of the locked packages.
+
+    An older one is a warning: with CUDA's forward compatibility it may do on data-centre GPUs
+    (vllm/env_override.py).
+    """
     major = driver.partition(".")[0]
     if major.isdigit() and int(major) < DRIVER:
-        return fail(
+        return warn(
             "driver",
             f"{driver}, CUDA 13 wants {DRIVER} or newer",
-            f"install driver {DRIVER} or newer; a container has its host's",
+            f"install driver {DRIVER} or newer (a container has its host's), or on data-centre "
+            "GPUs CUDA's forward compatibility (VLLM_ENABLE_CUDA_COMPATIBILITY=1)",
         )
     return ok("driver", driver)
 
@@ -134,9 +139,10 @@ def check_triton_compiler(compiler: str | None, python_headers: bool) -> Finding
     return ok("compiler", f"{compiler}")
 
 
-def check_nvcc(nvcc: str | None) -> Finding:
-    """Say whether kernels of FlashInfer and DeepGEMM can be compiled. Nothing needs them."""
-    return ok("nvcc", nvcc or "none, none needed: FlashInfer and DeepGEMM are not used")
+def check_nvcc(nvcc: str | None, ninja: str | None) -> Finding:
+    """Name what compiles kernels of FlashInfer (both) and DeepGEMM (nvcc). A start needs neither,
+    and compiled kernels may be installed."""
+    return ok("nvcc", f"{nvcc or 'none'}, ninja {ninja or 'none'}; a start needs neither")
 
 
 def _missing(compiler: str | None, name: str, python_headers: bool) -> str:
@@ -179,28 +185,34 @@ def check_memory(free_gib: float, weights_gib: float, kv_cache_gib: float | None
 
 
 def check_gpu_memory(
-    settings: Settings, about: About | None, gpus_gib: Sequence[float], *, certain: bool = True
+    settings: Settings,
+    about: About | None,
+    gpus_gib: Sequence[float],
+    *,
+    visible: int | None = None,
+    certain: bool = True,
 ) -> Finding | None:
     """Whether the pair fits this machine's GPUs, with the sum; None where nothing is known of it.
 
     `gpus_gib` has the memory of each GPU that CUDA shows, in the order in which an engine takes
-    them. `certain` is whether that order is known. If it is not, a pair that fits only the larger
-    ones is a warning.
+    them, and `visible` is how many these are. If it is not `certain` which ones they are, it has
+    the memory of every GPU of the machine, and a pair that fits only the larger ones is a warning.
     """
-    if about is None or not gpus_gib:
+    visible = len(gpus_gib) if visible is None else visible
+    if about is None or not gpus_gib or not visible:
         return None
     needed = need(settings, about, None, gpus_gib[0])
     if needed is None:
         return None
-    count, found = needed.gpus, len(gpus_gib)
-    if count > found:
-        return fail("gpu memory", f"{count} GPUs asked for, {found} found", _SMALLER)
+    count = needed.gpus
+    if count > visible:
+        return fail("gpu memory", f"{count} GPUs asked for, {visible} found", _SMALLER)
     taken = min(gpus_gib[:count] if certain else gpus_gib)
-    finding = _check_one_size(settings, about, taken, found)
+    finding = _check_one_size(settings, about, taken, visible)
     largest = min(sorted(gpus_gib, reverse=True)[:count])
     if certain or finding.status == "ok" or largest == taken:
         return finding
-    best = _check_one_size(settings, about, largest, found)
+    best = _check_one_size(settings, about, largest, visible)
     if best.status != "ok":
         return best
     return warn(
@@ -210,8 +222,8 @@ def check_gpu_memory(
     )
 
 
-def _check_one_size(settings: Settings, about: About, gpu: float, found: int) -> Finding:
-    """Whether the pair fits GPUs of `gpu` GiB, of which there are `found`."""
+def _check_one_size(settings: Settings, about: About, gpu: float, count: int) -> Finding:
+    """Whether the pair fits GPUs of `gpu` GiB, of which there are `count`."""
     needed = need(settings, about, None, gpu)
     assert needed is not None, "what is known of a target does not depend on the GPU"
     limit = usable(settings, gpu)
@@ -221,7 +233,7 @@ def _check_one_size(settings: Settings, about: About, gpu: float, found: int) ->
     remedies = []
     if needed.total <= gpu * UTILISATION:
         remedies.append(f"--gpu-memory-utilization {UTILISATION}")
-    if fewest := fewest_gpus(settings, about, gpu, most=found):
+    if fewest := fewest_gpus(settings, about, gpu, most=count):
         remedies.append(f"--tensor-parallel-size {fewest}")
     if length := longest(settings, about, gpu):
         remedies.append(f"--max-model-len {length}")

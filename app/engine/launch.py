@@ -9,12 +9,12 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from app.engine.configuration import cuda
 from app.engine.configuration.cpu import cpu_machine, environment
+from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
-from app.engine.configuration.options import VLLM_VERSION, engine_options
+from app.engine.configuration.options import VLLM_VERSION
 from app.engine.configuration.runner import V2, Blame, StartPath
-from app.engine.configuration.server import server_config, this_gpu
+from app.engine.configuration.server import server_config
 from app.engine.configuration.weights_dtype import lasting_weights_dtype, measure
 from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
@@ -30,9 +30,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
+# vLLM's own bounds of requests, beyond what the settings allow. They are constants: compiled models
+# are kept by them, too (vllm/envs.py, compile_factors), so that a setting would compile anew. The
+# request models read that of stop strings when they are imported. A word counts twice where it has
+# other tokens behind a space, and a worker has a row of so many for each request.
+REQUEST_BOUNDS = {"VLLM_MAX_STOP_STRINGS": str(1 << 20), "VLLM_MAX_NUM_BAD_WORDS": "1024"}
 
 
-def prepare(settings: Settings) -> bool:
+def prepare() -> bool:
     """Import vllm, and set what its processes read; returns whether the engine runs on a CPU.
 
     Raises StartupError for another vllm than this gateway is made for.
@@ -42,25 +47,12 @@ def prepare(settings: Settings) -> bool:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # An allowed host could redirect the gateway to one that is not allowed.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
-    os.environ.update(_request_bounds(settings))
+    for name, bound in REQUEST_BOUNDS.items():
+        os.environ.setdefault(name, bound)
     _check_version()
     from vllm.platforms import current_platform
 
-    on_cpu = bool(current_platform.is_cpu())
-    if not on_cpu:
-        os.environ.update(cuda.environment(os.environ))
-    return on_cpu
-
-
-def _request_bounds(settings: Settings) -> dict[str, str]:
-    """vLLM's variables for bounds that the settings have, too. Its request models read that of stop
-    strings when they are imported."""
-    limits = settings.limits
-    return {
-        "VLLM_MAX_STOP_STRINGS": str(limits.max_stop_sequences),
-        # vLLM counts a word twice where it has other tokens behind a space.
-        "VLLM_MAX_NUM_BAD_WORDS": str(2 * limits.max_bad_words),
-    }
+    return bool(current_platform.is_cpu())
 
 
 def launch(
@@ -73,7 +65,7 @@ def launch(
     (drafters/parent_death.py), which must therefore outlast them. Raises StartupError, and whatever
     vLLM raises.
     """
-    on_cpu = prepare(settings)
+    on_cpu = prepare()
     from app.llm.async_llm import GatewayLLM
     from app.llm.steps import StepWatch
 
@@ -82,13 +74,11 @@ def launch(
         os.environ.update(environment(os.environ))
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: the model is not compiled and slower")
-    _choose_runner(path, wish)
     method = head_method(settings)
     try:
-        v2 = path is StartPath.V2
-        options = engine_options(settings, machine, method=method, v2=v2, gpu=this_gpu())
-        if machine is None and not _has_flashinfer():
-            options = cuda.WITHOUT_FLASHINFER | options
+        options, environ = engine_start(settings, machine, method, path, wish)
+        os.environ.pop(V2, None)
+        os.environ.update(environ)
         options["model"] = resolve(options["model"])  # the first start converts a packaged model
         if machine is not None:
             race = partial(measure, threads=machine.threads)
@@ -106,29 +96,6 @@ def launch(
     with children_end_with_this_process():
         llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])
     return llm, steps
-
-
-def _has_flashinfer() -> bool:
-    """Whether vLLM can use FlashInfer on this machine. Logs what follows if it cannot."""
-    from vllm.utils.flashinfer import has_flashinfer
-
-    if has_flashinfer():
-        return True
-    logger.info(
-        "FlashInfer is not used, as it needs nvcc and ninja: attention and mixtures of experts run "
-        "on the next of vLLM's kernels"
-    )
-    return False
-
-
-def _choose_runner(path: StartPath, wish: bool | None) -> None:
-    """Set vLLM's variable for the engine that is configured next. vLLM caches its variables in the
-    engine's processes alone (vllm/envs.py, enable_envs_cache)."""
-    runner = path.runner(wish)
-    if runner is None:
-        os.environ.pop(V2, None)
-    else:
-        os.environ[V2] = runner
 
 
 def _engine_config(options: dict[str, Any], path: StartPath) -> Any:

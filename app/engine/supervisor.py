@@ -315,8 +315,7 @@ class Engine:
         Raises StartupError if none does, or if no other path would cure what failed.
         """
         self._wish = runner_wish(os.environ)
-        loop = asyncio.get_running_loop()
-        on_cpu = await loop.run_in_executor(self._launcher, prepare, self.settings)
+        on_cpu = await asyncio.get_running_loop().run_in_executor(self._launcher, prepare)
         plan = start_plan(self.settings, on_cpu=on_cpu, wish=self._wish)
         path, failures = plan.first, list[str]()
         while True:

@@ -288,18 +288,27 @@ def refuse_too_many_alternatives(
     usage: RequestUsage, prompt: Any, sampling_params: SamplingParams
 ) -> None:
     """Count the log probabilities that one prompt of a request asks for. Raises VLLMValidationError
-    if the request asks for too many: each becomes an object on the event loop."""
-    choices, count = sampling_params.n, 0
+    if the request asks for too many: each becomes an object on the event loop.
+
+    One choice of one prompt may have as many as the context allows.
+    """
+    choices = sampling_params.n
+    alone = choices == 1 and usage.alternatives == 0
     if sampling_params.logprobs is not None:
-        count = choices * (sampling_params.max_tokens or 0) * (sampling_params.logprobs + 1)
+        usage.count_alternatives(
+            output_tokens=choices * (sampling_params.max_tokens or 0),
+            output_width=sampling_params.logprobs + 1,
+        )
     if sampling_params.prompt_logprobs is not None and isinstance(prompt, dict):
-        tokens = len(prompt.get("prompt_token_ids") or ())
-        count += tokens * (sampling_params.prompt_logprobs + 1)
-    if count and not usage.ask_for(count, choices):
+        usage.count_alternatives(
+            prompt_tokens=len(prompt.get("prompt_token_ids") or ()),
+            prompt_width=choices * (sampling_params.prompt_logprobs + 1),
+        )
+    if usage.asks_for_too_many and not alone:
         raise VLLMValidationError(
-            f"Its choices and prompts together ask for more than {usage.max_alternatives} log "
-            "probabilities: send a smaller 'n', fewer prompts, a smaller limit of the output, or "
-            "ask for fewer alternatives of each token.",
+            "The choices and prompts of this request ask for more than "
+            f"{usage.max_alternatives} log probabilities: send a smaller 'n', fewer prompts, a "
+            "smaller limit of the output, or ask for fewer alternatives of each token.",
             parameter="n" if choices > 1 else "prompt",
         )
 

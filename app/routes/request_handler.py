@@ -80,7 +80,7 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
             payload, size = turn.payload, turn.size
         cost = _cost(endpoint, payload, size, operation.output_limit, settings)
         await context.admit(payload.get("model") or settings.served_model_name, cost)
-        context.usage.max_alternatives = settings.limits.max_alternatives
+        context.usage.max_alternatives = settings.limits.alternatives(engine.max_model_len)
         fields = dict(payload)  # checks drop fields; errors name them as sent
         reply = await operation(fields, size)
         if isinstance(reply.answer, dict):

@@ -235,24 +235,26 @@ async def retrieve(request: Request, response_id: str) -> Response:
 @router.get(f"{PATH}/{{response_id}}/input_items")
 async def input_items(request: Request, response_id: str) -> Response:
     """A page of the input that a kept response answered, the newest item first by default."""
-    items = _named_items(response_id, _stored(request, response_id).input)
-    page = _page(items, request.query_params)
-    ends = {"first_id": page.items[0].id, "last_id": page.items[-1].id} if page.items else {}
+    items = _stored(request, response_id).input
+    ids = [_item_id(response_id, index, item) for index, item in enumerate(items)]
+    page = _page(ids, request.query_params)
+    ends = {"first_id": ids[page.places[0]], "last_id": ids[page.places[-1]]} if page.places else {}
     head = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
     more = b', "has_more": ' + (b"true" if page.has_more else b"false")
-    data = b', "data": ' + json_list(page.items) + b"}"
+    listed = [_with_id(items[place], ids[place]) for place in page.places]
+    data = b', "data": ' + json_list(listed) + b"}"
     return _json(head.encode().removesuffix(b"}") + more + data)
 
 
 @dataclass(frozen=True)
 class _Page:
-    """Items of a list, and whether others come after them."""
+    """Places of items in a list, and whether others come after them."""
 
-    items: Sequence[StoredItem]
+    places: Sequence[int]
     has_more: bool
 
 
-def _page(items: Sequence[StoredItem], query: Mapping[str, str]) -> _Page:
+def _page(ids: Sequence[str | None], query: Mapping[str, str]) -> _Page:
     """The page that `limit`, `order` and `after` ask for, as OpenAI documents them. Raises ApiError
     400 for other values."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
@@ -260,27 +262,31 @@ def _page(items: Sequence[StoredItem], query: Mapping[str, str]) -> _Page:
         raise invalid("limit", f"'limit' must be a whole number between 1 and {MOST_LISTED}.")
     if order not in ("asc", "desc"):
         raise invalid("order", "'order' must be 'asc' or 'desc'.")
-    ordered = items if order == "asc" else items[::-1]
+    ordered = range(len(ids)) if order == "asc" else range(len(ids))[::-1]
     start = 0
     if after is not None:
-        places = [place for place, item in enumerate(ordered) if item.id == after]
-        if not places:
+        starts = [start for start, place in enumerate(ordered, 1) if ids[place] == after]
+        if not starts:
             raise invalid("after", f"'after': no item of this list has the id '{shorten(after)}'.")
-        start = places[0] + 1
+        start = starts[0]
     end = start + int(limit)
     return _Page(ordered[start:end], end < len(ordered))
 
 
-def _named_items(response_id: str, items: Sequence[StoredItem]) -> list[StoredItem]:
-    """The items; those without an id get one, by which a page can begin after them."""
-    named = []
-    for index, item in enumerate(items):
-        if item.id is None and item.data.startswith(b'{"'):
-            item_id = f"item_{index}_{response_id.removeprefix('resp_')}"
-            data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
-            item = StoredItem(item_id, data)
-        named.append(item)
-    return named
+def _item_id(response_id: str, index: int, item: StoredItem) -> str | None:
+    """The id of a response's item; one without an id gets one, by which a page can begin after
+    it."""
+    if item.id is None and item.data.startswith(b'{"'):
+        return f"item_{index}_{response_id.removeprefix('resp_')}"
+    return item.id
+
+
+def _with_id(item: StoredItem, item_id: str | None) -> StoredItem:
+    """The item, with an id that it got here in its JSON."""
+    if item_id is None or item.id is not None:
+        return item
+    data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
+    return StoredItem(item_id, data)
 
 
 def _json(content: bytes) -> Response:

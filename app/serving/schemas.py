@@ -45,6 +45,9 @@ def _schema(
         definitions[prefix + name] = definition
     if endpoint.generates:
         schema["properties"][FIELD] = _SPECULATION
+    for name in ("stop", "stop_sequences"):  # the server's own setting is the bound
+        for form in schema["properties"].get(name, {}).get("anyOf", ()):
+            form.pop("maxItems", None)
     for name, rule in endpoint.fields.items():
         if (described := _described(rule)) is None:
             schema["properties"].pop(name, None)

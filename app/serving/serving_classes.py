@@ -239,9 +239,11 @@ def _correct_cached_tokens(usage: Any) -> None:
 
 def _with_cached_tokens(event: str) -> str:
     """The event; if it has a stream's usage, with the cached tokens of all prompts."""
+    if _CACHED not in event or not event.startswith(_CHUNK):
+        return event
     ours = current_usage()
     cached = None if ours is None else ours.cached_tokens
-    if cached is None or _CACHED not in event or not event.startswith(_CHUNK):
+    if cached is None:
         return event
     chunk = json.loads(event.removeprefix("data: "))
     details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}

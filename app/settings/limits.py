@@ -36,9 +36,9 @@ class LimitSettings(Section):
     max_alternatives: int = Field(
         262144,
         ge=1,
-        description="Most log probabilities that a request with several choices or prompts may ask "
-        "for: alternatives of each token, and the token's own, times tokens. One choice of one "
-        "prompt may have as many as the context allows.",
+        description="Most log probabilities that a request may ask for: tokens x (alternatives + "
+        "1), summed over choices and prompts. As many as one choice can have (the context x "
+        "(`max_logprobs` + 1)) are always allowed.",
     )
     max_stop_sequences: int = Field(16, ge=1, description="Most stop sequences.")
     max_stop_length: int = Field(
@@ -51,7 +51,6 @@ class LimitSettings(Section):
     max_token_list: int = Field(
         1024,
         ge=1,
-        le=1024,
         description="Most entries of `logit_bias`, `stop_token_ids` and `allowed_token_ids`.",
     )
     max_tools: int = Field(128, ge=1, description="Most tools of a request.")
@@ -73,6 +72,11 @@ class LimitSettings(Section):
         description="Hosts, separated by commas, that a multimodal model's requests may name in "
         "URLs; none by default. Media inside of a request (data URLs) need no host.",
     )
+
+    def alternatives(self, context: int | None) -> int:
+        """The most log probabilities of a request to a model of this context length, as far as it
+        is known: no fewer than one choice can have."""
+        return max(self.max_alternatives, (context or 0) * (self.max_logprobs + 1))
 
     @property
     def media_hosts(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from app.errors import ApiError
 from app.settings import LimitSettings
 from app.validation import fields
 from app.validation.fields import Rule
+from drafters.vllm.worker_bounds import MAX_SEED
 
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -26,7 +27,6 @@ MAX_BIAS = 100  # OpenAI's bound, above and below 0
 # Longest pattern of `repetition_detection`: vLLM's scheduler compares the end of the output with
 # each length of pattern, in Python and at each token.
 MAX_PATTERN = 256
-MAX_SEED = 2**63 - 1  # the engine's; a request's later choices have the seeds that follow its own
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:

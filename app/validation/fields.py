@@ -7,7 +7,7 @@ not in the table is honoured; a field in neither is refused as unknown. No vllm 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "thinking_token_budget": (-1,),
-    "tools": ([],),
+    "tool_choice": ("auto", "none"),
     "top_k": (0, -1),
     "top_p": (1,),
 }
@@ -150,6 +150,9 @@ def check_fields(
 def check_beam_search(payload: Mapping[str, Any]) -> None:
     """Refuse fields that a beam search would ignore, and more alternatives than it looks at.
 
+    Tools are rendered, and calls are read out of a beam's text, but nothing forces a call or holds
+    it to a schema.
+
     Raises ApiError, which names all of the fields.
     """
     if payload.get("use_beam_search") is not True:
@@ -158,6 +161,7 @@ def check_beam_search(payload: Mapping[str, Any]) -> None:
     extra = extra if isinstance(extra, dict) else {}
     ignored = [
         *(name for name, values in NOT_WITH_BEAMS.items() if _has_effect(payload, name, values)),
+        *_strict_tools(payload.get("tools")),
         *(f"vllm_xargs.{name}" for name in extra if name != MAX_K),
     ]
     if ignored:
@@ -170,6 +174,14 @@ def check_beam_search(payload: Mapping[str, Any]) -> None:
         if isinstance(count, int) and isinstance(n, int) and count > 2 * n:
             message = f"'{name}' must be at most twice 'n' ({2 * n}) with 'use_beam_search'."
             raise ApiError(400, message, param=name)
+
+
+def _strict_tools(tools: Any) -> Iterator[str]:
+    """Places where a tool wants its calls held to its schema."""
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and function.get("strict") is True:
+            yield f"tools[{index}].function.strict"
 
 
 def _has_effect(payload: Mapping[str, Any], name: str, without: tuple[Any, ...]) -> bool:

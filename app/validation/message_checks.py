@@ -131,10 +131,11 @@ def _check_blocks(content: Any, where: str) -> None:
             continue
         place, kind = f"{where}[{index}]", block.get("type")
         if kind in _TOOL_CHANGES:
-            message = (
-                f"'{place}': this server takes no blocks of type '{kind}'; send the tools that "
+            raise invalid(
+                f"{place}.type",
+                f"'{place}': this server takes no blocks of type '{kind}'; send the tools that are "
+                "in force as 'tools'.",
             )
-            raise invalid(f"{place}.type", message + "are in force as 'tools'.")
         _check_call(block, place)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from app.engine.configuration import cuda
 from app.engine.configuration.cpu import cpu_machine, libraries
+from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.options import ONE_PROCESS, engine_options, speculative_config
 from app.engine.configuration.runner import V2, StartPath, runner_wish, start_plan
-from app.engine.configuration.server import this_gpu
 from app.settings import Settings, load
 from bench.provenance import gpus, versions
 from bench.systems.method import Method
@@ -144,16 +144,9 @@ def in_process(method: Method, shared: Shared) -> tuple[dict[str, Any], dict[str
     if method.ours:
         settings = load(shared.settings(method), os.environ)
         machine = cpu_machine() if _on_cpu() else None
-        path = _path(settings)
-        gpu = None if machine else this_gpu()
-        v2 = path is StartPath.V2
-        options = engine_options(settings, machine, method=_head(method), v2=v2, gpu=gpu)
+        wish = runner_wish(os.environ)
+        options, environment = engine_start(settings, machine, _head(method), _path(settings), wish)
         options["model"] = resolve(options["model"])
-        environment = dict(os.environ)
-        if machine is None:
-            environment |= cuda.environment(os.environ)
-        if runner := path.runner(runner_wish(os.environ)):  # as app/engine/launch.py does
-            environment[V2] = runner
     else:
         options, environment = _stock_options(method, shared), _stock_environment()
         if _on_cpu():  # else the model would run in another process, where it cannot be timed

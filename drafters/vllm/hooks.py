@@ -151,10 +151,10 @@ HOOKS: tuple[Hook, ...] = (
         "`get_cgroup_memory_usage` leaves out `inactive_file` of memory.stat.",
     ),
     Hook(
-        "patches:run_here",
+        "patches:inspect_in_process",
         {"vllm.model_executor.models.registry:_run_in_subprocess": "fn"},
-        "On a CPU a first start looks at each model's class without a process of its own, which "
-        "takes about ten seconds each.",
+        "On a CPU a model's class is inspected in the process that asks. vLLM starts another one "
+        "for each new architecture, which takes about ten seconds.",
         "`_run_in_subprocess` calls the function itself where the platform has no CUDA.",
     ),
     Hook(

@@ -82,7 +82,7 @@ def apply() -> None:
     for architecture, name in HEADS.items():
         ModelRegistry.register_model(architecture, f"drafters.vllm.heads:{name}")
     if current_platform.is_cpu():
-        registry._run_in_subprocess = run_here
+        registry._run_in_subprocess = inspect_in_process
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         cpu_resource_utils.get_cgroup_memory_usage = without_page_cache(
             cpu_resource_utils.get_cgroup_memory_usage
@@ -209,11 +209,14 @@ def with_parallel_drafting(named: Callable[[Any], list[str]]) -> Callable[[Any],
     return lacking
 
 
-def run_here(fn: Callable[[], Any]) -> Any:
-    """Look at a model's class in this process. vLLM starts another one, which imports all of vLLM,
-    for each architecture that it has not seen before: `fn` must not initialise CUDA here, which a
-    CPU has not."""
-    return fn()
+def inspect_in_process(inspect: Callable[[], Any]) -> Any:
+    """Inspect a model's class in this process.
+
+    vLLM inspects each architecture that it has not seen before in a new process, so that CUDA is
+    not initialised in its own. That process imports all of vLLM, which takes about ten seconds. On
+    a CPU there is no CUDA to keep out of this process.
+    """
+    return inspect()
 
 
 def expand_batch_to_tokens(
@@ -339,7 +342,7 @@ def without_page_cache(usage: Callable[[], int | None]) -> Callable[[], int | No
 
     @wraps(usage)
     def in_use() -> int | None:
-        counted = usage()
-        return None if counted is None else max(0, counted - inactive_page_cache())
+        usage_bytes = usage()
+        return None if usage_bytes is None else max(0, usage_bytes - inactive_page_cache())
 
     return in_use

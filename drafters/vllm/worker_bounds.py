@@ -14,6 +14,9 @@ from typing import Any
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS_TOKENS = 1024
 MAX_STOP_TOKEN_IDS = 128
+# Seeds are kept in 64 bits (vllm/v1/worker/gpu/sample/states.py). A request's later choices have
+# the seeds that follow its own, so app/validation/field_checks.py looks at the last of them.
+MAX_SEED = 2**63 - 1
 
 
 def beyond_worker(params: Any, bad_word_tokens: int) -> tuple[str, str] | None:

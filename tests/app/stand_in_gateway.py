@@ -82,7 +82,7 @@ class StandInLLM:
         self.process.join()
 
 
-def prepare(settings: Any) -> bool:
+def prepare() -> bool:
     block_terminal_signals()
     return True  # on a CPU
 

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams
 
 from app.llm.async_llm import GatewayLLM
-from app.request_usage import RequestUsage, count_tokenized, current_usage, set_current_usage
+from app.request_usage import (
+    BYTES_OF_ALTERNATIVE,
+    RequestUsage,
+    count_tokenized,
+    current_usage,
+    set_current_usage,
+)
 from drafters.config import MAX_K
 
 
@@ -44,22 +50,27 @@ def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "allowed"),
-    [
-        ([(10**9, 1)], True),  # one choice of one prompt
-        ([(100, 2)], True),
-        ([(101, 2)], False),
-        ([(50, 1), (50, 1)], True),
-        ([(50, 1), (51, 1)], False),
-    ],
+    ("tokens", "too_many"), [([20], False), ([21], True), ([10, 10], False), ([10, 11], True)]
 )
-def test_log_probabilities_of_several_sequences_are_bounded_together(
-    asked: list[tuple[int, int]], allowed: bool
+def test_log_probabilities_of_all_prompts_are_bounded_together(
+    tokens: list[int], too_many: bool
 ) -> None:
-    usage = RequestUsage(max_alternatives=100)
-    assert [usage.ask_for(*each) for each in asked][-1] is allowed
-    unbounded = RequestUsage()
-    assert all(unbounded.ask_for(*each) for each in asked)
+    bounded, unbounded = RequestUsage(max_alternatives=100), RequestUsage()
+    for usage in (bounded, unbounded):
+        for count in tokens:
+            usage.count_alternatives(output_tokens=count, output_width=5)
+    assert bounded.asks_for_too_many is too_many
+    assert not unbounded.asks_for_too_many
+
+
+def test_an_answer_has_the_log_probabilities_of_its_own_tokens() -> None:
+    """Catches: a short answer without a limit of its output, which counted as a whole context."""
+    usage = used_by(sequence(0, 5, 3), sequence(1, 5, 4))
+    assert usage.alternatives_bytes == 0
+    usage.count_alternatives(output_tokens=2 * 131_072, output_width=6)
+    assert usage.alternatives_bytes == 7 * 6 * BYTES_OF_ALTERNATIVE
+    usage.count_alternatives(prompt_tokens=5, prompt_width=4)
+    assert usage.alternatives_bytes == (7 * 6 + 5 * 4) * BYTES_OF_ALTERNATIVE
 
 
 def test_cached_tokens_are_those_of_all_prompts_and_of_each_first_copy() -> None:

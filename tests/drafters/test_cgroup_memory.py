@@ -26,7 +26,7 @@ def machine(root: Path, version: str, path: str, mounted: str = "/") -> Path:
     else:
         groups = f"0::{path}\n"
         mounts = f"31 23 0:28 {mounted} /sys/fs/cgroup ro shared:4 - cgroup2 cgroup rw,nsdelegate\n"
-    (root / "proc/self/cgroup").write_text(groups)
+    (root / "proc/self/cgroup").write_bytes(groups.encode("utf-8", "surrogateescape"))
     (root / "proc/self/mountinfo").write_text(mounts)
     return root
 
@@ -100,6 +100,17 @@ def test_a_container_that_sees_its_own_cgroup_at_the_top(version: str, tmp_path:
         root = machine(tmp_path / str(number), version, path, mounted="/docker/abc")
         group(root, version, "/", 4, 1)
         assert headroom(root) == 3 * GIB
+
+
+@versions
+def test_paths_of_other_bytes_are_read(version: str, tmp_path: Path) -> None:
+    """Catches: a start that ends for a mount point, of whichever file system, that is not UTF-8."""
+    root = machine(tmp_path, version, "/p\udcff")
+    mounts = root / "proc/self/mountinfo"
+    mounts.write_bytes(b"29 23 8:1 / /mnt/caf\xe9 rw - ext4 /dev/sdb rw\n" + mounts.read_bytes())
+    group(root, version, "/", None, 60)
+    group(root, version, "/p\udcff", 8, 3)
+    assert headroom(root) == 5 * GIB
 
 
 def test_a_machine_without_cgroups_has_no_limit(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Facts about a machine with NVIDIA GPUs, and what vLLM does without a CUDA compiler.
 
-vLLM's kernels and CUDA's libraries come compiled with the wheels, and Triton brings its own
-compiler. FlashInfer and DeepGEMM compile their kernels with nvcc at first use. The container image
-and a machine with only a driver have none, and vLLM would use both there: the start would fail in
-the warm-up. So no start takes nvcc for granted.
+vLLM's kernels and CUDA's libraries come compiled with the wheels. Triton compiles its kernels
+itself, and their launcher with a C compiler. FlashInfer and DeepGEMM compile their kernels with
+nvcc at first use. The container image and a machine with only a driver have none, and vLLM would
+use both there: the start would fail in the warm-up. So no start takes nvcc for granted.
 
 The package nvidia-cuda-nvcc of the lock has an nvcc, in `nvidia/cu13/bin` of the environment, where
 only the package that needs it looks.
@@ -38,22 +38,22 @@ WITHOUT_FLASHINFER = {"gdn_prefill_backend": "triton"}
 def nvcc(environ: Mapping[str, str], toolkit: str = TOOLKIT) -> str | None:
     """The path of the CUDA compiler that FlashInfer and DeepGEMM would run, or None."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    if not home and (found := shutil.which("nvcc", path=environ.get("PATH"))):
-        return found
+    if not home and (path := shutil.which("nvcc", path=environ.get("PATH"))):
+        return path
     return shutil.which(str(Path(home or toolkit) / "bin" / "nvcc"))
 
 
 def c_compiler(environ: Mapping[str, str]) -> str | None:
     """The path of the C compiler that Triton would run (triton/runtime/build.py), or None."""
     path = environ.get("PATH")
-    if (named := environ.get("CC")) is not None:
-        return shutil.which(named, path=path)
+    if (compiler := environ.get("CC")) is not None:
+        return shutil.which(compiler, path=path)
     return shutil.which("gcc", path=path) or shutil.which("clang", path=path)
 
 
 def environment(environ: Mapping[str, str], toolkit: str = TOOLKIT) -> dict[str, str]:
     """Variables for vLLM's processes on GPUs, in addition to `environ`, whose own values win."""
-    found = dict(NO_FLASHINFER_SAMPLER)
+    variables = dict(NO_FLASHINFER_SAMPLER)
     if nvcc(environ, toolkit) is None:
-        found |= NO_DEEP_GEMM
-    return {name: value for name, value in found.items() if name not in environ}
+        variables |= NO_DEEP_GEMM
+    return {name: value for name, value in variables.items() if name not in environ}

@@ -99,12 +99,15 @@ Doctor = Callable[..., list[Finding]]
 def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Doctor's findings, or a start's, on a machine with vLLM's CUDA build and given GPUs."""
 
-    def examine(*devices: str, start: bool = False, **options: str) -> list[Finding]:
+    def examine(
+        *devices: str, start: bool = False, size: str = "1", **options: str
+    ) -> list[Finding]:
         done = SimpleNamespace(stdout=lines(*devices, **options))
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
         versions = {"vllm": "0.32.0", "torch": "2.13.0"}
         monkeypatch.setattr(examination, "_version", versions.get)
-        settings = load({"port": "0"}, {}, preset="qwen3-8b")
+        given = {"port": "0", "tensor_parallel_size": size}
+        settings = load(given, {}, preset="qwen3-8b")
         check = examination.check_start if start else examination.examine
         return check(settings, preset="qwen3-8b")
 
@@ -137,6 +140,46 @@ def test_unequal_gpus_are_a_warning_until_one_is_named(
 
 
 @pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize(
+    ("listed", "order", "status"),
+    [
+        ("0", None, "warn"),  # to CUDA the H200
+        ("1", None, "warn"),
+        ("1,0", None, "warn"),
+        ("0", "PCI_BUS_ID", "FAIL"),
+        ("1", "PCI_BUS_ID", "ok"),
+        ("7", None, None),  # CUDA shows none, which another finding tells
+    ],
+)
+def test_an_index_among_unequal_gpus_is_judged_by_all_of_them(
+    start: bool,
+    listed: str,
+    order: str | None,
+    status: str | None,
+    doctor: Doctor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a start refused for the GPU that the driver numbers so, and CUDA does not."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    finding = of(doctor(T4, H200, start=start), "gpu memory")
+    assert (finding.status if finding else None) == status
+
+
+def test_a_pair_wants_as_many_gpus_as_cuda_shows(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the machine's GPUs counted, where the memory of all of them is judged."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    finding = of(doctor(T4, H200, size="2"), "gpu memory")
+    assert finding is not None
+    assert (finding.status, finding.detail) == ("FAIL", "2 GPUs asked for, 1 found")
+    device = of(doctor(T4, H200), "device")
+    assert device is not None and device.detail == "CUDA: 1 of Tesla T4 and NVIDIA H200"
+
+
+@pytest.mark.parametrize("start", [False, True])
 def test_a_host_with_little_memory_serves_on_its_gpu(
     start: bool, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +204,9 @@ def test_doctor_looks_at_driver_and_compilers(
     monkeypatch.setenv("CUDA_HOME", "/no/such/toolkit")
     findings = doctor(H200, driver="550.54.15")
     status = {finding.check: finding.status for finding in findings}
-    assert (status["driver"], status["compiler"], status["nvcc"]) == ("FAIL", "FAIL", "ok")
+    assert (status["driver"], status["compiler"], status["nvcc"]) == ("warn", "FAIL", "ok")
+    line = of(findings, "nvcc")
+    assert line is not None and line.detail.startswith("none, ninja ")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = of(doctor(H200), "device")
     assert found is not None and "shows none of 1 GPUs" in found.detail

@@ -28,8 +28,8 @@ def test_a_good_machine_passes() -> None:
         machine.check_driver("580.65.06"),
         machine.check_driver("595.10"),
         machine.check_triton_compiler("/usr/bin/gcc", True),
-        machine.check_nvcc(None),
-        machine.check_nvcc("/usr/local/cuda/bin/nvcc"),
+        machine.check_nvcc(None, None),
+        machine.check_nvcc("/usr/local/cuda/bin/nvcc", "/usr/bin/ninja"),
         machine.check_disk(20.0, "/cache"),
         machine.check_cache("/cache", None),
         machine.check_port("127.0.0.1", 8000, None),
@@ -56,7 +56,6 @@ def test_a_good_machine_passes() -> None:
             machine.check_device(None, AVX512, machine="x86_64", cpu_build=False, hidden=2),
             "shows none of 2 GPUs",
         ),
-        (machine.check_driver("570.133.20"), "570.133.20, CUDA 13 wants 580"),
         # Catches: "not needed", and a start that fails when the first Triton kernel runs.
         (machine.check_triton_compiler(None, True), "no C compiler: Triton"),
         (machine.check_triton_compiler("/usr/bin/gcc", False), "no Python.h: Triton"),
@@ -79,6 +78,7 @@ def test_what_cannot_serve_fails_with_a_remedy(finding: Finding, detail: str) ->
         machine.check_device(None, {"avx2"}, machine="x86_64", cpu_build=True),
         machine.check_compiler(None, True, needed=True),
         machine.check_compiler("/usr/bin/g++", False, needed=True),
+        machine.check_driver("570.133.20"),  # CUDA's forward compatibility may serve
         machine.check_cores(1),
         machine.check_disk(0.5, "/cache"),
     ],

@@ -72,11 +72,25 @@ def test_a_beam_search_is_refused_beside_what_it_would_ignore(name: str) -> None
     assert (caught.value.status, caught.value.param) == (400, "use_beam_search")
 
 
+def test_a_beam_search_takes_tools_and_refuses_strict_ones() -> None:
+    """Nothing holds a beam to a schema, but calls are read out of its text."""
+    lax, strict = ({"type": "function", "function": {"name": "f", **more}} for more in
+                   ({"strict": False}, {"strict": True}))  # fmt: skip
+    search = {"use_beam_search": True, "tool_choice": "auto"}
+    fields.check_beam_search({**search, "tools": [lax]})
+    with pytest.raises(ApiError, match=r"'tools\[1\]\.function\.strict'") as caught:
+        fields.check_beam_search({**search, "tools": [lax, strict]})
+    assert caught.value.param == "use_beam_search"
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        with pytest.raises(ApiError, match="'tool_choice'"):
+            fields.check_beam_search({**search, "tools": [lax], "tool_choice": choice})
+
+
 @pytest.mark.parametrize("model", [ChatRequest, TextRequest])
 def test_every_parameter_that_no_beam_search_has_is_refused_beside_it(model: Any) -> None:
     """The form of the answer and its log probabilities are made without the engine."""
     kept = {"n", "logprobs", "stream_interval", "logprob_token_ids"}
-    sampled = {*SamplingParams.__struct_fields__, "response_format", "tools"} - kept
+    sampled = {*SamplingParams.__struct_fields__, "response_format", "tool_choice"} - kept
     searched = {*BeamSearchParams.__struct_fields__} - {"structured_outputs"}
     assert {*model.model_fields} & sampled - searched <= fields.NOT_WITH_BEAMS.keys()
 
@@ -98,6 +112,20 @@ def test_the_document_has_what_is_accepted_and_nothing_else() -> None:
             assert (name in shape["properties"]) == (
                 isinstance(rule, WithoutEffect | SameAs) or bool(rule.values)
             ), (dialect, name)
+
+
+def test_the_document_has_no_bound_of_stop_strings_that_is_not_the_server_s() -> None:
+    """Catches: vLLM's own, which is far beyond the setting's."""
+    schemas, _ = request_schemas(declared())
+    found = [
+        shape["properties"][name]
+        for schema in schemas.values()
+        for shape in schema.get("anyOf", [schema])
+        for name in ("stop", "stop_sequences")
+        if name in shape["properties"]
+    ]
+    assert len(found) >= 3
+    assert "maxItems" not in str(found)
 
 
 def test_the_page_is_what_the_table_says() -> None:

@@ -16,8 +16,11 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from app.engine import launch as launch_module
+from app.engine.configuration.cpu import CpuMachine
+from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
 from app.engine.configuration.runner import V2, Blame, StartPath
+from app.engine.launch import REQUEST_BOUNDS
 from app.engine.start_failure import StartFailureError
 from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
@@ -49,9 +52,23 @@ def test_on_a_gpu_no_kernel_of_the_sampler_is_compiled_by_nvcc(
     monkeypatch.delenv(name, raising=False)
     if given is not None:
         monkeypatch.setenv(name, given)
-    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: on_cpu)
-    assert launch_module.prepare(load({}, {})) is on_cpu
-    assert os.environ.get(name) == value
+    machine = CpuMachine(free_memory=8 << 30, can_compile=True, threads=1) if on_cpu else None
+    settings = load({}, {}, preset="embedded")
+    _, environ = engine_start(settings, machine, "p-eagle", StartPath.V1)
+    assert environ.get(name) == value
+
+
+@pytest.mark.parametrize(("usable", "backend"), [(True, None), (False, "triton")])
+def test_without_flashinfer_gated_delta_nets_run_on_triton(
+    usable: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.utils.flashinfer.has_flashinfer", lambda: usable)
+    settings = load({}, {}, preset="embedded")
+    options, _ = engine_start(settings, None, "p-eagle", StartPath.V1)
+    assert options.get("gdn_prefill_backend") == backend
+    mine = {"engine_args": '{"gdn_prefill_backend": "flashinfer"}'}
+    options, _ = engine_start(load(mine, {}, preset="embedded"), None, "p-eagle", StartPath.V1)
+    assert options["gdn_prefill_backend"] == "flashinfer"
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
@@ -145,29 +162,44 @@ def test_each_path_has_its_runner_whatever_the_path_before_had(
     path: StartPath, wish: bool | None, variable: str | None
 ) -> None:
     os.environ[V2] = "1"
-    launch_module._choose_runner(path, wish)
-    assert os.environ.get(V2) == variable
+    machine = CpuMachine(free_memory=8 << 30, can_compile=True, threads=1)
+    settings = load({}, {}, preset="embedded")
+    _, environ = engine_start(settings, machine, "p-eagle", path, wish)
+    assert environ.get(V2) == variable
 
 
 READS_BOUNDS = """
 from app.engine.launch import prepare
-from app.settings import load
-prepare(load({"max_stop_sequences": "7", "max_bad_words": "9"}, {}))
+from app.settings.limits import LimitSettings
+prepare()
 from vllm import envs
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-stops = ["a"] * 7
+stops = ["a"] * 1000
 message = {"role": "user", "content": "hi"}
 given = {"model": "m", "messages": [message], "max_tokens": 1}
 ChatCompletionRequest(**given, stop=stops)
 AnthropicMessagesRequest(**given, stop_sequences=stops)
-print(envs.VLLM_MAX_STOP_STRINGS, envs.VLLM_MAX_NUM_BAD_WORDS)
+(most,) = [each.le for each in LimitSettings.model_fields["max_bad_words"].metadata
+           if hasattr(each, "le")]
+assert 2 * most <= envs.VLLM_MAX_NUM_BAD_WORDS
+print(envs.VLLM_MAX_STOP_STRINGS)
 """
 
 
-def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say() -> None:
+@pytest.mark.parametrize(("given", "bound"), [(None, 1 << 20), ("1000", 1000)])
+def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say(
+    given: str | None, bound: int
+) -> None:
     """vLLM's request models take 4 stop strings, and are built when they are imported."""
+    environ = {name: value for name, value in os.environ.items() if name not in REQUEST_BOUNDS}
+    if given is not None:
+        environ["VLLM_MAX_STOP_STRINGS"] = given
     done = subprocess.run(
-        [sys.executable, "-c", READS_BOUNDS], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", READS_BOUNDS],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert done.stdout.splitlines()[-1:] == ["7 18"], done.stderr
+    assert done.stdout.splitlines()[-1:] == [str(bound)], done.stderr

@@ -58,7 +58,7 @@ class Life:
         self.on_cpu = True
         self.paths: list[StartPath] = []
         monkeypatch.delenv(V2, raising=False)
-        monkeypatch.setattr(supervisor, "prepare", lambda settings: self.on_cpu)
+        monkeypatch.setattr(supervisor, "prepare", lambda: self.on_cpu)
         monkeypatch.setattr(supervisor, "launch", self._launch)
         monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
         monkeypatch.setattr(self.engine, "_check_readiness", self._check_readiness)

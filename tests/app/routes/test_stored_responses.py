@@ -18,6 +18,7 @@ from app.errors import ApiError
 from app.llm.first_token import FirstToken
 from app.main import create_app
 from app.routes import stored_responses
+from app.routes.response_store import StoredItem
 from app.serving.operation import Reply
 from app.settings import load
 from app.validation.output_limit import OutputLimit
@@ -420,6 +421,25 @@ def test_input_items_come_in_pages(served: Served) -> None:
     assert (every, whole["has_more"]) == (list(range(45)), False)
     assert page(limit=45)[1]["has_more"] is False
     assert page(limit=44)[1]["has_more"] is True
+
+
+def test_only_the_items_of_a_page_are_copied(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a page of 2 items that wrote each of a long conversation anew, for its id."""
+    client, _ = served
+    items = [{"role": "user", "content": str(number)} for number in range(45)]
+    where = f"{PATH}/{ask(client, input=items)['id']}/input_items"
+    made: list[str | None] = []
+
+    def make(item_id: str | None, data: bytes) -> StoredItem:
+        made.append(item_id)
+        return StoredItem(item_id, data)
+
+    monkeypatch.setattr(stored_responses, "StoredItem", make)
+    listed = client.get(where, params={"limit": 2}).json()
+    assert made == [item["id"] for item in listed["data"]]
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,12 @@ def charged(kind: str) -> float:
 
 
 def answered(
-    config: Any, monkeypatch: pytest.MonkeyPatch, core: SearchedCore, path: str, **body: Any
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    core: SearchedCore,
+    path: str,
+    settings: dict[str, str] | None = None,
+    **body: Any,
 ) -> httpx.Response:
     """The response to a beam search."""
 
@@ -89,7 +94,7 @@ def answered(
         llm = GatewayLLM.from_vllm_config(
             config, disable_log_stats=True, stat_loggers=[lambda *_: StepWatch()]
         )
-        adapter = Adapter(llm, load({}, {}, preset="embedded"), declared())
+        adapter = Adapter(llm, load(settings or {}, {}, preset="embedded"), declared())
         try:
             async with gateway(adapter) as post:
                 limits = {"n": BEAMS, "max_tokens": STEPS, "use_beam_search": True}
@@ -190,6 +195,21 @@ def test_the_token_that_ends_a_beam_has_no_log_probability(
     best = response.json()["choices"][0]
     assert best["finish_reason"] == "stop"
     assert [token for token, _ in told(best)] == ["token_id:5"] * 2
+
+
+def test_a_call_is_read_out_of_a_beams_text(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tokens = renderer_from_config(config).get_tokenizer().encode(text, add_special_tokens=False)
+    response = answered(
+        config, monkeypatch, SearchedCore(tops=tokens), "/v1/chat/completions",
+        settings={"tool_call_parser": "hermes"}, messages=MESSAGES, max_tokens=len(tokens),
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    )  # fmt: skip
+    assert response.status_code == 200, response.text
+    best = response.json()["choices"][0]
+    assert best["finish_reason"] in ("tool_calls", "length")
+    (call,) = best["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 def test_a_parameter_that_the_search_would_ignore_is_refused(

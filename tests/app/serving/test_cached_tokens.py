@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,38 @@ from vllm.v1.metrics.stats import PrefillStats
 
 from app.endpoints import declared
 from app.llm.async_llm import GatewayLLM
+from app.request_usage import RequestUsage
+from app.serving import serving_classes
 from app.serving.adapter import Adapter
 from app.settings import load
 from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway
 
 __all__ = ["config"]  # a fixture
+
+
+def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: sums over all choices at each of their tokens."""
+    usage = RequestUsage()
+    usage.enter(
+        SimpleNamespace(
+            request_index=0, prompt_len=5, num_cached_tokens=16, stats=None,
+            spec_decode_metrics=None,
+        )
+    )  # fmt: skip
+    counts = []
+
+    def current() -> RequestUsage:
+        counts.append(1)
+        return usage
+
+    monkeypatch.setattr(serving_classes, "current_usage", current)
+    for event in ('data: {"id":"1","choices":[]}\n\n', "data: [DONE]\n\n"):
+        assert serving_classes._with_cached_tokens(event) == event
+    assert counts == []
+    last = 'data: {"id":"1","usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
+    assert serving_classes._with_cached_tokens(last) == last.replace("32", "16")
 
 
 class CachingCore(RecordingCore):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine import (
@@ -23,6 +24,7 @@ from vllm.v1.engine import (
     FinishReason,
     async_llm,
 )
+from vllm.v1.outputs import LogprobsLists
 
 from app.admission.estimate import estimate
 from app.admission.tenants import digest_of
@@ -55,7 +57,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class RecordingCore:
-    """Stands for the engine core: keeps every request, and answers each with one token."""
+    """Stands for the engine core: keeps every request, and answers each with one token, and with
+    the log probabilities that it asks for."""
 
     engine_ranks_managed = (0,)
 
@@ -73,6 +76,13 @@ class RecordingCore:
         self.requests.append(request)
         await self.go.wait()
         answer = EngineCoreOutput(request.request_id, [5], finish_reason=FinishReason.LENGTH)
+        params = request.sampling_params
+        if params is not None and params.logprobs is not None:
+            answer.new_logprobs = LogprobsLists(
+                np.array([[5, *range(10, 10 + params.logprobs)]]),
+                -0.5 - np.arange(params.logprobs + 1, dtype=np.float32)[None],
+                np.zeros(1, dtype=np.int64),
+            )
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer]))
 
     async def get_output_async(self) -> EngineCoreOutputs:
@@ -137,6 +147,7 @@ async def gateway(adapter: Adapter, limits: str = "", **given: str) -> AsyncIter
     settings = load(given, {}, preset="embedded")
     engine = ReadyEngine(settings)
     engine.phase, engine.adapter, engine.load.capacity = Phase.READY, adapter, 64
+    engine._max_model_len = CONTEXT
     transport = httpx.ASGITransport(create_app(settings, engine))
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", timeout=60

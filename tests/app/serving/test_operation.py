@@ -32,16 +32,28 @@ def body(answer: BaseModel) -> dict[str, Any]:
     return {"written in": threading.current_thread().name}
 
 
-@pytest.mark.parametrize(("alternatives", "beside"), [(0, False), (100, False), (1000, True)])
+@pytest.mark.parametrize(
+    ("width", "tokens", "beside"),
+    [(0, 1000, False), (6, 10, False), (6, 1000, True)],
+)
 def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
-    alternatives: int, beside: bool
+    width: int, tokens: int, beside: bool
 ) -> None:
     endpoint = cast(Endpoint, SimpleNamespace(answers=SimpleNamespace(body=body), prompt="prompt"))
     operation = Operation(endpoint, lambda payload: Answer(), call, lambda payload: None)
 
     async def scenario() -> Any:
         usage = RequestUsage()
-        usage.ask_for(alternatives, 1)
+        usage.count_alternatives(output_tokens=131_072, output_width=width)
+        usage.enter(
+            SimpleNamespace(
+                request_index=0,
+                prompt_len=5,
+                num_cached_tokens=0,
+                stats=SimpleNamespace(num_generation_tokens=tokens, first_token_ts=0.0),
+                spec_decode_metrics=None,
+            )
+        )
         set_current_usage(usage)
         return (await operation({})).answer
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.settings import load
 from tests.app.serving.test_engine_requests import MESSAGES, Connect, config, connect, gateway
 
 __all__ = ["config", "connect"]  # fixtures
@@ -66,20 +67,56 @@ def test_what_it_holds_is_served(
     assert reached(connect, path, **body) == (200, None, sequences)
 
 
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids"])
+def test_a_longer_list_than_a_worker_holds_may_be_set_and_is_refused(
+    connect: Connect, name: str
+) -> None:
+    """Catches: a setting of an operator that ends a start."""
+    ids = range(1025)
+    body = {name: {str(token): 1 for token in ids} if name == "logit_bias" else list(ids)}
+    assert reached(connect, CHAT, {"max_token_list": "4096"}, **body) == (400, name, 0)
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (CHAT, {"n": 3, "max_tokens": 10, "logprobs": True, "top_logprobs": 3}, "n"),
-        (CHAT, {"n": 2, "max_tokens": None, "logprobs": True, "top_logprobs": 0}, "n"),
-        (COMPLETIONS, {"n": 3, "max_tokens": 10, "logprobs": 3}, "n"),
-        (COMPLETIONS, {"prompt": ["hi", "ho", "hu"], "max_tokens": 10, "logprobs": 3}, "prompt"),
-        (COMPLETIONS, {"prompt": [[9] * 50] * 2, "max_tokens": 1, "echo": True, "logprobs": 0},
+        (CHAT, {"n": 3, "max_tokens": 50, "logprobs": True, "top_logprobs": 3}, "n"),
+        (CHAT, {"n": 2, "max_tokens": None, "logprobs": True, "top_logprobs": 3}, "n"),
+        (COMPLETIONS, {"n": 3, "max_tokens": 50, "logprobs": 3}, "n"),
+        (COMPLETIONS, {"prompt": ["hi", "ho", "hu"], "max_tokens": 50, "logprobs": 3}, "prompt"),
+        (COMPLETIONS, {"prompt": [[9] * 100] * 2, "max_tokens": 1, "echo": True, "logprobs": 3},
          "prompt"),
+        (COMPLETIONS, {"prompt": [9] * 100, "n": 2, "max_tokens": 1, "echo": True, "logprobs": 3},
+         "n"),
     ],
 )  # fmt: skip
 def test_more_log_probabilities_than_a_request_may_have(
     connect: Connect, path: str, stream: bool, body: dict[str, Any], param: str
 ) -> None:
-    given = {"max_alternatives": "100"}
+    given = {"max_alternatives": "100", "max_logprobs": "3"}
     assert reached(connect, path, given, stream=stream, **body) == (400, param, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sequences"),
+    [
+        (CHAT, {"n": 2, "max_tokens": None, "logprobs": True, "top_logprobs": 5}, 2),
+        (CHAT, {"max_tokens": None, "logprobs": True, "top_logprobs": 20}, 1),
+        (COMPLETIONS, {"n": 2, "max_tokens": 100, "logprobs": 5}, 2),
+        (COMPLETIONS, {"prompt": ["hi", "ho"], "max_tokens": 100, "logprobs": 5}, 2),
+    ],
+)
+def test_as_many_log_probabilities_as_one_choice_can_have_are_served(
+    connect: Connect, path: str, body: dict[str, Any], sequences: int
+) -> None:
+    """Catches: two choices without a limit of the output, which counts as the whole context."""
+    given = {"max_alternatives": "100"}
+    assert reached(connect, path, given, **body) == (200, None, sequences)
+
+
+@pytest.mark.parametrize("context", [32_768, 131_072])
+def test_two_choices_with_five_alternatives_fit_any_context(context: int) -> None:
+    limits = load({}, {}).limits
+    assert limits.alternatives(context) >= 2 * context * (5 + 1)
+    assert limits.alternatives(None) == limits.max_alternatives == limits.alternatives(1024)

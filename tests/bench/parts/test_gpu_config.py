@@ -128,9 +128,8 @@ def test_no_attention_backend_needs_a_cuda_compiler(
         return
     assert {*found.backends, found.head_backend} <= {"FLASH_ATTN", "TRITON_ATTN"}
     assert found.head_threshold is None
-    if gpu == "B200" and preset.startswith(
-        "gemma-4"
-    ):  # heads of 512, which FlashAttention lacks there
+    # Heads of 512, which FlashAttention lacks there.
+    if gpu == "B200" and preset.startswith("gemma-4"):
         assert "TRITON_ATTN" in found.backends
     if gpu != "B200":
         assert found.backends == [found.head_backend] == ["FLASH_ATTN"]

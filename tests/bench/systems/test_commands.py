@@ -39,3 +39,6 @@ def test_every_engine_on_a_gpu_draws_with_the_same_kernels(
     assert command(theirs, shared, 1)[1].get(name) == value
     for method in (ours, theirs):
         assert in_process(method, shared)[1].get(name) == value
+    # As the gateway's engine, where FlashInfer cannot be used.
+    backend = None if on_cpu else "triton"
+    assert in_process(ours, shared)[0].get("gdn_prefill_backend") == backend

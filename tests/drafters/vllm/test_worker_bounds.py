@@ -16,8 +16,7 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 
-from app.validation.field_checks import MAX_SEED
-from drafters.vllm.worker_bounds import beyond_worker
+from drafters.vllm.worker_bounds import MAX_SEED, beyond_worker
 
 WORD_TOKENS = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
 

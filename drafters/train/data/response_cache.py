@@ -16,8 +16,8 @@ from typing import NamedTuple
 from drafters.train.data.token_sequences import Text, Texts
 
 
-class Request(NamedTuple):
-    """A prompt that needs a response."""
+class UnansweredPrompt(NamedTuple):
+    """A prompt without a response."""
 
     prompt: Sequence[int]  # token ids
     repetition: int  # how often the same prompt comes before it
@@ -39,7 +39,7 @@ class ResponseCache:
         for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name)):
             self._take(Texts.load(file))
 
-    def missing(self, prompts: Iterable[Sequence[int]]) -> list[Request]:
+    def missing(self, prompts: Iterable[Sequence[int]]) -> list[UnansweredPrompt]:
         """The requests of `prompts` that have no response, in order."""
         return [
             request
@@ -47,7 +47,7 @@ class ResponseCache:
             if request.repetition >= len(self._of(digest))
         ]
 
-    def add(self, requests: Sequence[Request], responses: Iterable[Text]) -> None:
+    def add(self, requests: Sequence[UnansweredPrompt], responses: Iterable[Text]) -> None:
         """Keep the responses to a part of what was missing, in any order."""
         texts = Texts.of(responses)
         name = hashlib.sha256()
@@ -68,9 +68,9 @@ class ResponseCache:
             self._texts[prompt_digest(text.tokens[: text.prompt].tolist())].append(text)
 
 
-def _requests(prompts: Iterable[Sequence[int]]) -> Iterator[tuple[bytes, Request]]:
+def _requests(prompts: Iterable[Sequence[int]]) -> Iterator[tuple[bytes, UnansweredPrompt]]:
     repetitions: Counter[bytes] = Counter()
     for prompt in prompts:
         digest = prompt_digest(prompt)
-        yield digest, Request(prompt, repetitions[digest])
+        yield digest, UnansweredPrompt(prompt, repetitions[digest])
         repetitions[digest] += 1

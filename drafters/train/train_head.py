@@ -13,7 +13,6 @@ import hashlib
 import os
 import random
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,7 @@ from drafters.model.speculators import save_speculators
 from drafters.train.data.examples import MalformedLine, encode, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import load_mix, save_mix
-from drafters.train.data.response_cache import ResponseCache, prompt_digest
+from drafters.train.data.response_cache import ResponseCache, numbered
 from drafters.train.data.responses import (
     KEY_VARIABLE,
     ResponseServerError,
@@ -200,11 +199,14 @@ def _responses(
     responses: list[Text] = []
     for temperature, part, cache, missing in kinds:
         for start in range(0, len(missing), _PART):
-            requests = missing[start : start + _PART]
-            unanswered = [list(request.prompt) for request in requests]
-            first = prompt_digest(unanswered[0]).hex()
-            seed = random.Random(f"{args.seed} {first} {requests[0].repetition}").randrange(2**31)
-            cache.add(requests, _answers(target, unanswered, temperature, seed, args, progress))
+            unanswered = missing[start : start + _PART]
+            first = unanswered[0]
+            chance = random.Random(f"{args.seed} {first.digest.hex()} {first.repetition}")
+            prompts_of_part = [list(each.prompt) for each in unanswered]
+            seed = chance.randrange(2**31)
+            cache.add(
+                unanswered, _answers(target, prompts_of_part, temperature, seed, args, progress)
+            )
         responses += cache.responses(part)
     # A response of one token has nothing to draft: the target writes the first token itself.
     texts = Texts.of(text for text in responses if len(text.tokens) > text.prompt + 1)
@@ -220,12 +222,10 @@ def _by_temperature(
 
     A prompt itself decides, by chance, and not its place among others.
     """
-    greedy, sampled, repetitions = list[list[int]](), list[list[int]](), Counter[bytes]()
-    for prompt in prompts:
-        digest = prompt_digest(prompt)
-        chance = random.Random(f"{args.seed} {repetitions[digest]} {digest.hex()}").random()
+    greedy, sampled = list[list[int]](), list[list[int]]()
+    for prompt, each in zip(prompts, numbered(prompts), strict=True):
+        chance = random.Random(f"{args.seed} {each.repetition} {each.digest.hex()}").random()
         (sampled if chance < args.sampled_share else greedy).append(prompt)
-        repetitions[digest] += 1
     return [(0.0, greedy), (args.temperature, sampled)]
 
 

@@ -56,10 +56,8 @@ def test_steps_without_drafts_are_seen_where_every_step_has_a_lookup() -> None:
     assert sum(ratios) / 3 > 0.97
 
 
-@pytest.mark.parametrize(("requests", "least"), [(8, 0.94), (16, 0.94)])
-def test_chat_behind_long_contexts_loses_little_to_doubtful_lookups(
-    requests: int, least: float
-) -> None:
+@pytest.mark.parametrize("requests", [8, 16])
+def test_chat_behind_long_contexts_loses_little_to_doubtful_lookups(requests: int) -> None:
     """A request that verifies any draft takes 2 ms more behind 2,000 tokens, and each draft token
     1.2 ms: two cores without matrix units, where no draft pays in chats."""
     hardware = replace(SMOLLM2, base=19e-3, request=9e-4, token=1.2e-3, drafter=3e-3,
@@ -74,7 +72,7 @@ def test_chat_behind_long_contexts_loses_little_to_doubtful_lookups(
         ratios.append(chats.tokens_per_second / plain)
     mean = sum(ratios) / len(ratios)
     print(f"{requests} chats: {mean:.3f} of the tokens without drafts, {min(ratios):.3f} at worst")
-    assert mean > least
+    assert mean > 0.94
 
 
 def test_lookups_alone_are_measured_against_steps_without_drafts() -> None:

@@ -131,13 +131,20 @@ class Client:
             raise RuntimeError(f"{method} {path}: HTTP {status}: {text[:300]}")
         return json.loads(text)
 
-    async def first_model(self) -> str:
-        """Id of the first model that the server lists. Raises RuntimeError if it lists none."""
+    async def models(self) -> list[str]:
+        """Ids of the models that the server lists. Raises RuntimeError if it lists none."""
         answer = await self.json("GET", "/v1/models")
         try:
-            return str(answer["data"][0]["id"])
-        except (IndexError, KeyError, TypeError):
-            raise RuntimeError(f"GET {self._url}/v1/models names no model") from None
+            found = [str(model["id"]) for model in answer["data"]]
+        except (KeyError, TypeError):
+            found = []
+        if not found:
+            raise RuntimeError(f"GET {self._url}/v1/models names no model")
+        return found
+
+    async def first_model(self) -> str:
+        """Id of the first model that the server lists. Raises RuntimeError if it lists none."""
+        return (await self.models())[0]
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         try:

@@ -24,7 +24,8 @@ class Script:
     first_s: float = 0.0  # seconds before the first event
     gap_s: float = 0.0  # seconds between events
     seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # method, path, body
-    pages: dict[str, str] = field(default_factory=dict)  # path -> body of a GET
+    model: str = "m"  # that GET /v1/models lists
+    pages: dict[str, str] = field(default_factory=dict)  # path -> body of another GET
     refuses: tuple[str, ...] = ()  # fields of a body that are answered with a 400
     usage: bool = True
     done: bool = True
@@ -66,7 +67,9 @@ class NullServer(asyncio.Protocol):
         script.seen.append((method, path, payload))
         if method != "POST":
             text = script.pages.get(path, "")
-            known = path in script.pages or method == "PATCH"
+            if path == "/v1/models":
+                text = json.dumps({"data": [{"id": script.model}]})
+            known = bool(text) or path in script.pages or method == "PATCH"
             return self._write("200 OK" if known else "404 Not Found", text or "{}")
         if bad := [name for name in script.refuses if name in payload]:
             return self._write("400 Bad Request", json.dumps({"error": {"message": bad[0]}}))

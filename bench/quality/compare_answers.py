@@ -91,7 +91,8 @@ async def _measure(args: argparse.Namespace, methods: Sequence[Method], journal:
                 client = await fleet.switch(method)
                 await asyncio.sleep(CELL_SETTLE_S)
                 block = prompts[first : first + args.block]
-                cell = await _block(client, fleet.model, args, first, block)
+                model = await fleet.model_of(method)
+                cell = await _block(client, model, args, first, block)
                 journal.add((method.name, first), cell)
                 if cell["failed"]:
                     raise RuntimeError(f"{cell['failed']} failed: {cell['failures'][0]}")

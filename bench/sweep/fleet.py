@@ -22,7 +22,8 @@ class Fleet:
 
     `given` are gateway settings by name; `eagle3` is the EAGLE-3 head; `attached` has the addresses
     of servers that run already, by server name, which are used and never ended. `model_free` names
-    an architecture to run without weights (bench/systems/model_free.py).
+    an architecture to run without weights (bench/systems/model_free.py). `model` is the name of the
+    model on the servers that are started.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Fleet:
         self._attached = dict(attached or {})
         self._servers: dict[str, Server] = {}
         self._clients: dict[str, Client] = {}
+        self._models: dict[str, str] = {}  # of attached servers, by the server's name
         self._stack = AsyncExitStack()
         self.model = self._shared.model
 
@@ -63,6 +65,17 @@ class Fleet:
                 url = await asyncio.to_thread(self._start, method)
             self._clients[name] = await self._stack.enter_async_context(Client(url))
         return self._clients[name]
+
+    async def model_of(self, method: Method) -> str:
+        """The name that the server for `method` has for the model: `model`, or the first one that
+        an attached server lists if it does not list that. Raises RuntimeError if it lists none."""
+        name = method.server
+        if name not in self._attached:
+            return self.model
+        if name not in self._models:
+            listed = await (await self.client(method)).models()
+            self._models[name] = self.model if self.model in listed else listed[0]
+        return self._models[name]
 
     async def switch(self, method: Method) -> Client:
         """Make the server for `method` use it from now on; returns the server's client."""

@@ -86,7 +86,9 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
                 continue
             for method in group:  # before the first cell, since starting slows down running servers
                 await fleet.client(method)
-            client = await _pilot(fleet, group)
+            pilot = _pilot(group)
+            client = await fleet.switch(pilot)
+            work = replace(work, model=await fleet.model_of(pilot))
             work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
             if plan.switchback:
                 await _turns(plan, journal, fleet, group, work, concurrency, report)
@@ -133,6 +135,7 @@ async def _cell(
     report: Report,
 ) -> None:
     client = await fleet.switch(method)
+    work = replace(work, model=await fleet.model_of(method))
     requests = journal.budgets[concurrency]
     found = await run_cell(client, work, concurrency, requests, number)
     journal.add(
@@ -176,11 +179,11 @@ def _key(cell: tuple[int, Method], concurrency: int) -> tuple[str, int, int]:
     return cell[1].name, concurrency, cell[0]
 
 
-async def _pilot(fleet: Fleet, group: Sequence[Method]) -> Client:
-    """The client by which requests are counted, switched to a method without drafts if there is
-    one: the slowest at one user, and among the fastest at many."""
+def _pilot(group: Sequence[Method]) -> Method:
+    """The method by which requests are counted: one without drafts if there is one, the slowest at
+    one user and among the fastest at many."""
     plain = [method for method in group if method.kind in ("none", "plain", "off")]
-    return await fleet.switch((plain or list(group))[0])
+    return (plain or list(group))[0]
 
 
 async def _budget(plan: Plan, client: Client, work: Work, concurrency: int) -> int:

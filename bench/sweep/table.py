@@ -1,7 +1,7 @@
 """The tables of a sweep, as in vLLM's launch article of P-EAGLE.
 
-They have tokens per second, their ratios over no speculation and over EAGLE-3, and those of
-adaptive K over the best fixed K, with intervals.
+They have tokens per second, their ratios over no speculation, over EAGLE-3 and over the head
+without other sources of drafts, and those of adaptive K over the best fixed K, with intervals.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from bench.load.intervals import (
 from bench.systems.method import Method
 from drafters.markdown import columns
 
-# Name of a baseline -> kinds of methods that can be it; vLLM's own server if the plan has it.
-BASES = {"none": ("none", "plain", "off"), "EAGLE-3": ("eagle3",)}
+# Name of a baseline -> kinds or names of methods that can be it, preferred ones first.
+BASES = {
+    "none": ("none", "plain", "off"),
+    "EAGLE-3": ("eagle3",),
+    "the head alone": ("adaptive:head",),
+}
 _BASE = {
     "none": "vLLM's own server without speculation",
     "plain": "this gateway without a head",
     "off": "this gateway at K = 0",
     "eagle3": "vLLM's own server",
+    "adaptive:head": "this gateway, adaptive K without other sources",
 }
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, round) -> figures
@@ -69,7 +74,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """Adaptive K against the best fixed K of the same head at a concurrency.
+    """Adaptive K, of every source if the plan has that, against the best fixed K of the same head
+    at a concurrency.
 
     `unbiased` is the ratio where other rounds choose the best fixed K of a round; it has no
     interval.
@@ -111,12 +117,14 @@ class Table:
     def baseline(self, kinds: Sequence[str], concurrency: int) -> Method | None:
         """The method that ratios are over: the fastest of the first kind that the plan has."""
         kind = self.kind(kinds)
-        there = [m for m in self.methods if m.kind == kind and (m, concurrency) in self.rows]
+        there = [
+            m for m in self.methods if kind in (m.kind, m.name) and (m, concurrency) in self.rows
+        ]
         return max(there, key=lambda m: self.rows[m, concurrency].speed, default=None)
 
     def kind(self, kinds: Sequence[str]) -> str | None:
-        """The first of these kinds that the plan has, which is the same for every concurrency."""
-        planned = {method.kind for method in self.methods}
+        """The first of these kinds or names that the plan has, the same for every concurrency."""
+        planned = {name for method in self.methods for name in (method.kind, method.name)}
         return next((kind for kind in kinds if kind in planned), None)
 
     def _add(self, concurrency: int) -> None:
@@ -166,7 +174,8 @@ class Table:
     def _best(self, concurrency: int, figure: str, head: str) -> Best | None:
         rows = [m for (m, c) in self.rows if c == concurrency and m.head == head]
         there = {method: self.speeds(method, concurrency, figure) for method in rows}
-        adaptive = next((m for m in there if m.kind == "adaptive"), None)
+        found = (m for m in there if m.kind == "adaptive")
+        adaptive = min(found, key=lambda m: bool(m.sources), default=None)  # of all sources first
         if adaptive is None:
             return None
         # A method with far fewer rounds was dropped as too slow (--drop-below).
@@ -184,7 +193,7 @@ class Table:
         """All tables as Markdown that is aligned for a terminal too."""
         lines = ["Output tokens per second (± half of the 95% interval, by bootstrap over rounds):"]
         lines += columns(self._grid(lambda row: pm(row.speed, row.interval, ".0f")))
-        for name in ("none", "EAGLE-3"):
+        for name in BASES:
             if any(name in row.over for row in self.rows.values()):
                 of = _BASE[self.kind(BASES[name]) or ""]
                 lines += ["", f"Over {name} ({of}) in the same rounds:"]

@@ -73,7 +73,7 @@ async def _measure(
         args.workload, PROMPTS, chat=args.chat, seed=args.seed, context=args.context
     )
     async with Fleet(methods, plan["settings"], args.eagle3, logs, tell, attached) as fleet:
-        work: Work | None = None
+        is_equal = False  # whether answers have the length asked for
         for number in range(args.repeats):
             for name in plan["traces"]:
                 order = list(methods)
@@ -82,10 +82,11 @@ async def _measure(
                     if (method.name, name, number) in journal.cells:
                         continue
                     client = await fleet.switch(method)
-                    if work is None:
-                        work = Work(prompts, fleet.model, args.max_tokens, True, args.spread)
-                        if not await takes_ignore_eos(client, work):
-                            raise RuntimeError("the server refuses ignore_eos: work is not equal")
+                    model = await fleet.model_of(method)
+                    work = Work(prompts, model, args.max_tokens, True, args.spread)
+                    if not is_equal and not await takes_ignore_eos(client, work):
+                        raise RuntimeError("the server refuses ignore_eos: work is not equal")
+                    is_equal = True
                     await _one(journal, client, work, method, name, number, args.requests)
 
 

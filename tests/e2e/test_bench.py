@@ -18,7 +18,7 @@ from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems.method import parse
 
-from .gateway import MODEL, Gateway
+from .gateway import Gateway
 from .wire import metric
 
 METHODS = "off,k:3,adaptive"
@@ -58,8 +58,7 @@ def swept(gateway: Gateway, tmp_path: Path, switchback: bool) -> Journal:
 
     async def measure() -> None:
         attached = {"gateway": gateway.url}
-        served = {"served_model_name": MODEL}
-        async with Fleet(methods, served, "", tmp_path, print, attached) as fleet:
+        async with Fleet(methods, {}, "", tmp_path, print, attached) as fleet:
             await sweep(plan, journal, fleet, print)
 
     asyncio.run(measure())

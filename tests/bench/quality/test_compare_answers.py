@@ -46,7 +46,10 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
         protocol_version = "HTTP/1.0"
 
         def do_GET(self) -> None:
-            self._head(404)
+            listed = self.path == "/v1/models"
+            self._head(200 if listed else 404)
+            if listed:
+                self.wfile.write(b'{"data": [{"id": "m"}]}')
 
         def do_PATCH(self) -> None:
             stub.objective = self._body()["objective"]

@@ -156,6 +156,18 @@ def test_turns_are_taken_under_one_load(tmp_path: Path) -> None:
     assert "Adaptive over the best fixed K" in text and "without start and tail" not in text
 
 
+def test_each_attached_server_is_asked_for_its_own_model(tmp_path: Path) -> None:
+    """By the default model's name, where it lists that, or else by the first that it lists."""
+    stock = Script(8, 8, model="org/other")
+    gateway = Script(8, 8, model="smollm2-135m", pages=PagesThatGrow())
+    run(plan(), tmp_path / "a.jsonl", stock, gateway)
+    for_turns = plan(methods="off,k:3", seconds=0.2, switchback=True, settle=0.01)
+    run(for_turns, tmp_path / "b.jsonl", stock, gateway)
+    for script in (stock, gateway):
+        asked = {b["model"] for method, _, b in script.seen if method == "POST"}
+        assert asked == {script.model}
+
+
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +342,19 @@ def test_the_table_divides_within_rounds() -> None:
     text = table.text()
     assert "| 1 | K=7        | 0.990           | 0.990 to 0.990 |" in text
     assert "1.98 ±0.00" in text
+
+
+def test_adaptive_of_all_sources_is_the_one_that_is_compared() -> None:
+    """Wherever it stands in the plan; the head alone is a baseline."""
+    speeds = {"off": [50.0, 25.0], "adaptive:head": [40.0, 20.0], "adaptive": [100.0, 50.0]}
+    table = Table(parse("off,adaptive:head,adaptive"), cells(speeds))
+    assert [best.ratio for best in table.best] == [pytest.approx(2.0)]
+    over = table.rows[Method("adaptive"), 1].over
+    assert {name: ratio for name, (ratio, _) in over.items()} == {
+        "none": pytest.approx(2.0), "the head alone": pytest.approx(2.5),
+    }  # fmt: skip
+    heading = "Over the head alone (this gateway, adaptive K without other sources) in the same"
+    assert heading in table.text()
 
 
 def test_turns_of_equal_time_are_not_rounds_of_equal_work() -> None:

@@ -129,8 +129,7 @@ def test_the_gauge_is_held_against_what_was_measured() -> None:
 def test_run_compares_servers_in_turns(
     serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = {"/v1/models": json.dumps({"data": [{"id": "m"}]})}
-    one, other = Script(4, 8, pages=models), Script(4, 8, gap_s=0.01, pages=models)
+    one, other = Script(4, 8), Script(4, 8, gap_s=0.01)
     out = tmp_path / "run.jsonl"
     code = run.main([
         "--url", f"fast={serve(one)}", "--url", f"slow={serve(other)}/v1", "--concurrency", "2",
@@ -147,10 +146,9 @@ def test_run_compares_servers_in_turns(
 
 
 def test_run_has_open_loops_and_says_what_failed(serve: Any) -> None:
-    models = {"/v1/models": json.dumps({"data": [{"id": "m"}]})}
-    good = ["--url", serve(Script(4, 8, pages=models)), "--rate", "200", "--repeats", "1"]
+    good = ["--url", serve(Script(4, 8)), "--rate", "200", "--repeats", "1"]
     assert run.main([*good, "--requests", "8", "--workload", "completion"]) == 0
-    bad = ["--url", serve(Script(usage=False, pages=models)), "--repeats", "1"]
+    bad = ["--url", serve(Script(usage=False)), "--repeats", "1"]
     assert run.main([*bad, "--workload", "completion"]) == 1
 
 

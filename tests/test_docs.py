@@ -177,6 +177,15 @@ def test_every_page_is_in_the_index() -> None:
     assert pages <= {link.partition("#")[0] for link in linked}
 
 
+def test_contributing_names_every_page_that_is_generated() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
+    modules = sorted(module.stem for module in DOCS.glob("*.py"))
+    assert modules
+    for module in modules:
+        assert f"`docs/{module.replace('_', '-')}.md`" in text
+        assert f"`python -m docs.{module}`" in text
+
+
 def test_each_term_stands_alone() -> None:
     """Every heading of the glossary has a definition of one to four sentences."""
     parts = re.split(r"^### (.+)$", GLOSSARY.read_text("utf-8"), flags=re.MULTILINE)[1:]

@@ -38,6 +38,8 @@ def test_package_chart_and_changelog_have_one_version() -> None:
     chart = yaml.safe_load(read("deploy/helm/aerie/Chart.yaml"))
     newest = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)[0]
     assert [chart["version"], chart["appVersion"], newest] == [version] * 3
+    # The chart takes the image of that tag, so it is the one to push.
+    assert set(re.findall(r"registry\.example/aerie:(\S+)", read("docs/scale.md"))) == {version}
 
 
 def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:

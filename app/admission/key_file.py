@@ -16,8 +16,8 @@ from pathlib import Path
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from app.admission.checksum import with_checksum, without_checksum
-from app.admission.tenants import Tenant, digest_of, parse
+from app.admission.checksum import has_checksum, with_checksum, without_checksum
+from app.admission.tenants import Tenant, digest_of, parse, parse_in_force
 from app.errors import SettingsError
 
 PREFIX = "sk-aerie-"
@@ -70,9 +70,13 @@ def revoke(path: Path, key_id: str) -> None:
 
 def renew_checksum(path: Path) -> None:
     """Write the checksum of what the file holds now. Raises SettingsError for a file that a
-    gateway could not read."""
+    gateway could not read, and for one that has neither a key nor a checksum: with a checksum an
+    emptied file would revoke every key."""
     with _locked(path):
-        _write(path, without_checksum(path.read_text("utf-8")))
+        text = path.read_text("utf-8")
+        if not has_checksum(text):
+            parse_in_force(text, str(path))
+        _write(path, without_checksum(text))
 
 
 def _edit(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:

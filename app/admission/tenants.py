@@ -151,5 +151,9 @@ def parse_in_force(text: str, source: str) -> Keyring:
     """
     ring = parse(text, source)
     if not ring.keys and not checksum.has_checksum(text):
-        raise SettingsError("keys", f"{source}: holds no key; make one with `aerie keys create`")
+        raise SettingsError(
+            "keys",
+            f"{source}: holds no key: restore it from a copy, or make a key with "
+            "`aerie keys create`, which is then the only one",
+        )
     return ring

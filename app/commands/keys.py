@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from app.admission import key_file
-from app.admission.tenants import Tenant, parse
+from app.admission.tenants import Tenant, parse_in_force
 from app.errors import SettingsError
 from app.settings import ENV_PREFIX
 
@@ -47,8 +47,9 @@ def _create(path: Path, options: argparse.Namespace) -> None:
 
 
 def _list(path: Path) -> None:
+    """Print the keys of a file. Raises SettingsError for one that a gateway does not accept."""
     try:
-        ring = parse(path.read_text("utf-8"), str(path))
+        ring = parse_in_force(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError("keys_file", f"{path}: {error}") from None
     for key in ring.keys:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from drafters.config import SOURCES
+from drafters.config import HEAD, SOURCES
 from drafters.control.objective import OBJECTIVES
 from drafters.control.report import PHASES
 
@@ -68,12 +68,12 @@ STEPS_K = Counter(
 )
 DRAFTED = Counter(
     "aerie_drafts_verified_total",
-    "Draft tokens of the head that were verified, by position.",
+    "Draft tokens of the head that were verified, by position; none without a head.",
     ["position"],
 )
 ACCEPTED = Counter(
     "aerie_drafts_accepted_total",
-    "Draft tokens of the head that were accepted, by position.",
+    "Draft tokens of the head that were accepted, by position; none without a head.",
     ["position"],
 )
 SOURCE_DRAFTED = _by(
@@ -235,9 +235,12 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
     for k in range(state["k_max"] + 1):
         steps = grow(STEPS.labels(str(k)), "totals.steps", k)
         STEPS_K.inc(k * steps)
-    for position in range(state["k_max"]):
-        grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
-        grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)
+    if HEAD in state["available_sources"]:
+        # Without a head, K may be that of vLLM's own lookup (V2), and so are these counts: they are
+        # among those of the sources below.
+        for position in range(state["k_max"]):
+            grow(DRAFTED.labels(str(position + 1)), "totals.drafted", position)
+            grow(ACCEPTED.labels(str(position + 1)), "totals.accepted", position)
     for source in SOURCES:
         grow(SOURCE_DRAFTED.labels(source), f"totals.sources.{source}.drafted")
         grow(SOURCE_ACCEPTED.labels(source), f"totals.sources.{source}.accepted")

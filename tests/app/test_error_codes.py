@@ -1,4 +1,4 @@
-"""docs/api.md has every `code` that an error may carry, and no other."""
+"""docs/api.md has every status and `code` that an error may carry, and no other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = re.compile(r'code=f?"([a-z_{}]+)"|invalid\([^()]*, "([a-z_]+)"\)')
+STATUS = re.compile(r"(?:ApiError|_refuse)\(\s*([45]\d\d)\b")
+
+
+def rows_of_errors() -> list[str]:
+    """The rows of the page's table of errors."""
+    errors = (ROOT / "docs" / "api.md").read_text("utf-8").partition("## Errors")[2]
+    return [line for line in errors.partition("\n## ")[0].splitlines() if re.match(r"\| \d", line)]
 
 
 def test_the_page_lists_the_codes_that_the_gateway_gives() -> None:
@@ -15,7 +22,14 @@ def test_the_page_lists_the_codes_that_the_gateway_gives() -> None:
     assert "unsupported_parameter" in made
     made.remove("previous_{what}_not_found")
     made |= {"previous_response_not_found", "previous_item_not_found"}
-    table = (ROOT / "docs" / "api.md").read_text("utf-8").partition("## Errors")[2]
-    rows = [line for line in table.partition("\n## ")[0].splitlines() if re.match(r"\| \d", line)]
-    codes = " ".join(row.split("|")[2] for row in rows)
+    codes = " ".join(row.split("|")[2] for row in rows_of_errors())
     assert set(re.findall(r"`([a-z_]+)`", codes)) == made
+
+
+def test_the_page_lists_the_statuses_that_the_gateway_gives() -> None:
+    texts = [file.read_text("utf-8") for file in (ROOT / "app").rglob("*.py")]
+    given = {status for text in texts for status in STATUS.findall(text)}
+    assert {"408", "431"} <= given
+    given |= {"405"}  # the router's
+    statuses = " ".join(row.split("|")[1] for row in rows_of_errors())
+    assert set(re.findall(r"\d{3}", statuses)) == given

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 from app.admission import key_file
 from app.admission.checksum import with_checksum
 from app.admission.key_store import KeyStore
-from app.admission.tenants import digest_of, parse
+from app.admission.tenants import digest_of, parse, parse_in_force
 from app.cli import main
 from app.errors import SettingsError
 from app.settings import AdmissionSettings
@@ -228,6 +228,45 @@ def test_no_gateway_starts_with_a_bad_file(tmp_path: Path, bad: str) -> None:
         pass
     with pytest.raises(SettingsError, match="keys"):
         KeyStore(AdmissionSettings(keys=bad))
+
+
+@pytest.mark.parametrize("bad", [*BAD_FILES.values(), None], ids=[*BAD_FILES, "missing"])
+def test_the_list_says_what_is_wrong_with_a_bad_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str | None
+) -> None:
+    """What a gateway does not accept, `aerie keys list` does not either, an empty file included."""
+    path = tmp_path / "keys.toml"
+    if bad is not None:
+        path.write_text(bad)
+    assert main(["keys", "list", "--keys-file", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "keys.toml: " in shown.err
+
+
+def test_who_makes_a_key_in_a_file_without_any_is_told_that_it_is_the_only_one() -> None:
+    with pytest.raises(SettingsError, match="restore it from a copy, or make"):
+        parse_in_force("", "test")
+
+
+@pytest.mark.parametrize("name", ["empty", "blank", "comments", "no keys"])
+def test_no_checksum_makes_an_emptied_file_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(BAD_FILES[name])
+    assert main(["keys", "checksum", "--keys-file", str(path)]) == 2
+    assert "holds no key" in capsys.readouterr().err
+    assert path.read_text() == BAD_FILES[name]
+
+
+def test_limits_can_be_changed_after_the_last_key_was_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key_id, _ = key_file.create(path, "a", {"max_k": 1}, admin=False, now=datetime.now(UTC))
+    key_file.revoke(path, key_id)
+    path.write_text(path.read_text().replace("max_k = 1", "max_k = 2"))
+    assert main(["keys", "checksum", "--keys-file", str(path)]) == 0
+    assert parse_in_force(path.read_text(), "test").tenants["a"].max_k == 2
 
 
 def test_a_file_that_is_gone_or_none_changes_nothing(tmp_path: Path) -> None:

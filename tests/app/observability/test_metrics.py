@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from prometheus_client import Counter, Gauge, Histogram
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from app.admission.limiter import Kind
 from app.engine.supervisor import DIED, HUNG
 from app.observability import metrics
+from drafters.config import HEAD, LOOKUP
+from drafters.control.controller import Controller
+from drafters.control.policy import Load, Step
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 EXPORTED = {
@@ -36,6 +40,29 @@ def test_each_metric_is_in_the_docs() -> None:
 
 def test_the_docs_name_no_other() -> None:
     assert not WRITTEN - EXPORTED
+
+
+@pytest.mark.parametrize(("drafter", "by_position"), [(HEAD, [2.0, 1.0]), (LOOKUP, [0.0, 0.0])])
+def test_positions_are_those_of_the_heads_drafts_alone(
+    drafter: str, by_position: list[float]
+) -> None:
+    """Where vLLM's own lookup drafts in place of a head, its drafts are counted as lookups."""
+
+    def counted() -> list[float]:
+        samples = (
+            ("aerie_drafts_verified_total", {"position": "1"}),
+            ("aerie_drafts_accepted_total", {"position": "1"}),
+            ("aerie_source_drafts_verified_total", {"source": drafter}),
+        )
+        return [REGISTRY.get_sample_value(name, labels) or 0.0 for name, labels in samples]
+
+    policy = Controller(2, drafter=drafter)
+    empty, before = policy.snapshot(), counted()
+    load = Load(2, draft_tokens=4)
+    policy.observe(Step(load, 2, 0.01, 3, drafted=(2, 2), accepted=(1, 0)))
+    metrics.count_speculation(policy.snapshot(), empty)
+    grown = [now - then for now, then in zip(counted(), before, strict=True)]
+    assert grown == [*by_position, 4.0]
 
 
 def test_what_a_label_can_be_is_there_from_the_start() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.observability import metrics
+from app.observability.exposition import EXPOSITION
 from docs.metrics import PAGE, RULES, exported, page
 
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
@@ -31,6 +32,13 @@ def test_values_of_labels_are_those_that_the_help_names() -> None:
     for name, value in used:
         [family] = getattr(metrics, name).describe()
         assert value in re.split(r"\W+", family.documentation.rpartition(": ")[2]), (name, value)
+
+
+def test_metrics_of_the_process_that_rules_use_are_exported() -> None:
+    rules = "".join(file.read_text("utf-8") for file in RULES.glob("*.yml"))
+    used = set(re.findall(r"\bprocess_\w+", rules))
+    assert used
+    assert used <= {family.name for family in EXPOSITION.collect()}
 
 
 @pytest.mark.parametrize("file", sorted(PLACES), ids=lambda file: str(file.name))

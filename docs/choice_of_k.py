@@ -39,9 +39,10 @@ SmolLM2-135M on two cores.
 {example} requests are running. Steps were timed at each K, and of {drafts:,} drafts {first} were
 accepted at the first position, {second} also at the second, and so on.
 
-Tokens of a step: each request makes one by itself, and as many as are accepted on average.
+Tokens of a step: each request makes one by itself, and as many as are accepted on average. `si` is
+the share of drafts that are accepted up to position i.
 
-    tokens(K) = requests * (1 + p1 + p2 + ... + pK),  p1 = {p1}, p2 = {p2}, ...
+    tokens(K) = requests * (1 + s1 + s2 + ... + sK),  s1 = {s1}, s2 = {s2}, ...
     tokens({best}) = {example} * (1 + {sum}) = {tokens}
 
 Tokens per second: divide by the seconds of a step. The best K is marked.
@@ -70,7 +71,8 @@ computes, and a step takes 110 ms instead of 39: K = 0 is best.
 4. `Acceptance` counts them. `CostTable` averages the seconds of *steady* steps: those that verify
    as many draft tokens as they draft. `ReadCosts` learns what prompts take.
 5. From these, `choose` predicts every K again (`predictions.py`), at once when the batch changes
-   and else every few steps.
+   and else every few steps. At K > 0 the drafter also reads every prompt: its seconds for that,
+   averaged per output token, are added to those of the step.
 
 On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen, and a fixed K that is
 none of them becomes the next smaller one. A step between two of them counts for the larger one, as
@@ -143,8 +145,8 @@ def page() -> str:
         drafts=DRAFTS,
         first=ACCEPTED[0],
         second=ACCEPTED[1],
-        p1=shares[0],
-        p2=shares[1],
+        s1=shares[0],
+        s2=shares[1],
         best=best["k"],
         sum=f"{sum(shares[: best['k']]):.3f}",
         tokens=f"{best['step_tokens']:.2f}",

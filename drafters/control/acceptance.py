@@ -19,8 +19,10 @@ class Acceptance:
 
     def __init__(self, k_max: int, tuning: Tuning) -> None:
         self._tuning = tuning
-        self._hits = [0.0] * k_max  # accepted draft tokens by position, less those that have faded
-        self.trials = [0.0] * k_max  # verified ones of which the predecessors were accepted, so too
+        # Decayed counts by position: draft tokens that were verified after all before them had been
+        # accepted (`trials`), and how many of these were accepted too (`_hits`).
+        self._hits = [0.0] * k_max
+        self.trials = [0.0] * k_max
         if k_max:
             self.trials[0] = tuning.prior_trials
             self._hits[0] = tuning.prior_trials * tuning.prior_acceptance

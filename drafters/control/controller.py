@@ -26,11 +26,11 @@ from drafters.control.tuning import Tuning
 
 @dataclass(slots=True)
 class LeavingZero:
-    """What K = 0 has cost since drafts promised more, against the price of leaving it."""
+    """What staying at K = 0 has lost so far, and what leaving it costs: the drafter's catch-up."""
 
-    forgone_seconds: float = 0.0  # that drafts would have saved; 0 while they promise nothing
-    catch_up_seconds: float = 0.0  # that the drafter would have read when they first did
-    is_free: bool = False  # leave at once: somebody has just switched drafts on
+    forgone_seconds: float = 0.0  # that K > 0 would have saved since it became better; else 0
+    catch_up_seconds: float = 0.0  # in which the drafter would catch up: the least since then
+    is_free: bool = False  # leave at once: an operator has just switched drafts on
 
 
 class Controller:
@@ -48,11 +48,11 @@ class Controller:
         objective: Objective | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. Of a fixed K
-        that is none of them it takes the next smaller one. `lookup_tokens` is the most draft tokens
-        of a lookup, 0 if there are none, and `span_tokens` those of a grammar's forced span.
-        `drafter` is the source whose K is chosen: vLLM's own lookup, where it is no head. Raises
-        ValueError for other `ks`, and if two sources have one name."""
+        """`ks` are the K that may be chosen, rising from 0 to `k_max`: by default all. A fixed K
+        that is not among them becomes the next smaller one. `lookup_tokens` and `span_tokens` are
+        the most draft tokens of a lookup and of a grammar's forced span, 0 for none. `drafter` is
+        the source whose K is chosen: the head, or vLLM's own lookup on an engine without a head.
+        Raises ValueError for other `ks`, or if `drafter` is also one of the sources beside it."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
@@ -73,13 +73,13 @@ class Controller:
         self._steps = 0  # observed
         self._busy_s = 0.0  # seconds of all steps
         self._load = Load(0)  # the latest
-        self._batch_steps = 0  # for which its batch has lasted
+        self._batch_steps = 0  # since the batch last changed to another bucket (`bucket_of`)
         self._probes = ProbeBudget(self._tuning)
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. Cells
-        of a K that may not be chosen teach nothing."""
+        """Start again from measured costs. What was learnt and counted in `totals` is dropped, as
+        no user sent those steps. Cells of a K that is not in `ks` are ignored."""
         self.costs = CostTable(self.ks, self._tuning)
         cells = list(cells)
         self.costs.load(cell for cell in cells if cell.k in self.ks)
@@ -224,10 +224,11 @@ class Controller:
         self._leaving_zero = LeavingZero()
 
     def _pays_to_leave_zero(self, predictions: Predictions) -> bool:
-        """Whether drafts would by now have saved what the drafter must read before it can draft.
+        """Count what a step at K = 0 loses, and return whether drafts would by now have saved as
+        many seconds as the drafter needs to catch up.
 
-        That is the rule of ski rental (Karlin et al., 1988): it costs at most twice what it would
-        to know how long the load stays.
+        This is the ski-rental rule (Karlin et al., 1988): the cost is at most twice that of knowing
+        in advance how long the load will last.
         """
         account = self._leaving_zero
         if account.is_free:
@@ -252,9 +253,10 @@ class Controller:
     # Probes
 
     def _begin_probe(self, predictions: Predictions) -> None:
-        """Begin a probe if one may be worth it, may be afforded and lasts no longer than its batch.
+        """Begin a probe if another K may be better, the budget covers the expected loss, and the
+        batch has already lasted as many steps as the probe will take.
 
-        At K = 0 a batch need not last: what the drafter has to read only grows.
+        At K = 0 the age of the batch does not matter: to wait only adds to the catch-up.
         """
         k = self._k_to_probe(predictions)
         if k is None:
@@ -269,9 +271,12 @@ class Controller:
             self._probe = self._probes.begin(k, self._k)
 
     def _k_to_probe(self, predictions: Predictions) -> int | None:
-        """The K that may be better than the one in force with all uncertainty in its favour; or
-        K = 0 of all sources, from which savings are counted, if its cost is less certain than a
-        probe's."""
+        """The K to probe, or None.
+
+        K = 0 comes first, without drafts of any source, if its cost is less certain than a probe
+        would make it: the speed-up is measured against it. Otherwise the K with the highest
+        optimistic value, if that is above the value of the K in force.
+        """
         by_k = predictions.by_k
         drafts = self._k or self._planner.others_draft
         if drafts and by_k[0].variance > self._tuning.step_noise / self._tuning.probe_steps:
@@ -320,6 +325,7 @@ class Controller:
             expected = predictions.by_k[self._k_of_drafts(load)]
             # Subtract the prompt reading that the K in force would also do.
             seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
+            # Expected tokens vary less than counted ones, but leave out lookups and spans.
             made = step.tokens if step.others else expected.tokens
             self._probes.charge(probe, seconds * rate - made)
         was_last = step.k != probe.k or probe.k == self._k

@@ -82,7 +82,7 @@ class Predictor:
         costs = self._costs.row(load.requests)
         tokens_by_k = self._acceptance.tokens(load)
         read_seconds = self._read_seconds_per_output_token()
-        # Of a step of late: the prompt of one step must not decide about those that follow.
+        # The recent average, not this load's prompt: predictions hold for later steps too.
         prompt_seconds = self._traffic.prompt_tokens * self._read_costs.target.seconds
         seconds, variances, tokens, goodput, tpots = [], [], [], [], []
         for k in self._ks:
@@ -115,7 +115,8 @@ class Predictor:
         return Predictions(load, step, by_k)
 
     def _read_seconds_per_output_token(self) -> float:
-        """Seconds in which a drafter that drafts reads prompts, for each output token."""
+        """Seconds that the drafter spends on prompts at K > 0, for each output token; 0 until its
+        reading has been measured."""
         if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
             return 0.0
         prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens

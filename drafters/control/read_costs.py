@@ -1,4 +1,4 @@
-"""Seconds that the target and the drafter take to read tokens which no step has made."""
+"""Seconds per token to read: prompts, and for the drafter also the tokens that it has missed."""
 
 from __future__ import annotations
 

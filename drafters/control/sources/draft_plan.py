@@ -34,12 +34,14 @@ class DraftPlan(NamedTuple):
     """What each source of drafts is worth in a step, in tokens."""
 
     lookups: tuple[Worth, ...]  # by class of the match
-    head_k: int = 0  # the head's draft tokens with the largest gain beside lookups, K at most
-    head_gain: float = 0.0  # of a request that the head drafts as many for; 0 where none pays
-    alone_gain: float = 0.0  # the same at the step's K, which was chosen for steps without lookups
+    # If some request has a lookup that pays: the head's draft tokens with the largest gain, at most
+    # K, and that gain for one request, before the price of the pass. 0 where no number pays.
+    head_k: int = 0
+    head_gain: float = 0.0
+    alone_gain: float = 0.0  # if no request has one: the head's gain for one request at K
     pass_price: float = 0.0  # of a pass of the head for one request
-    further_price: float = 0.0  # of each further request in it
-    read_price: float = 0.0  # of each token that the head has not read yet
+    further_price: float = 0.0  # added for each further request of the pass
+    read_price: float = 0.0  # of each token that the head must read first
     spans: tuple[float, ...] = ()  # gains of the first n tokens of a grammar's forced span, by n
 
     def without_lookups(self) -> DraftPlan:
@@ -79,10 +81,12 @@ def choose_sources(
 ) -> SourceChoice:
     """Choose the better source for each request, and whether the head's pass pays.
 
-    The pass runs if what it gains over the lookups is more than its price. It runs in any case if
-    it `reads_prompts`, and at the `k` that was chosen if no request has a lookup that pays. A
-    request that the head has left behind waits until the head would have gained what catching up
-    costs: that is the rule of ski rental (Karlin et al., 1988). Adds to `forgone` of candidates.
+    If no request has a lookup that pays, the head drafts `k` tokens, as the controller chose. If
+    some have, it drafts `plan.head_k` at most, and its pass runs only if it gains more over the
+    lookups than its price. That price is not asked if the pass runs anyway, because it
+    `reads_prompts`. A request with tokens that the head has not read waits until the gain that it
+    missed meanwhile (`forgone`, updated here) covers their reading: the ski-rental rule (Karlin et
+    al., 1988).
     """
     worth = [
         plan.lookups[match_class(each.match)] if each.match and each.limit else Worth()

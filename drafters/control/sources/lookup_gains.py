@@ -109,8 +109,8 @@ class LookupGains:
     # What was learnt
 
     def tokens_per_second(self, load: Load, expected: float) -> float:
-        """The tokens of a second in steps of about this load, from those of late; `expected` of the
-        head alone counts as much as four steps."""
+        """Tokens per second of recent steps of about this batch, all sources together. It begins at
+        `expected`, that of the head alone, which weighs as four tokens of each request."""
         if bucket_of(load.requests) != self._bucket or not self._seconds:
             return expected
         prior_s = 4.0 * load.requests / expected
@@ -154,8 +154,8 @@ class LookupGains:
         )
 
     def _verify_seconds(self, requests: int) -> list[float]:
-        """Seconds that verifying n draft tokens of a request takes, by n, where all requests of the
-        batch have as many. Beyond the most that was measured it goes on in proportion."""
+        """Seconds that verifying n draft tokens adds to a step, per request, by n, if all requests
+        have n. Beyond the largest n that was measured, seconds are proportional to n."""
         row = self.verification.row(requests)
         measured = max(self.verification.ks_measured(requests), default=0)
         seconds = [(row[n].seconds - row[0].seconds) / requests for n in row]

@@ -88,7 +88,7 @@ FAULTS = {
     "drafters/control/predictions.py": Faults(
         "control/test_predictions control/test_package",
         [
-            ("prompt_share * self._read_costs.drafter_price", "0.0"),
+            ("prompt_share * self._read_costs.drafter_seconds_per_token", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
         ],
     ),

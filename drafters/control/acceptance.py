@@ -47,7 +47,7 @@ class Acceptance:
             drafted_before = float(count)
             accepted_before = float(hits)
 
-    def doubt(self, trials: float) -> None:
+    def limit_trials(self, trials: float) -> None:
         """Let what was seen so far weigh no more than `trials` first draft tokens: another head
         drafts from now on, much like the one before."""
         if self.trials and self.trials[0] > trials:

@@ -127,7 +127,7 @@ class Controller:
     def head_changed(self) -> None:
         """Go on from the rates of the head before, and let what the new one shows soon outweigh
         them."""
-        self.acceptance.doubt(self._tuning.swapped_trials)
+        self.acceptance.limit_trials(self._tuning.swapped_trials)
         self._predictions = None
 
     @property
@@ -245,7 +245,7 @@ class Controller:
     def _catch_up_seconds(self, load: Load) -> float:
         """Seconds in which the drafter reads what it has not, if it is switched on now."""
         unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
-        return self._read_costs.drafter_price * (unread + load.prefill_tokens)
+        return self._read_costs.drafter_seconds_per_token * (unread + load.prefill_tokens)
 
     def _predict(self, load: Load) -> Predictions:
         return self._predictor.predict(load, self._objective, self._steps)

@@ -78,7 +78,11 @@ class SourcePlanner:
     ) -> DraftPlan:
         rate = predictions.by_k[k].steady_tokens_per_second
         plan = lookups.plan(
-            load, k, self._head_acceptance.survival(), self._read_costs.drafter_price, rate
+            load,
+            k,
+            self._head_acceptance.survival(),
+            self._read_costs.drafter_seconds_per_token,
+            rate,
         )
         if LOOKUP not in self._in_use:
             plan = plan.without_lookups()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,13 @@ from drafters.control.learning import StepLearner
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
 from drafters.control.predictions import Predictions, Predictor
-from drafters.control.probes import Probe, ProbeBudget
+from drafters.control.probes import (
+    Probe,
+    ProbeBudget,
+    k_to_probe,
+    probe_loss_seconds,
+    steps_of_probe,
+)
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.sources.draft_plan import DraftPlan
@@ -258,61 +263,23 @@ class Controller:
 
         At K = 0 the age of the batch does not matter: to wait only adds to the catch-up.
         """
-        k = self._k_to_probe(predictions)
+        k = k_to_probe(
+            predictions,
+            self._k,
+            self._tuning,
+            drafter_may_draft=self._uses(self._drafter),
+            others_may_draft=self._planner.others_draft,
+        )
         if k is None:
             return
-        plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
-        steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
+        steps = steps_of_probe(predictions, k, self._tuning)
         if self._k and self._batch_steps < steps:
             return
         rate = self._planner.tokens_per_second(predictions, self._k)
-        lost_seconds = self._probe_loss_seconds(predictions, k, steps)
+        catch_up_s = self._catch_up_seconds(predictions.load) if k and self._k == 0 else 0.0
+        lost_seconds = probe_loss_seconds(predictions, k, rate, catch_up_s, self._tuning)
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
-
-    def _k_to_probe(self, predictions: Predictions) -> int | None:
-        """The K to probe, or None.
-
-        K = 0 comes first, without drafts of any source, if its cost is less certain than a probe
-        would make it: the speed-up is measured against it. Otherwise the K with the highest
-        optimistic value, if that is above the value of the K in force.
-        """
-        by_k = predictions.by_k
-        drafts = self._k or self._planner.others_draft
-        if drafts and by_k[0].variance > self._tuning.step_noise / self._tuning.probe_steps:
-            return 0
-        if not self._uses(self._drafter):
-            return None
-        load = predictions.load
-        seen = {load.draft_tokens_at(self._k)}  # where limits make two K alike, one is enough
-        others = []
-        for k in self.ks:
-            if (count := load.draft_tokens_at(k)) not in seen:
-                seen.add(count)
-                others.append(k)
-        k = max(others, key=lambda k: by_k[k].optimistic_value, default=self._k)
-        return k if by_k[k].optimistic_value > by_k[self._k].value and k != self._k else None
-
-    def _probe_seconds(self, predictions: Predictions, k: int) -> float:
-        """Seconds of a steady step of a probe, with uncertainty in its favour: an estimate that is
-        too high must not forbid the probe that would correct it."""
-        by_k = predictions.by_k
-        # Fewer draft tokens never take longer.
-        seconds = min(by_k[k].seconds, by_k[max(k, self._k)].seconds)
-        if k == 0:
-            return seconds
-        least = seconds * by_k[k].value / by_k[k].optimistic_value
-        return max(least, min(by_k[0].seconds, seconds))
-
-    def _probe_loss_seconds(self, predictions: Predictions, k: int, steps: float) -> float:
-        """Seconds that a probe of `steps` steps is expected to lose to the K in force."""
-        rate = self._planner.tokens_per_second(predictions, self._k)
-        seconds = self._probe_seconds(predictions, k)
-        lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
-        if k and self._k == 0:
-            cheap = math.exp(-self._tuning.optimism * self._tuning.read_cost_deviation)
-            lost += self._catch_up_seconds(predictions.load) * cheap
-        return lost
 
     def _charge_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
@@ -320,7 +287,7 @@ class Controller:
         load = step.load
         predictions = self._predict(load)
         rate = self._planner.tokens_per_second(predictions, self._k)
-        probe.observed |= step.k == probe.k and not step.looked_up
+        probe.note(step)
         if probe.observed:
             expected = predictions.by_k[self._k_of_drafts(load)]
             # Subtract the prompt reading that the K in force would also do.
@@ -328,8 +295,7 @@ class Controller:
             # Expected tokens vary less than counted ones, but leave out lookups and spans.
             made = step.tokens if step.others else expected.tokens
             self._probes.charge(probe, seconds * rate - made)
-        was_last = step.k != probe.k or probe.k == self._k
-        if probe.steps_to_choose == 0 and was_last:
+        if probe.ends_with(step, self._k):
             self._probes.end(probe, rate)
             self._probe = None
 
@@ -359,15 +325,11 @@ class Controller:
         self._traffic.note_drafter(step)
         self._totals.add(step, self._learner.plain_seconds(step))
 
-    def without_drafts(self, step: Step) -> float:
-        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
-        return self._learner.plain_seconds(step)
-
     # The state
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
-        load = self._load._replace(prefill_tokens=0) if self._load.requests else Load(1)
+        load = self._load if self._load.requests else Load(1)
         costs = []
         if self.costs.measured:
             predictions = self._predict(load).by_k.values()

@@ -100,7 +100,7 @@ tells what lookups are worth while none is tried, and a failed lookup does not c
 head. Seconds are learnt in two parts: those of the target, by the mean number of draft tokens that
 it verifies, and those of the head's pass. So each price is known without the other. Where few of
 many requests have drafts, what the step took beyond a plain one is scaled up to one draft token of
-each (`lookup_gains.py`).
+each (`verification_costs.py`).
 
 On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
 absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and
@@ -126,10 +126,10 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
   deviations at most.
 
 `Objective` can fix K, switch drafts off, or hold a time per token
-([speculation.md](speculation.md#objectives)). `without_drafts` estimates what the tokens of a step
-would have taken at K = 0: the speed-up is counted from that. Constants are in `tuning.py`, each
-with its reason. Why the controller has these parts and no others:
-[decision 0027](decisions/0027-readable-controller.md).
+([speculation.md](speculation.md#objectives)). `StepLearner.plain_seconds` estimates what the tokens
+of a step would have taken at K = 0. The speed-up is counted from their sum, `totals.plain_seconds`
+of the state. Constants are in `tuning.py`, each with its reason. Why the controller has these parts
+and no others: [decision 0027](decisions/0027-readable-controller.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Every constant of the controller, in one place."""
+"""Every constant of the controller, in one place. The classes of matches are in `draft_plan`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class Tuning:
     # Proportions by which a measured pass of the head is carried to other batches and K.
     pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
     rate_memory_steps: float = 32.0  # steps in the average of tokens per second
+    rate_prior_tokens: float = 4.0  # of each request, that the expected rate weighs in that average
+    # A step teaches the cost of the nearest whole number of draft tokens per request. Its seconds
+    # are scaled to that number first, unless it differs by a smaller share than this.
+    unscaled_share: float = 0.1
 
     # Seconds of a steady step.
     step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%

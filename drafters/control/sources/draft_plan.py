@@ -33,7 +33,7 @@ class Worth(NamedTuple):
 
 def best_worth(survival: Sequence[float], prices: Sequence[float]) -> Worth:
     """The number of draft tokens with the largest gain. `survival[i]` is the share of drafts that
-    are accepted up to position i, `prices[n]` that of verifying n draft tokens."""
+    are accepted up to position i, `prices[n]` the price of verifying n draft tokens, in tokens."""
     gains = [right - price for right, price in zip(accumulate(survival), prices[1:], strict=False)]
     tokens = max(range(len(gains)), key=gains.__getitem__)
     return Worth(tokens + 1, gains[tokens]) if gains[tokens] > 0.0 else Worth()
@@ -47,7 +47,8 @@ class DraftPlan(NamedTuple):
     # K, and that gain for one request, before the price of the pass. 0 where no number pays.
     head_k: int = 0
     head_gain: float = 0.0
-    alone_gain: float = 0.0  # if no request has one: the head's gain for one request at K
+    # If no request has one: the head's gain for one request at K, at least what the pass costs it.
+    alone_gain: float = 0.0
     pass_price: float = 0.0  # of a pass of the head for one request
     further_price: float = 0.0  # added for each further request of the pass
     read_price: float = 0.0  # of each token that the head must read first

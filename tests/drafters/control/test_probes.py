@@ -32,7 +32,9 @@ def predicted(
     return controller._predictor.predict(Load(REQUESTS), objective or Objective(), 0)
 
 
-def probed(predictions: Predictions, k: int, drafter: bool = True, others: bool = False) -> object:
+def probed(
+    predictions: Predictions, k: int, drafter: bool = True, others: bool = False
+) -> int | None:
     return k_to_probe(predictions, k, TUNING, drafter_may_draft=drafter, others_may_draft=others)
 
 

@@ -57,7 +57,7 @@ FAULTS = {
         ],
     ),
     "drafters/control/traffic.py": Faults(
-        "control/test_controller",
+        "control/test_traffic",
         [
             ("self.unread_tokens_per_request = 0.0\n            return", "return"),
         ],

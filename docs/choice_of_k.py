@@ -39,9 +39,10 @@ SmolLM2-135M on two cores.
 {example} requests are running. Steps were timed at each K, and of {drafts:,} drafts {first} were
 accepted at the first position, {second} also at the second, and so on.
 
-Tokens of a step: each request makes one by itself, and as many as are accepted on average.
+Tokens of a step: each request makes one by itself, and as many as are accepted on average. `si` is
+the share of drafts that are accepted up to position i.
 
-    tokens(K) = requests * (1 + p1 + p2 + ... + pK),  p1 = {p1}, p2 = {p2}, ...
+    tokens(K) = requests * (1 + s1 + s2 + ... + sK),  s1 = {s1}, s2 = {s2}, ...
     tokens({best}) = {example} * (1 + {sum}) = {tokens}
 
 Tokens per second: divide by the seconds of a step. The best K is marked.
@@ -70,7 +71,8 @@ computes, and a step takes 110 ms instead of 39: K = 0 is best.
 4. `Acceptance` counts them. `CostTable` averages the seconds of *steady* steps: those that verify
    as many draft tokens as they draft. `ReadCosts` learns what prompts take.
 5. From these, `choose` predicts every K again (`predictions.py`), at once when the batch changes
-   and else every few steps.
+   and else every few steps. At K > 0 the drafter also reads every prompt: its seconds for that,
+   averaged per output token, are added to those of the step.
 
 On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen, and a fixed K that is
 none of them becomes the next smaller one. A step between two of them counts for the larger one, as
@@ -98,7 +100,7 @@ tells what lookups are worth while none is tried, and a failed lookup does not c
 head. Seconds are learnt in two parts: those of the target, by the mean number of draft tokens that
 it verifies, and those of the head's pass. So each price is known without the other. Where few of
 many requests have drafts, what the step took beyond a plain one is scaled up to one draft token of
-each (`lookup_gains.py`).
+each (`verification_costs.py`).
 
 On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
 absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and
@@ -124,10 +126,10 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
   deviations at most.
 
 `Objective` can fix K, switch drafts off, or hold a time per token
-([speculation.md](speculation.md#objectives)). `without_drafts` estimates what the tokens of a step
-would have taken at K = 0: the speed-up is counted from that. Constants are in `tuning.py`, each
-with its reason. Why the controller has these parts and no others:
-[decision 0027](decisions/0027-readable-controller.md).
+([speculation.md](speculation.md#objectives)). `StepLearner.plain_seconds` estimates what the tokens
+of a step would have taken at K = 0. The speed-up is counted from their sum, `totals.plain_seconds`
+of the state. Constants are in `tuning.py`, each with its reason. Why the controller has these parts
+and no others: [decision 0027](decisions/0027-readable-controller.md).
 """
 
 
@@ -143,8 +145,8 @@ def page() -> str:
         drafts=DRAFTS,
         first=ACCEPTED[0],
         second=ACCEPTED[1],
-        p1=shares[0],
-        p2=shares[1],
+        s1=shares[0],
+        s2=shares[1],
         best=best["k"],
         sum=f"{sum(shares[: best['k']]):.3f}",
         tokens=f"{best['step_tokens']:.2f}",

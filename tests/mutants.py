@@ -57,7 +57,7 @@ FAULTS = {
         ],
     ),
     "drafters/control/traffic.py": Faults(
-        "control/test_controller",
+        "control/test_traffic",
         [
             ("self.unread_tokens_per_request = 0.0\n            return", "return"),
         ],
@@ -65,9 +65,12 @@ FAULTS = {
     "drafters/control/learning.py": Faults(
         "control/test_learning control/sources/test_choice",
         [
-            ("if k_drafted != k_verified or step.looked_up:", "if step.looked_up:"),
-            ("if not k_drafted and not self._traffic.is_settled:", "if False:"),
-            ("seconds = step.seconds - reading_s", "seconds = step.seconds"),
+            ("if k_drafted != self._k_verified(step) or step.looked_up:", "if step.looked_up:"),
+            ("return k_drafted > 0 or self._traffic.is_settled", "return True"),
+            (
+                "self._k_verified(step), step.seconds - reading_s",
+                "self._k_verified(step), step.seconds",
+            ),
             ("if step.others or step.looked_up:", "if False:"),
         ],
     ),
@@ -76,39 +79,54 @@ FAULTS = {
         [
             ("(1.0 + self._tuning.hysteresis)", "1.0"),
             ("return account.forgone_seconds >= account.catch_up_seconds", "return True"),
-            ("self._leaving_zero.is_free = turns_on", "pass"),
+            ("self._leaving_zero.is_free = self._uses(self._drafter) and not drafted", "pass"),
             ("self._probes.allowance_tokens >= lost_seconds * rate", "True"),
-            (
-                "lost = seconds * rate - predictions.by_k[k_verified].tokens",
-                "lost = seconds * rate",
-            ),
+            ("seconds * rate - made)", "seconds * rate)"),
             ("if self._k and self._batch_steps < steps:", "if False:"),
         ],
     ),
     "drafters/control/predictions.py": Faults(
         "control/test_predictions control/test_package",
         [
-            ("prompt_share * self._read_costs.drafter_price", "0.0"),
+            ("prompt_share * self._read_costs.drafter_seconds_per_token", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
+            ("read_s = target_s + drafter_read_s if k else target_s", "read_s = target_s"),
+            ("min(target_s, drafter_s)", "drafter_s"),
+        ],
+    ),
+    "drafters/control/probes.py": Faults(
+        "control/test_probes control/test_probe_loss",
+        [
+            ("by_k[k].seconds / by_k[k].optimism", "by_k[k].seconds"),
+            ("if not drafter_may_draft:", "if False:"),
+            ("lost + catch_up_s", "lost + 0.0"),
         ],
     ),
     "drafters/control/sources/planner.py": Faults(
         "control/sources/test_planner",
         [
-            ("if LOOKUP not in self._in_use:", "if False:"),
+            ("self._lookups is not None and LOOKUP in self._in_use", "self._lookups is not None"),
+            ("beside = best_worth(survival, prices)", "beside = best_worth(survival, [0.0] * 99)"),
         ],
     ),
     "drafters/control/sources/draft_plan.py": Faults(
         "control/sources/test_draft_plan",
         [
-            ("if each.forgone >= plan.read_price * each.unread:", "if True:"),
+            ("if candidate.forgone >= plan.read_price * candidate.unread:", "if True:"),
             ("if gained <= price:", "if False:"),
         ],
     ),
     "drafters/control/sources/lookup_gains.py": Faults(
         "control/sources/test_lookup_gains",
         [
+            ("histograms[index][1][equal] += 1", "histograms[index][1][compared] += 1"),
+        ],
+    ),
+    "drafters/control/sources/verification_costs.py": Faults(
+        "control/sources/test_verification_costs",
+        [
             ("if mean or settled:", "if True:"),
+            ("scaled = plain + max(0.0, share * (seconds - plain))", "scaled = seconds"),
             ("step.draft_seconds - reading_s", "reading_s"),
         ],
     ),

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 LOG_INTERVAL_S = 60.0  # least time between log lines that say whether drafts are made, and why
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
-LARGEST_BATCH = 64  # measured at start-up; beyond it the fitted cost extrapolates
+LARGEST_BATCH = 64  # measured at start-up; larger batches are estimated from the nearest one
 STEPS = 4  # measured at each batch and K
 
 

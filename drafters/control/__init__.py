@@ -7,7 +7,9 @@ most tokens per second:
 
 `si` is the share of drafts that are accepted up to position i (`acceptance`). Each request makes
 one token without drafts: the target's own. `seconds` is what a steady step takes, one that verifies
-as many draft tokens as it drafts (`cost_table`). K = 0 is one of the K: no drafter pass.
+as many draft tokens as it drafts (`cost_table`). K = 0 is one of the choices: such a step is called
+plain, and the drafter does not run. At K > 0 the drafter also reads every prompt, and its seconds
+for that, averaged per output token, are added to `seconds` (`predictions`).
 
 An example. Four requests run. Of their drafts 58% are accepted at the first position, 27% also at
 the second, 14% also at the third. A step takes 23.2 ms without drafts, and 28.4, 28.2 and 29.7 ms
@@ -32,19 +34,20 @@ at K = 1, 2 and 3.
 
 docs/choice-of-k.md shows more loads, and what keeps the choice from being a guess.
 
-The modules, each knowing only those above it:
+The modules. Each imports only those above it; `policy` also names the type of a `DraftPlan`.
 
     tuning       every constant
-    policy       what the scheduler says (`Load`, `Step`), and the interface of any policy
+    policy       what the scheduler reports (`Load`, `Step`), and the interface `Policy`
     objective    throughput, latency, a fixed K, or off
     acceptance   the share of draft tokens accepted at each position
     cost_table   seconds of a steady step by batch and K
     read_costs   seconds to read a prompt token
-    traffic      prompts and outputs of late, and what the drafter has not read
-    predictions  what each K would take and make at a load (`Predictor`)
-    sources      what head, lookups and spans are worth, and which drafts for a request (`planner`)
+    traffic      recent prompt and output tokens, and the tokens that the drafter has not read
+    predictions  seconds, tokens and tokens per second of each K at a load (`Predictor`)
+    sources      the gain of head, lookups and spans (`planner`), and the source of each request's
+                 drafts (`draft_plan`)
     learning     a step's seconds, split into reading and a steady step (`StepLearner`)
     probes       short trials of another K, and what they may lose
-    report       rows and sums of the state
-    controller   the choice, and what each step is told to
+    report       the state as plain data: rows, and sums over all steps
+    controller   the choice of K; passes each finished step to the modules that learn from it
 """

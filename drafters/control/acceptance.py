@@ -19,8 +19,10 @@ class Acceptance:
 
     def __init__(self, k_max: int, tuning: Tuning) -> None:
         self._tuning = tuning
-        self._hits = [0.0] * k_max  # accepted draft tokens by position, less those that have faded
-        self.trials = [0.0] * k_max  # verified ones of which the predecessors were accepted, so too
+        # Decayed counts by position: draft tokens that were verified after all before them had been
+        # accepted (`trials`), and how many of these were accepted too (`_hits`).
+        self._hits = [0.0] * k_max
+        self.trials = [0.0] * k_max
         if k_max:
             self.trials[0] = tuning.prior_trials
             self._hits[0] = tuning.prior_trials * tuning.prior_acceptance
@@ -45,7 +47,7 @@ class Acceptance:
             drafted_before = float(count)
             accepted_before = float(hits)
 
-    def doubt(self, trials: float) -> None:
+    def limit_trials(self, trials: float) -> None:
         """Let what was seen so far weigh no more than `trials` first draft tokens: another head
         drafts from now on, much like the one before."""
         if self.trials and self.trials[0] > trials:

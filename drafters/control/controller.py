@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,13 @@ from drafters.control.learning import StepLearner
 from drafters.control.objective import Objective
 from drafters.control.policy import Load, Step
 from drafters.control.predictions import Predictions, Predictor
-from drafters.control.probes import Probe, ProbeBudget
+from drafters.control.probes import (
+    Probe,
+    ProbeBudget,
+    k_to_probe,
+    probe_loss_seconds,
+    steps_of_probe,
+)
 from drafters.control.read_costs import ReadCosts
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.sources.draft_plan import DraftPlan
@@ -26,11 +31,11 @@ from drafters.control.tuning import Tuning
 
 @dataclass(slots=True)
 class LeavingZero:
-    """What K = 0 has cost since drafts promised more, against the price of leaving it."""
+    """What staying at K = 0 has lost so far, and what leaving it costs: the drafter's catch-up."""
 
-    forgone_seconds: float = 0.0  # that drafts would have saved; 0 while they promise nothing
-    catch_up_seconds: float = 0.0  # that the drafter would have read when they first did
-    is_free: bool = False  # leave at once: somebody has just switched drafts on
+    forgone_seconds: float = 0.0  # that K > 0 would have saved since it became better; else 0
+    catch_up_seconds: float = 0.0  # in which the drafter would catch up: the least since then
+    is_free: bool = False  # leave at once: an operator has just switched drafts on
 
 
 class Controller:
@@ -48,11 +53,11 @@ class Controller:
         objective: Objective | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """`ks` are the K that it may choose, rising from 0 to `k_max`: by default all. Of a fixed K
-        that is none of them it takes the next smaller one. `lookup_tokens` is the most draft tokens
-        of a lookup, 0 if there are none, and `span_tokens` those of a grammar's forced span.
-        `drafter` is the source whose K is chosen: vLLM's own lookup, where it is no head. Raises
-        ValueError for other `ks`, and if two sources have one name."""
+        """`ks` are the K that may be chosen, rising from 0 to `k_max`: by default all. A fixed K
+        that is not among them becomes the next smaller one. `lookup_tokens` and `span_tokens` are
+        the most draft tokens of a lookup and of a grammar's forced span, 0 for none. `drafter` is
+        the source whose K is chosen: the head, or vLLM's own lookup on an engine without a head.
+        Raises ValueError for other `ks`, or if `drafter` is also one of the sources beside it."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
         if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
@@ -73,13 +78,13 @@ class Controller:
         self._steps = 0  # observed
         self._busy_s = 0.0  # seconds of all steps
         self._load = Load(0)  # the latest
-        self._batch_steps = 0  # for which its batch has lasted
+        self._batch_steps = 0  # since the batch last changed to another bucket (`bucket_of`)
         self._probes = ProbeBudget(self._tuning)
         self.load_calibration(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin anew from measured costs; steps so far are forgotten, as no user sent them. Cells
-        of a K that may not be chosen teach nothing."""
+        """Start again from measured costs. What was learnt and counted in `totals` is dropped, as
+        no user sent those steps. Cells of a K that is not in `ks` are ignored."""
         self.costs = CostTable(self.ks, self._tuning)
         cells = list(cells)
         self.costs.load(cell for cell in cells if cell.k in self.ks)
@@ -127,7 +132,7 @@ class Controller:
     def head_changed(self) -> None:
         """Go on from the rates of the head before, and let what the new one shows soon outweigh
         them."""
-        self.acceptance.doubt(self._tuning.swapped_trials)
+        self.acceptance.limit_trials(self._tuning.swapped_trials)
         self._predictions = None
 
     @property
@@ -224,10 +229,11 @@ class Controller:
         self._leaving_zero = LeavingZero()
 
     def _pays_to_leave_zero(self, predictions: Predictions) -> bool:
-        """Whether drafts would by now have saved what the drafter must read before it can draft.
+        """Count what a step at K = 0 loses, and return whether drafts would by now have saved as
+        many seconds as the drafter needs to catch up.
 
-        That is the rule of ski rental (Karlin et al., 1988): it costs at most twice what it would
-        to know how long the load stays.
+        This is the ski-rental rule (Karlin et al., 1988): the cost is at most twice that of knowing
+        in advance how long the load will last.
         """
         account = self._leaving_zero
         if account.is_free:
@@ -244,7 +250,7 @@ class Controller:
     def _catch_up_seconds(self, load: Load) -> float:
         """Seconds in which the drafter reads what it has not, if it is switched on now."""
         unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
-        return self._read_costs.drafter_price * (unread + load.prefill_tokens)
+        return self._read_costs.drafter_seconds_per_token * (unread + load.prefill_tokens)
 
     def _predict(self, load: Load) -> Predictions:
         return self._predictor.predict(load, self._objective, self._steps)
@@ -252,62 +258,28 @@ class Controller:
     # Probes
 
     def _begin_probe(self, predictions: Predictions) -> None:
-        """Begin a probe if one may be worth it, may be afforded and lasts no longer than its batch.
+        """Begin a probe if another K may be better, the budget covers the expected loss, and the
+        batch has already lasted as many steps as the probe will take.
 
-        At K = 0 a batch need not last: what the drafter has to read only grows.
+        At K = 0 the age of the batch does not matter: to wait only adds to the catch-up.
         """
-        k = self._k_to_probe(predictions)
+        k = k_to_probe(
+            predictions,
+            self._k,
+            self._tuning,
+            drafter_may_draft=self._uses(self._drafter),
+            others_may_draft=self._planner.others_draft,
+        )
         if k is None:
             return
-        plain_settling = self._tuning.settling_s / self._probe_seconds(predictions, k)
-        steps = self._tuning.probe_steps + (1.0 if k else plain_settling)
+        steps = steps_of_probe(predictions, k, self._tuning)
         if self._k and self._batch_steps < steps:
             return
         rate = self._planner.tokens_per_second(predictions, self._k)
-        lost_seconds = self._probe_loss_seconds(predictions, k, steps)
+        catch_up_s = self._catch_up_seconds(predictions.load) if k and self._k == 0 else 0.0
+        lost_seconds = probe_loss_seconds(predictions, k, rate, catch_up_s, self._tuning)
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
-
-    def _k_to_probe(self, predictions: Predictions) -> int | None:
-        """The K that may be better than the one in force with all uncertainty in its favour; or
-        K = 0 of all sources, from which savings are counted, if its cost is less certain than a
-        probe's."""
-        by_k = predictions.by_k
-        drafts = self._k or self._planner.others_draft
-        if drafts and by_k[0].variance > self._tuning.step_noise / self._tuning.probe_steps:
-            return 0
-        if not self._uses(self._drafter):
-            return None
-        load = predictions.load
-        seen = {load.draft_tokens_at(self._k)}  # where limits make two K alike, one is enough
-        others = []
-        for k in self.ks:
-            if (count := load.draft_tokens_at(k)) not in seen:
-                seen.add(count)
-                others.append(k)
-        k = max(others, key=lambda k: by_k[k].optimistic_value, default=self._k)
-        return k if by_k[k].optimistic_value > by_k[self._k].value and k != self._k else None
-
-    def _probe_seconds(self, predictions: Predictions, k: int) -> float:
-        """Seconds of a steady step of a probe, with uncertainty in its favour: an estimate that is
-        too high must not forbid the probe that would correct it."""
-        by_k = predictions.by_k
-        # Fewer draft tokens never take longer.
-        seconds = min(by_k[k].seconds, by_k[max(k, self._k)].seconds)
-        if k == 0:
-            return seconds
-        least = seconds * by_k[k].value / by_k[k].optimistic_value
-        return max(least, min(by_k[0].seconds, seconds))
-
-    def _probe_loss_seconds(self, predictions: Predictions, k: int, steps: float) -> float:
-        """Seconds that a probe of `steps` steps is expected to lose to the K in force."""
-        rate = self._planner.tokens_per_second(predictions, self._k)
-        seconds = self._probe_seconds(predictions, k)
-        lost = max(0.0, steps * (seconds - predictions.by_k[k].tokens / rate))
-        if k and self._k == 0:
-            cheap = math.exp(-self._tuning.optimism * self._tuning.read_cost_deviation)
-            lost += self._catch_up_seconds(predictions.load) * cheap
-        return lost
 
     def _charge_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
@@ -315,15 +287,15 @@ class Controller:
         load = step.load
         predictions = self._predict(load)
         rate = self._planner.tokens_per_second(predictions, self._k)
-        probe.observed |= step.k == probe.k and not step.looked_up
+        probe.note(step)
         if probe.observed:
             expected = predictions.by_k[self._k_of_drafts(load)]
             # Subtract the prompt reading that the K in force would also do.
             seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
+            # Expected tokens vary less than counted ones, but leave out lookups and spans.
             made = step.tokens if step.others else expected.tokens
             self._probes.charge(probe, seconds * rate - made)
-        was_last = step.k != probe.k or probe.k == self._k
-        if probe.steps_to_choose == 0 and was_last:
+        if probe.ends_with(step, self._k):
             self._probes.end(probe, rate)
             self._probe = None
 
@@ -353,15 +325,11 @@ class Controller:
         self._traffic.note_drafter(step)
         self._totals.add(step, self._learner.plain_seconds(step))
 
-    def without_drafts(self, step: Step) -> float:
-        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
-        return self._learner.plain_seconds(step)
-
     # The state
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
-        load = self._load._replace(prefill_tokens=0) if self._load.requests else Load(1)
+        load = self._load if self._load.requests else Load(1)
         costs = []
         if self.costs.measured:
             predictions = self._predict(load).by_k.values()

@@ -116,7 +116,7 @@ class CostTable:
         measured.variance = variance * (1.0 - weight)
         measured.steps += 1
         measured.measured_at_s = self._now_s
-        # The less of the variance is the cost's or the reading's, the more is the machine's.
+        # What neither an uncertain cost nor prompt reading explains is the machine's pace.
         machine_share = self._noise / total_variance
         self._pace += machine_share * deviation / self._tuning.pace_memory_steps
 

@@ -64,8 +64,9 @@ class StepLearner:
             self._read_costs.drafter.observe(unread, drafter_share * extra_s)
 
     def _is_steady(self, step: Step) -> bool:
-        """Whether a step takes what its K does: it drafts with the head as many tokens as it
-        verifies, no more than K may be, or takes the time of steps without drafts."""
+        """Whether a step's seconds are those of its K: the head drafts as many tokens as the target
+        verifies, at most `k_max` a request, and no lookup drafts. At K = 0 the last drafts must
+        also be `settling_s` seconds ago."""
         load = step.load
         k_drafted = self._predictor.captured_k(load.cost_k(step.k))
         if k_drafted != self._k_verified(step) or step.looked_up:

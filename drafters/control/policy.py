@@ -17,10 +17,13 @@ class Load(NamedTuple):
     waiting: int = 0  # requests in the queue
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
-    draft_tokens: int = 0  # of the previous step, over all requests: verified or cut by a grammar
-    # [i]: how many of `requests` may have more than i drafts; empty if none has a limit below K.
+    # Draft tokens that the step before made, of all requests: verified here, or cut by a grammar.
+    draft_tokens: int = 0
+    # [i]: how many of `requests` may have more than i draft tokens. Empty if no request has a limit
+    # below the largest K.
     requests_by_draft_limit: tuple[int, ...] = ()
-    padded: bool = False  # whether a request takes the time of K draft tokens whatever its limit
+    # Whether CUDA graphs pad every request to K draft tokens, so that a limit saves no time.
+    padded: bool = False
 
     def requests_drafted_at(self, position: int) -> int:
         """How many of the requests may have a draft token at `position`, counted from 0."""
@@ -41,7 +44,8 @@ class Load(NamedTuple):
         return max(1, round(draft_tokens / self.requests))
 
     def cost_k(self, k: int) -> int:
-        """The K of steps without limits that take as long as one at `k` with this load's."""
+        """The K whose cost a step at `k` has: a smaller one where limits leave fewer draft tokens,
+        unless CUDA graphs pad them."""
         return k if self.padded else self.mean_k(self.draft_tokens_at(k))
 
 
@@ -67,11 +71,12 @@ class SourceCounts(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A repetition in a request's text, and how far it went on in the step that followed."""
+    """The end of a request's text that also occurs earlier in it, and how many of the tokens that
+    the next step made are those that followed the earlier occurrence."""
 
-    length: int  # tokens that the end of the text had in common with the earlier place
-    compared: int  # tokens behind the two places that the step made, up to the most of a lookup
-    equal: int  # of those the first that were equal: drafts of a lookup would have been accepted
+    length: int  # tokens of the text's end that occur earlier
+    compared: int  # tokens that the step made, at most as many as a lookup drafts
+    equal: int  # how many of these, from the first on, a lookup would have drafted rightly
 
 
 class Span(NamedTuple):

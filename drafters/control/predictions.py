@@ -27,6 +27,7 @@ class KPrediction:
     goodput: float  # tokens per second, with the drafter's reading of prompts
     value: float  # what to maximise: goodput, or 1 / TPOT (`Objective.values`)
     optimistic_value: float  # `value` with all uncertainty in favour of the K
+    optimism: float  # how many times as good as predicted the K may be: 1 or more
 
     @property
     def steady_tokens_per_second(self) -> float:
@@ -82,9 +83,7 @@ class Predictor:
         costs = self._costs.row(load.requests)
         tokens_by_k = self._acceptance.tokens(load)
         read_seconds = self._read_seconds_per_output_token()
-        # Of a step of late: the prompt of one step must not decide about those that follow.
-        prompt_seconds = self._traffic.prompt_tokens * self._read_costs.target.seconds
-        seconds, variances, tokens, goodput, tpots = [], [], [], [], []
+        seconds, variances, tokens, goodput = [], [], [], []
         for k in self._ks:
             # Requests with limits have fewer draft tokens: the step is one of a smaller K.
             cost = costs[self.captured_k(load.cost_k(k))]
@@ -93,12 +92,15 @@ class Predictor:
             variances.append(cost.variance)
             tokens.append(tokens_by_k[k])
             goodput.append(tokens_by_k[k] / (cost.seconds + reading))
-            tpots.append(load.requests * (cost.seconds + prompt_seconds) / tokens_by_k[k])
-        values = objective.values(goodput, tpots)
-        times_as_good = self._optimism(load, seconds, variances, tokens)
+        target_s, drafter_s = self._read_costs.target.seconds, self._read_costs.drafter.seconds
+        values = objective.values(goodput, self._tpots(load, seconds, tokens, drafter_s))
+        # At K = 0 the drafter's cost is an old one, and only steps at another K correct it. It is
+        # about the target's at most.
+        tpots = self._tpots(load, seconds, tokens, min(target_s, drafter_s))
+        optimism = self._optimism(load, seconds, variances, tokens)
         optimistic = objective.values(
-            [rate * times for rate, times in zip(goodput, times_as_good, strict=True)],
-            [tpot / times for tpot, times in zip(tpots, times_as_good, strict=True)],
+            [rate * times for rate, times in zip(goodput, optimism, strict=True)],
+            [tpot / times for tpot, times in zip(tpots, optimism, strict=True)],
         )
         by_k = {
             k: KPrediction(
@@ -109,17 +111,35 @@ class Predictor:
                 goodput=goodput[i],
                 value=values[i],
                 optimistic_value=optimistic[i],
+                optimism=optimism[i],
             )
             for i, k in enumerate(self._ks)
         }
         return Predictions(load, step, by_k)
 
+    def _tpots(
+        self, load: Load, seconds: Sequence[float], tokens: Sequence[float], drafter_read_s: float
+    ) -> list[float]:
+        """Seconds per output token of a request at each of the K, [ks].
+
+        A step also reads prompts: the recent average, not this load's, as predictions hold for
+        later steps too. At K > 0 the drafter reads them as well, a token in `drafter_read_s`.
+        """
+        prompt_tokens = self._traffic.prompt_tokens
+        target_s = self._read_costs.target.seconds
+        tpots = []
+        for i, k in enumerate(self._ks):
+            read_s = target_s + drafter_read_s if k else target_s
+            tpots.append(load.requests * (seconds[i] + prompt_tokens * read_s) / tokens[i])
+        return tpots
+
     def _read_seconds_per_output_token(self) -> float:
-        """Seconds in which a drafter that drafts reads prompts, for each output token."""
+        """Seconds that the drafter spends on prompts at K > 0, for each output token; 0 until its
+        reading has been measured."""
         if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
             return 0.0
         prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
-        return prompt_share * self._read_costs.drafter_price
+        return prompt_share * self._read_costs.drafter_seconds_per_token
 
     def _optimism(
         self, load: Load, seconds: Sequence[float], variances: Sequence[float],

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from drafters.control.policy import Step
+from drafters.control.predictions import Predictions
 from drafters.control.tuning import Tuning
 
 PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kinds of probe
@@ -19,6 +20,74 @@ class Probe:
     steps_to_choose: int  # steps that `choose` still has to give its K
     observed: bool = False  # whether a step at its K has been observed
     lost_tokens: float = 0.0  # to what the K in force would have made; below 0 where it gained
+
+    def note(self, step: Step) -> None:
+        """Note whether a finished step was one at the probe's K, without lookups."""
+        self.observed |= step.k == self.k and not step.looked_up
+
+    def ends_with(self, step: Step, k_in_force: int) -> bool:
+        """Whether a finished step is the last one to charge: that which verified the last drafts of
+        the probe's K, once `choose` has given it to all steps."""
+        return self.steps_to_choose == 0 and (step.k != self.k or self.k == k_in_force)
+
+
+def k_to_probe(
+    predictions: Predictions,
+    k_in_force: int,
+    tuning: Tuning,
+    *,
+    drafter_may_draft: bool,
+    others_may_draft: bool,
+) -> int | None:
+    """The K to probe, or None.
+
+    K = 0 comes first, without drafts of any source, if its cost is less certain than a probe
+    would make it: the speed-up is measured against it. Otherwise the K with the highest
+    optimistic value, if that is above the value of the K in force. `drafter_may_draft` is whether
+    the source whose K is chosen may draft, `others_may_draft` whether another one may.
+    """
+    by_k, load = predictions.by_k, predictions.load
+    probed_variance = tuning.step_noise / tuning.probe_steps
+    if (k_in_force or others_may_draft) and by_k[0].variance > probed_variance:
+        return 0
+    if not drafter_may_draft:
+        return None
+    counts = {load.draft_tokens_at(k_in_force)}  # where limits make two K alike, one is enough
+    others = []
+    for k in by_k:
+        if (count := load.draft_tokens_at(k)) not in counts:
+            counts.add(count)
+            others.append(k)
+    if not others:
+        return None
+    best = max(others, key=lambda k: by_k[k].optimistic_value)
+    return best if by_k[best].optimistic_value > by_k[k_in_force].value else None
+
+
+def probe_seconds(predictions: Predictions, k: int) -> float:
+    """Seconds of a steady step of a probe of K = `k`, with uncertainty in its favour: an estimate
+    that is too high must not forbid the probe that would correct it."""
+    by_k = predictions.by_k
+    return max(by_k[k].seconds / by_k[k].optimism, by_k[0].seconds)
+
+
+def steps_of_probe(predictions: Predictions, k: int, tuning: Tuning) -> float:
+    """Steps that a probe of K = `k` takes: its steady steps, and before them one that makes the
+    first drafts, or at K = 0 those that are slow after drafts."""
+    if k:
+        return tuning.probe_steps + 1.0
+    return tuning.probe_steps + tuning.settling_s / probe_seconds(predictions, k)
+
+
+def probe_loss_seconds(
+    predictions: Predictions, k: int, tokens_per_second: float, catch_up_s: float, tuning: Tuning
+) -> float:
+    """Seconds that a probe of K = `k` is expected to lose to the K in force, which makes
+    `tokens_per_second`. `catch_up_s` is how long the drafter must read before it can draft, and
+    counts with its uncertainty in favour of the probe."""
+    each_s = probe_seconds(predictions, k) - predictions.by_k[k].tokens / tokens_per_second
+    lost = max(0.0, steps_of_probe(predictions, k, tuning) * each_s)
+    return lost + catch_up_s * math.exp(-tuning.optimism * tuning.read_cost_deviation)
 
 
 class ProbeBudget:

@@ -1,4 +1,4 @@
-"""Seconds that the target and the drafter take to read tokens which no step has made."""
+"""Seconds per token to read: prompts, and for the drafter also the tokens that it has missed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReadCosts:
         self.drafter = PerTokenCost(tuning)
 
     @property
-    def drafter_price(self) -> float:
+    def drafter_seconds_per_token(self) -> float:
         """Seconds for the drafter to read a token: at most the target's, whose estimate is always
         fresh. Whichever is unknown is taken to be like the other."""
         target, drafter = self.target.seconds, self.drafter.seconds

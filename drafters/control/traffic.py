@@ -22,7 +22,8 @@ class Traffic:
 
     @property
     def is_settled(self) -> bool:
-        """Whether drafts are long enough ago for a step without them to take its own time."""
+        """Whether the last drafts are `settling_s` seconds ago. Before that a plain step is slower
+        than others at K = 0."""
         return self.seconds_without_drafts >= self._settling_s
 
     def average(self, step: Step) -> None:

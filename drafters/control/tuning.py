@@ -1,4 +1,4 @@
-"""Every constant of the controller, in one place."""
+"""Every constant of the controller, in one place. The classes of matches are in `draft_plan`."""
 
 from __future__ import annotations
 
@@ -33,27 +33,32 @@ class Tuning:
     swapped_trials: float = 64.0
 
     # Lookups.
-    # As `prior_acceptance`, by class of the match: between those of copied text and of chat.
+    # Acceptance of a lookup's draft token before any was seen, for each of `MATCH_CLASSES`
+    # (sources/draft_plan.py): between that of chat and that of copied text.
     prior_match_acceptance: tuple[float, ...] = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9)
-    # Of a token of a text that a grammar leaves no choice about: the target may cut it otherwise.
+    # The same of a forced span. It is below 1, as the target may cut the text into other tokens.
     prior_span_acceptance: float = 0.85
-    # Proportions of a pass of the head, as `guessed_terms` are those of a step.
+    # Proportions by which a measured pass of the head is carried to other batches and K.
     pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
     rate_memory_steps: float = 32.0  # steps in the average of tokens per second
+    rate_prior_tokens: float = 4.0  # of each request, that the expected rate weighs in that average
+    # A step teaches the cost of the nearest whole number of draft tokens per request. Its seconds
+    # are scaled to that number first, unless it differs by a smaller share than this.
+    unscaled_share: float = 0.1
 
     # Seconds of a steady step.
     step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%
     pace_memory_steps: int = 16  # steps in the average of the machine's pace
-    noise_memory_steps: int = 16  # steps in the average of that variance
-    outlier_deviations: float = 3.0  # a step counts as no further than that from its cost
-    cost_noise: float = 5e-4  # variance a second by which a cost wanders
+    noise_memory_steps: int = 16  # steps in the average of the variance around the cost
+    outlier_deviations: float = 3.0  # a step further from its cost counts as this far
+    cost_noise: float = 5e-4  # variance that a cost gains in each second without a measurement
     # Variance of a cost that service has not measured: beside a busy process, steps of the
     # calibration took up to 3.5 times as long, which is within two and a half deviations.
     unmeasured_variance: float = 0.25
-    octave_variance: float = 0.25  # more at twice or half the batch that was measured
-    settling_s: float = 0.1  # a plain step so soon after drafts is slow; measured: 22 changes
-    # Proportions by which a cost is carried to a K that nobody measured; mild, so that what looks
-    # cheap is tried and then measured.
+    octave_variance: float = 0.25  # variance added at twice or half the batch that was measured
+    settling_s: float = 0.1  # for so long after drafts plain steps are slow; measured: 22 changes
+    # Proportions by which a measured cost is carried to other batches and K. They are low, so that
+    # a K which may be cheap is tried, and thereby measured.
     guessed_terms: CostTerms = CostTerms(1.0, 0.01, 0.008, 0.15)  # noqa: RUF009 - it is immutable
 
     # Seconds to read a prompt token.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 # Matches with as many tokens as one of these or more, up to the next, are of one class: the longer
@@ -30,21 +31,28 @@ class Worth(NamedTuple):
     gain: float = 0.0
 
 
+def best_worth(survival: Sequence[float], prices: Sequence[float]) -> Worth:
+    """The number of draft tokens with the largest gain. `survival[i]` is the share of drafts that
+    are accepted up to position i, `prices[n]` the price of verifying n draft tokens, in tokens."""
+    gains = [right - price for right, price in zip(accumulate(survival), prices[1:], strict=False)]
+    tokens = max(range(len(gains)), key=gains.__getitem__)
+    return Worth(tokens + 1, gains[tokens]) if gains[tokens] > 0.0 else Worth()
+
+
 class DraftPlan(NamedTuple):
     """What each source of drafts is worth in a step, in tokens."""
 
     lookups: tuple[Worth, ...]  # by class of the match
-    head_k: int = 0  # the head's draft tokens with the largest gain beside lookups, K at most
-    head_gain: float = 0.0  # of a request that the head drafts as many for; 0 where none pays
-    alone_gain: float = 0.0  # the same at the step's K, which was chosen for steps without lookups
+    # If some request has a lookup that pays: the head's draft tokens with the largest gain, at most
+    # K, and that gain for one request, before the price of the pass. 0 where no number pays.
+    head_k: int = 0
+    head_gain: float = 0.0
+    # If no request has one: the head's gain for one request at K, at least what the pass costs it.
+    alone_gain: float = 0.0
     pass_price: float = 0.0  # of a pass of the head for one request
-    further_price: float = 0.0  # of each further request in it
-    read_price: float = 0.0  # of each token that the head has not read yet
+    further_price: float = 0.0  # added for each further request of the pass
+    read_price: float = 0.0  # of each token that the head must read first
     spans: tuple[float, ...] = ()  # gains of the first n tokens of a grammar's forced span, by n
-
-    def without_lookups(self) -> DraftPlan:
-        """This plan with lookups that are worth nothing."""
-        return self._replace(lookups=(Worth(),) * len(self.lookups))
 
     def span_tokens(self, length: int) -> int:
         """How many tokens of a forced span of `length` have the largest gain; 0 for none."""
@@ -79,40 +87,46 @@ def choose_sources(
 ) -> SourceChoice:
     """Choose the better source for each request, and whether the head's pass pays.
 
-    The pass runs if what it gains over the lookups is more than its price. It runs in any case if
-    it `reads_prompts`, and at the `k` that was chosen if no request has a lookup that pays. A
-    request that the head has left behind waits until the head would have gained what catching up
-    costs: that is the rule of ski rental (Karlin et al., 1988). Adds to `forgone` of candidates.
+    If no request has a lookup that pays, the head drafts `k` tokens, as the controller chose. If
+    some have, it drafts `plan.head_k` at most, and its pass runs only if it gains more over the
+    lookups than its price. That price is not asked if the pass runs anyway, because it
+    `reads_prompts`. A request with tokens that the head has not read waits until the gain that it
+    missed meanwhile (`forgone`, updated here) covers their reading: the ski-rental rule (Karlin et
+    al., 1988).
     """
-    worth = [
-        plan.lookups[match_class(each.match)] if each.match and each.limit else Worth()
-        for each in candidates
+    lookup_by_candidate = [
+        plan.lookups[match_class(candidate.match)]
+        if candidate.match and candidate.limit
+        else Worth()
+        for candidate in candidates
     ]
-    beside_lookups = any(lookup.tokens for lookup in worth)
+    beside_lookups = any(lookup.tokens for lookup in lookup_by_candidate)
     head_gain = plan.alone_gain
     if beside_lookups:
         k, head_gain = min(k, plan.head_k), plan.head_gain
-    wanting: list[int] = []  # requests that the head drafts for, if its pass runs
+    head_rows: list[int] = []  # candidates that the head drafts for, if its pass runs
     gained = 0.0
     if k:
-        for place, (each, lookup) in enumerate(zip(candidates, worth, strict=True)):
-            more = head_gain - lookup.gain
-            if not each.limit or more <= 0.0:
+        for row, (candidate, lookup) in enumerate(
+            zip(candidates, lookup_by_candidate, strict=True)
+        ):
+            gain_over_lookup = head_gain - lookup.gain
+            if not candidate.limit or gain_over_lookup <= 0.0:
                 continue
-            each.forgone += more
-            if each.forgone >= plan.read_price * each.unread:
-                wanting.append(place)
-                gained += more
-    if wanting and beside_lookups and not reads_prompts:
-        price = plan.pass_price + (len(wanting) - 1) * plan.further_price
+            candidate.forgone += gain_over_lookup
+            if candidate.forgone >= plan.read_price * candidate.unread:
+                head_rows.append(row)
+                gained += gain_over_lookup
+    if head_rows and beside_lookups and not reads_prompts:
+        price = plan.pass_price + (len(head_rows) - 1) * plan.further_price
         if gained <= price:
-            wanting = []
+            head_rows = []
     by_head = [False] * len(candidates)
-    for place in wanting:
-        by_head[place] = True
-        candidates[place].forgone = 0.0
+    for row in head_rows:
+        by_head[row] = True
+        candidates[row].forgone = 0.0
     lookups = tuple(
-        0 if head else min(lookup.tokens, each.limit)
-        for head, lookup, each in zip(by_head, worth, candidates, strict=True)
+        0 if head else min(lookup.tokens, candidate.limit)
+        for head, lookup, candidate in zip(by_head, lookup_by_candidate, candidates, strict=True)
     )
     return SourceChoice(k, tuple(by_head), lookups)

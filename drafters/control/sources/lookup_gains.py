@@ -1,177 +1,53 @@
-"""What lookups are worth, learnt from how matches went on and from what verifying takes."""
+"""What lookups are worth, learnt from how matches went on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from drafters.control.acceptance import Acceptance
-from drafters.control.cost_table import Cell, CostTable, bucket_of
-from drafters.control.policy import Load, Step, counts_above
-from drafters.control.sources.draft_plan import MATCH_CLASSES, DraftPlan, Worth, match_class
+from drafters.control.policy import Step, counts_above
+from drafters.control.sources.draft_plan import MATCH_CLASSES, Worth, best_worth, match_class
 from drafters.control.tuning import Tuning
-
-# A step teaches the cost of the nearest whole number of draft tokens per request. Its seconds are
-# scaled to that number first if the two differ by more than this share.
-NEAR = 0.1
 
 
 class LookupGains:
-    """The gains of lookups, of the head beside them, and the price of the head's pass.
+    """The gains of lookups by class of the match.
 
-    A lookup needs no pass of the head, so that the two parts of a step's seconds are learnt apart:
-    the target's, by the mean number of draft tokens that it verifies, whatever their source, and
-    the head's pass, by its requests and K.
+    Every match is compared with the tokens that came, drafted from or not. So it is known what
+    lookups are worth while none drafts.
     """
 
-    def __init__(self, k_max: int, most: int, tuning: Tuning, verified: int = 0) -> None:
-        """`k_max` is the largest K of the head, `most` the most draft tokens of a lookup, and
-        `verified` that of any source, where it is more."""
-        self.most = most
-        self._verified = max(k_max, most, verified)
-        self._tuning = tuning
-        verifying = replace(tuning, guessed_terms=tuning.guessed_terms._replace(drafter_pass=0.0))
-        self.verification = CostTable(range(self._verified + 1), verifying)
-        self._passes = CostTable(range(k_max + 1), replace(tuning, guessed_terms=tuning.pass_terms))
+    def __init__(self, max_lookup_tokens: int, tuning: Tuning) -> None:
+        """`max_lookup_tokens` is the most draft tokens of a lookup."""
+        self._max_lookup_tokens = max_lookup_tokens
         self._acceptance = [
-            Acceptance(most, replace(tuning, prior_acceptance=prior))
+            Acceptance(max_lookup_tokens, replace(tuning, prior_acceptance=prior))
             for prior in tuning.prior_match_acceptance
         ]
-        # Sums over the steps of late of one batch, each a part less than the next.
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._bucket = -1
 
-    def load_calibration(self, cells: Iterable[Cell]) -> None:
-        """Begin with the measured costs of steps without drafts."""
-        self.verification.load(cell for cell in cells if cell.k == 0)
-
-    # Learning
-
-    def observe(self, step: Step, reading_s: float, settled: bool) -> None:
-        """Learn from a step, in which the target read prompts for `reading_s`. `settled` is whether
-        a step without drafts takes the time of such steps."""
-        self._learn_acceptance(step)
-        load = step.load
-        seconds = step.seconds - step.draft_seconds - reading_s
-        if not load.requests or seconds <= 0.0:
-            return
-        mean = min(load.mean_k(load.draft_tokens), self._verified)
-        if mean or settled:
-            scaled, variance = self._scaled(load, mean, seconds)
-            variance += (reading_s / step.seconds) ** 2
-            self.verification.observe(load.requests, mean, scaled, variance)
-        drafted_for = load.requests - step.looked_up
-        if step.k and step.draft_seconds and drafted_for > 0 and not load.prefill_tokens:
-            self._passes.observe(drafted_for, step.k, step.draft_seconds)
-        self._average_rate(step, seconds + step.draft_seconds)
-
-    def _scaled(self, load: Load, mean: int, seconds: float) -> tuple[float, float]:
-        """Scale the seconds of a step to `mean` draft tokens per request, the nearest whole number.
-        Returns these seconds, and the variance that scaling adds to their logarithm.
-
-        If few of many requests have drafts, that number is 1, which is more than the step verified.
-        Unscaled, its seconds would say that a draft token of every request takes no longer.
-        """
-        share = mean * load.requests / load.draft_tokens if mean else 1.0
-        if abs(share - 1.0) < NEAR or not self.verification.measured:
-            return seconds, 0.0
-        plain = self.verification.row(load.requests)[0].seconds
-        scaled = plain + max(0.0, share * (seconds - plain))
-        noise = self._tuning.step_noise * ((share * seconds / scaled) ** 2 - 1.0)
-        return scaled, max(0.0, noise)
-
-    def _learn_acceptance(self, step: Step) -> None:
-        ends: dict[int, tuple[list[int], list[int]]] = {}
+    def observe(self, step: Step) -> None:
+        """Learn from the matches that the tokens of a step were compared with."""
+        # By class: how many matches have each number of compared tokens, and of equal ones.
+        histograms: dict[int, tuple[list[int], list[int]]] = {}
         for length, compared, equal in step.matches:
-            place = match_class(length)
-            if place not in ends:
-                ends[place] = [0] * (self.most + 1), [0] * (self.most + 1)
-            ends[place][0][compared] += 1
-            ends[place][1][equal] += 1
-        for place, (compared_ends, equal_ends) in ends.items():
-            self._acceptance[place].observe(
-                sum(compared_ends), counts_above(compared_ends), counts_above(equal_ends)
+            index = match_class(length)
+            if index not in histograms:
+                numbers = self._max_lookup_tokens + 1
+                histograms[index] = [0] * numbers, [0] * numbers
+            histograms[index][0][compared] += 1
+            histograms[index][1][equal] += 1
+        for index, (by_compared, by_equal) in histograms.items():
+            self._acceptance[index].observe(
+                sum(by_compared), counts_above(by_compared), counts_above(by_equal)
             )
 
-    def _average_rate(self, step: Step, seconds: float) -> None:
-        if bucket_of(step.load.requests) != self._bucket:
-            self._bucket = bucket_of(step.load.requests)
-            self._tokens = 0.0
-            self._seconds = 0.0
-        kept = 1.0 - 1.0 / self._tuning.rate_memory_steps
-        self._tokens = kept * self._tokens + step.tokens
-        self._seconds = kept * self._seconds + seconds
-
-    # What was learnt
-
-    def tokens_per_second(self, load: Load, expected: float) -> float:
-        """The tokens of a second in steps of about this load, from those of late; `expected` of the
-        head alone counts as much as four steps."""
-        if bucket_of(load.requests) != self._bucket or not self._seconds:
-            return expected
-        prior_s = 4.0 * load.requests / expected
-        return (self._tokens + prior_s * expected) / (self._seconds + prior_s)
-
-    def plain_seconds(self, requests: int) -> float | None:
-        """Seconds of a step without drafts; None before any was measured."""
-        if not self.verification.measured:
-            return None
-        return self.verification.row(requests)[0].seconds
-
-    def prices(self, load: Load, expected: float) -> list[float]:
-        """The tokens that the batch would make in the time of verifying n draft tokens of a
-        request, by n. `expected` is the tokens per second of the head alone."""
-        rate = self.tokens_per_second(load, expected)
-        return [rate * seconds for seconds in self._verify_seconds(load.requests)]
-
-    def plan(
-        self, load: Load, k: int, survival: Sequence[float], read_s: float, expected: float
-    ) -> DraftPlan:
-        """The plan of a step of `load` in which the head, at K = `k`, drafts with `survival`.
-
-        `read_s` is the seconds in which the head reads a token that it has missed, `expected` the
-        tokens per second of the head alone.
-        """
-        rate = self.tokens_per_second(load, expected)
-        prices = self.prices(load, expected)
-        lookups = tuple(
-            _best(acceptance.survival(), prices) if acceptance.trials else Worth()
-            for acceptance in self._acceptance
-        )
-        if not k:
-            return DraftPlan(lookups)
-        first, further = self._pass_seconds(load.requests, k)
-        beside = _best(survival[:k], prices)
-        # K was chosen because the head is worth its pass, where all requests have it.
-        whole = rate * (first + (load.requests - 1) * further) / load.requests
-        alone = max(whole, sum(survival[:k]) - prices[k])
-        return DraftPlan(
-            lookups, beside.tokens, beside.gain, alone, rate * first, rate * further, rate * read_s
-        )
-
-    def _verify_seconds(self, requests: int) -> list[float]:
-        """Seconds that verifying n draft tokens of a request takes, by n, where all requests of the
-        batch have as many. Beyond the most that was measured it goes on in proportion."""
-        row = self.verification.row(requests)
-        measured = max(self.verification.ks_measured(requests), default=0)
-        seconds = [(row[n].seconds - row[0].seconds) / requests for n in row]
-        if measured:
-            each = seconds[measured] / measured
-            seconds[measured + 1 :] = [n * each for n in range(measured + 1, len(seconds))]
-        return seconds
-
-    def _pass_seconds(self, requests: int, k: int) -> tuple[float, float]:
-        """Seconds of a pass of the head for one request, and of each further request."""
-        if not self._passes.measured:
-            return 0.0, 0.0
-        one = self._passes.row(1)[k].seconds
-        if requests == 1:
-            return one, 0.0
-        return one, max(0.0, self._passes.row(requests)[k].seconds - one) / (requests - 1)
+    def worth_by_class(self, prices: Sequence[float]) -> tuple[Worth, ...]:
+        """What a lookup is worth, by class of the match. `prices[n]` is the tokens that the batch
+        would make in the time of verifying n."""
+        return tuple(best_worth(each.survival(), prices) for each in self._acceptance)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of the state for each class of matches: the shortest match, how often its first
@@ -185,10 +61,3 @@ class LookupGains:
             }
             for shortest, acceptance in zip(MATCH_CLASSES, self._acceptance, strict=True)
         ]
-
-
-def _best(survival: Sequence[float], prices: Sequence[float]) -> Worth:
-    """The number of draft tokens with the largest gain; prices[n] is that of n tokens."""
-    gains = [right - price for right, price in zip(accumulate(survival), prices[1:], strict=False)]
-    tokens = max(range(len(gains)), key=gains.__getitem__)
-    return Worth(tokens + 1, gains[tokens]) if gains[tokens] > 0.0 else Worth()

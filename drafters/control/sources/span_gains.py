@@ -20,24 +20,26 @@ class SpanGains:
     spans are worth while none is drafted.
     """
 
-    def __init__(self, most: int, tuning: Tuning) -> None:
-        """`most` is the most draft tokens of a span."""
+    def __init__(self, max_span_tokens: int, tuning: Tuning) -> None:
+        """`max_span_tokens` is the most draft tokens of a span."""
         prior = replace(tuning, prior_acceptance=tuning.prior_span_acceptance)
-        self._most = most
-        self._acceptance = Acceptance(most, prior)
+        self._max_span_tokens = max_span_tokens
+        self._acceptance = Acceptance(max_span_tokens, prior)
 
     def observe(self, step: Step) -> None:
         """Learn from the spans that the tokens of a step were compared with."""
         if not step.spans:
             return
-        compared, equal = [0] * (self._most + 1), [0] * (self._most + 1)
+        # How many spans have each number of compared tokens, and of equal ones.
+        numbers = self._max_span_tokens + 1
+        by_compared, by_equal = [0] * numbers, [0] * numbers
         for span in step.spans:
-            compared[span.compared] += 1
-            equal[span.equal] += 1
-        self._acceptance.observe(len(step.spans), counts_above(compared), counts_above(equal))
+            by_compared[span.compared] += 1
+            by_equal[span.equal] += 1
+        self._acceptance.observe(len(step.spans), counts_above(by_compared), counts_above(by_equal))
 
     def gains(self, prices: Sequence[float]) -> tuple[float, ...]:
-        """What drafting the first n tokens of a span gains, in tokens, by n: [most + 1].
+        """What drafting the first n tokens of a span gains, in tokens, by n: [max_span_tokens + 1].
         `prices[n]` is the tokens that the batch would make in the time of verifying n."""
         expected = accumulate(self._acceptance.survival(), initial=0.0)
         return tuple(right - price for right, price in zip(expected, prices, strict=False))

@@ -112,3 +112,19 @@ def test_rates_are_shares_whatever_is_observed(steps: list[tuple[int, int, st.Da
         found.observe(requests, drafted, accepted)
         assert all(0.0 <= rate <= 1.0 for rate in found.conditional())
         assert found.survival() == sorted(found.survival(), reverse=True)
+
+
+def test_limited_trials_keep_the_rates_and_let_new_ones_decide_soon() -> None:
+    """After a swap of the head. Catches: rates that a swap changes; the old head's trials in full,
+    and more trials than there were."""
+    acceptance = Acceptance(2, Tuning())
+    for _ in range(100):
+        acceptance.observe(100, (100, 100), (90, 45))
+    before, trials = acceptance.conditional(), list(acceptance.trials)
+    acceptance.limit_trials(10 * trials[0])
+    assert acceptance.trials == trials
+    acceptance.limit_trials(50.0)
+    assert acceptance.trials == pytest.approx([50.0, 50.0 * trials[1] / trials[0]])
+    assert acceptance.conditional()[0] == pytest.approx(before[0])
+    acceptance.observe(100, (100, 100), (10, 1))
+    assert acceptance.conditional()[0] < 0.5 * before[0]

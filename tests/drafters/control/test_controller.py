@@ -29,7 +29,7 @@ from drafters.control.objective import (
     ObjectiveError,
 )
 from drafters.control.policy import Load, Step
-from drafters.control.probes import ProbeBudget
+from drafters.control.probes import ProbeBudget, k_to_probe
 from drafters.control.tuning import Tuning
 from tests.drafters.control.engines import (
     CODE,
@@ -269,10 +269,12 @@ def test_a_k_that_limits_make_another_one_is_no_trial(padded: bool) -> None:
     them without end, in which nothing is looked up."""
     policy = controller()
     load = Load(1, draft_tokens=2, requests_by_draft_limit=(1, 1, 0, 0, 0, 0, 0), padded=padded)
-    policy._k = 2
     for _ in range(50):
         policy.costs.observe(1, 0, CPU.steady(1, 0))
-    assert policy._k_to_probe(policy._predict(load)) in (None, 0, 1)
+    found = k_to_probe(
+        policy._predict(load), 2, Tuning(), drafter_may_draft=True, others_may_draft=False
+    )
+    assert found in (None, 0, 1)
 
 
 def test_a_trial_is_credited_with_the_drafts_that_limits_allow() -> None:
@@ -327,14 +329,11 @@ def test_plain_steps_just_after_drafts_do_not_tell_what_plain_steps_take() -> No
 @pytest.mark.parametrize("requests", [1, 8, 20, 32])
 def test_seconds_without_drafts_agree_with_an_engine_that_never_drafts(requests: int) -> None:
     policy = controller()
-    run = engine(policy, [(12.0, requests)], output=100)
-    without = actual = 0.0
-    for step in run.steps():
-        without += policy.without_drafts(step)
-        actual += step.seconds
+    totals = engine(policy, [(12.0, requests)], output=100).run()
     plain = engine(controller(objective=Objective(OFF)), [(12.0, requests)], output=100).run()
-    truth = (run.totals.tokens / actual) / (plain.tokens / plain.busy_s)
-    assert without / actual == pytest.approx(truth, rel=0.05)
+    truth = (totals.tokens / totals.busy_s) / (plain.tokens / plain.busy_s)
+    sums = policy.snapshot()["totals"]
+    assert sums["plain_seconds"] / sums["decode_seconds"] == pytest.approx(truth, rel=0.05)
 
 
 @pytest.mark.parametrize("requests", [1, 8, 32])
@@ -345,21 +344,26 @@ def test_the_speed_up_is_right_where_fixed_and_adaptive_steps_are_mixed(requests
              Objective(FIXED, k=3)]  # fmt: skip
     policy = controller()
     run = engine(policy, [(60.0, requests)], output=100)
-    without, actual, tokens = ([0.0] * len(turns) for _ in range(3))
+    names = ("plain_seconds", "decode_seconds", "tokens")
+    increases = [dict.fromkeys(names, 0.0) for _ in turns]
+    before: dict[str, float] = {}
     turn, begun = 0, 0.0
-    for step in run.steps():
+    for _ in run.steps():
         now = run.totals.elapsed_s
-        if now > begun + 0.3:
-            without[turn] += policy.without_drafts(step)
-            actual[turn] += step.seconds
-            tokens[turn] += step.tokens
+        if now > begun + 0.3 and not before:
+            before = policy.snapshot()["totals"]
         if now > begun + 2.0:
+            after = policy.snapshot()["totals"]
+            for name in names:
+                increases[turn][name] += after[name] - before[name]
+            before = {}
             turn, begun = (turn + 1) % len(turns), now
             policy.set_objective(turns[turn])
     plain = engine(controller(objective=Objective(OFF)), [(60.0, requests)], output=100).run()
-    for turn in range(len(turns)):
-        truth = (tokens[turn] / actual[turn]) / (plain.tokens / plain.busy_s)
-        assert without[turn] / actual[turn] == pytest.approx(truth, rel=0.05), turns[turn]
+    for objective, sums in zip(turns, increases, strict=True):
+        truth = (sums["tokens"] / sums["decode_seconds"]) / (plain.tokens / plain.busy_s)
+        estimate = sums["plain_seconds"] / sums["decode_seconds"]
+        assert estimate == pytest.approx(truth, rel=0.05), objective
 
 
 def test_latency_holds_its_target_if_any_k_does_and_else_comes_closest() -> None:

@@ -1,0 +1,119 @@
+"""What verifying drafts and a pass of the head take: seconds, and tokens not made meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from drafters.control.cost_table import Cell, CostTable, bucket_of
+from drafters.control.policy import Load, Step
+from drafters.control.tuning import Tuning
+
+
+class VerificationCosts:
+    """The seconds of the two parts of a step, and the rate that turns them into tokens.
+
+    A lookup needs no pass of the head, so that the parts are learnt apart: the target's, by the
+    mean number of draft tokens that it verifies, whatever their source, and the head's pass, by its
+    requests and K. The rate is that of recent steps.
+    """
+
+    def __init__(self, k_max: int, max_draft_tokens: int, tuning: Tuning) -> None:
+        """`k_max` is the largest K of the head, `max_draft_tokens` the most of any source."""
+        self._max_draft_tokens = max_draft_tokens
+        self._tuning = tuning
+        verifying = replace(tuning, guessed_terms=tuning.guessed_terms._replace(drafter_pass=0.0))
+        self.verification = CostTable(range(max_draft_tokens + 1), verifying)
+        self._passes = CostTable(range(k_max + 1), replace(tuning, guessed_terms=tuning.pass_terms))
+        # Sums over the recent steps of one batch, each a part less than the next.
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._bucket = -1
+
+    def load_calibration(self, cells: Iterable[Cell]) -> None:
+        """Begin with the measured costs of steps without drafts."""
+        self.verification.load(cell for cell in cells if cell.k == 0)
+
+    # Learning
+
+    def observe(self, step: Step, reading_s: float, settled: bool) -> None:
+        """Learn from a step, in which the target read prompts for `reading_s`. `settled` is whether
+        a step without drafts takes the time of such steps."""
+        load = step.load
+        seconds = step.seconds - step.draft_seconds - reading_s
+        if not load.requests or seconds <= 0.0:
+            return
+        mean = min(load.mean_k(load.draft_tokens), self._max_draft_tokens)
+        if mean or settled:
+            scaled, variance = self._scaled(load, mean, seconds)
+            variance += (reading_s / step.seconds) ** 2
+            self.verification.observe(load.requests, mean, scaled, variance)
+        drafted_for = load.requests - step.looked_up
+        if step.k and step.draft_seconds and drafted_for > 0 and not load.prefill_tokens:
+            self._passes.observe(drafted_for, step.k, step.draft_seconds)
+        self._average_rate(step, seconds + step.draft_seconds)
+
+    def _scaled(self, load: Load, mean: int, seconds: float) -> tuple[float, float]:
+        """Scale the seconds of a step to `mean` draft tokens per request, the nearest whole number.
+        Returns these seconds, and the variance that scaling adds to their logarithm.
+
+        If few of many requests have drafts, that number is 1, which is more than the step verified.
+        Unscaled, its seconds would say that a draft token of every request takes no longer.
+        """
+        share = mean * load.requests / load.draft_tokens if mean else 1.0
+        if abs(share - 1.0) < self._tuning.unscaled_share or not self.verification.measured:
+            return seconds, 0.0
+        plain = self.verification.row(load.requests)[0].seconds
+        scaled = plain + max(0.0, share * (seconds - plain))
+        noise = self._tuning.step_noise * ((share * seconds / scaled) ** 2 - 1.0)
+        return scaled, max(0.0, noise)
+
+    def _average_rate(self, step: Step, seconds: float) -> None:
+        if bucket_of(step.load.requests) != self._bucket:
+            self._bucket = bucket_of(step.load.requests)
+            self._tokens = 0.0
+            self._seconds = 0.0
+        kept = 1.0 - 1.0 / self._tuning.rate_memory_steps
+        self._tokens = kept * self._tokens + step.tokens
+        self._seconds = kept * self._seconds + seconds
+
+    # What was learnt
+
+    def tokens_per_second(self, load: Load, expected: float) -> float:
+        """Tokens per second of recent steps of about this batch, all sources together. It begins at
+        `expected`, that of the head alone, which weighs as `Tuning.rate_prior_tokens`."""
+        if bucket_of(load.requests) != self._bucket or not self._seconds:
+            return expected
+        prior_s = self._tuning.rate_prior_tokens * load.requests / expected
+        return (self._tokens + prior_s * expected) / (self._seconds + prior_s)
+
+    def plain_seconds(self, requests: int) -> float | None:
+        """Seconds of a step without drafts; None before any was measured."""
+        if not self.verification.measured:
+            return None
+        return self.verification.row(requests)[0].seconds
+
+    def prices(self, requests: int, tokens_per_second: float) -> list[float]:
+        """The tokens that the batch would make in the time of verifying n draft tokens of a
+        request, by n."""
+        return [tokens_per_second * seconds for seconds in self._verify_seconds(requests)]
+
+    def pass_seconds(self, requests: int, k: int) -> tuple[float, float]:
+        """Seconds of a pass of the head for one request, and of each further request."""
+        if not self._passes.measured:
+            return 0.0, 0.0
+        one = self._passes.row(1)[k].seconds
+        if requests == 1:
+            return one, 0.0
+        return one, max(0.0, self._passes.row(requests)[k].seconds - one) / (requests - 1)
+
+    def _verify_seconds(self, requests: int) -> list[float]:
+        """Seconds that verifying n draft tokens adds to a step, per request, by n, if all requests
+        have n. Beyond the largest n that was measured, seconds are proportional to n."""
+        row = self.verification.row(requests)
+        measured = max(self.verification.ks_measured(requests), default=0)
+        seconds = [(row[n].seconds - row[0].seconds) / requests for n in row]
+        if measured:
+            each = seconds[measured] / measured
+            seconds[measured + 1 :] = [n * each for n in range(measured + 1, len(seconds))]
+        return seconds

@@ -48,10 +48,10 @@ def test_tokens_are_those_that_the_engine_made(
     assert line["provenance"]["versions"]
 
 
-def swept(gateway: Gateway, tmp_path: Path, switchback: bool) -> Journal:
+def swept(gateway: Gateway, tmp_path: Path) -> Journal:
     plan = Plan(
         workload="mixed", chat=False, methods=METHODS, concurrencies=(2,), rounds=1, max_tokens=32,
-        seconds=1.0, requests=2, seed=1, together=True, settings={}, switchback=switchback,
+        seconds=1.0, requests=2, seed=1, together=True, settings={}, switchback=True,
     )  # fmt: skip
     journal, methods = Journal(tmp_path / "sweep.jsonl"), parse(METHODS)
     journal.begin(plan.entry(), {})
@@ -66,11 +66,9 @@ def swept(gateway: Gateway, tmp_path: Path, switchback: bool) -> Journal:
     return journal
 
 
-@pytest.mark.parametrize("switchback", [False, True])
-def test_a_sweep_of_one_gateway(
-    gateway: Gateway, steered: httpx.Client, tmp_path: Path, switchback: bool
-) -> None:
-    journal = swept(gateway, tmp_path, switchback)
+@pytest.mark.usefixtures("steered")
+def test_a_sweep_of_one_gateway(gateway: Gateway, tmp_path: Path) -> None:
+    journal = swept(gateway, tmp_path)
     off, fixed, adaptive = (journal.cells[name, 2, 0] for name in METHODS.split(","))
     assert off["k_mean"] == 0
     assert "acceptance_length" not in off
@@ -78,7 +76,4 @@ def test_a_sweep_of_one_gateway(
     assert 1 < fixed["acceptance_length"] <= 4
     assert len(fixed["acceptance"]) == 3
     assert adaptive["gauge"] > 0
-    if switchback:
-        assert min(cell["tokens"] for cell in (off, fixed, adaptive)) > 20
-    else:
-        assert {cell["tokens"] for cell in (off, fixed, adaptive)} == {4 * 32}
+    assert min(cell["tokens"] for cell in (off, fixed, adaptive)) > 20

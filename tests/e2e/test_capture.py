@@ -1,14 +1,14 @@
-"""What a gateway with `--learn` writes of its traffic, and what it survives."""
+"""What a gateway with `--learn` writes of its traffic, which head drafts, and what it survives. The
+last test ends the gateway."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,23 @@ import pytest
 from transformers import AutoTokenizer
 
 from app.admission import key_file
-from app.settings import REPOSITORY
+from app.settings import REPOSITORY, load
 from drafters.learning import captured, load_signal
 from drafters.learning.captured import Captured
+from drafters.learning.lineage import KEPT, REFUSED, Lineage
+from tests.drafters.noised_head import noised
 from tests.waiting import until
 
 from .gateway import MODEL, Gateway
-from .wire import metric
+from .wire import JSON, assert_error, metric
 
 TARGET = REPOSITORY / "models" / "embedded" / "target"
+HEAD = Path(str(load({}, {}, preset="embedded").speculation.drafter))
 COUNTED = "aerie_learning_captured_sequences_total"
-DROPPED = "aerie_learning_dropped_sequences_total"
-STOPPED = "aerie_learning_capture_stopped"
 TENANTS: dict[str, dict[str, object]] = {"search": {}, "mail": {}, "law": {"learn": False}}
+PATH = "/v1/speculation"
+STREAMS = 16
+SWAPS = (0, 1, 0, 1)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,10 +93,21 @@ def launch(tmp_path: Path, folder: Path) -> Served:
         raise
 
 
+def add_generations(folder: Path) -> None:
+    """Generation 1, a noised head, and generation 2, whose weights are gone."""
+    lineage = Lineage(folder)
+    for verdict in (KEPT, REFUSED):
+        lineage.add(noised(HEAD, folder / "new", 0.4), {"verdict": verdict, "parent": 0})
+
+
 @pytest.fixture(scope="module")
 def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With two generations of the head, of which none is in force."""
     place = tmp_path_factory.mktemp("learning")
-    made = launch(place, place / "learn")
+    folder = place / "learn"
+    folder.mkdir(mode=0o700)
+    add_generations(folder)
+    made = launch(place, folder)
     yield made
     made.gateway.kill()
 
@@ -106,7 +121,7 @@ def steps_fit(sequence: Captured) -> bool:
 
 def test_what_was_served_can_be_read_back(learning: Served) -> None:
     before = learning.count
-    learning.clients["search"].patch("/v1/speculation", json={"objective": "fixed", "k": 5})
+    learning.clients["search"].patch(PATH, json={"objective": "fixed", "k": 5})
     answer = learning.complete("search", max_tokens=100, prompt="class Reader:", n=2)
     assert "per_step_drafted" not in str(answer)
     learning.wait_for(before + 2)
@@ -186,78 +201,99 @@ def test_the_load_is_told_while_requests_run(learning: Served) -> None:
     until(lambda: requests() == 0)
 
 
-def test_a_second_gateway_in_the_folder_is_refused(learning: Served, tmp_path: Path) -> None:
-    second = Gateway.launch(tmp_path / "log", ["--learn", str(learning.folder)])
-    assert second.wait_exit(60) == 2
-    assert "another gateway learns in this folder" in second.text()
+@pytest.fixture
+def client(learning: Served) -> Iterator[httpx.Client]:
+    """With fixed K, of a tenant of whose answers nothing is captured."""
+    client = learning.clients["mail"]
+    client.patch(PATH, json={"objective": "fixed", "k": 4}).raise_for_status()
+    yield client
+    client.patch(PATH, json={"generation": "auto"}).raise_for_status()
 
 
-def test_a_kill_leaves_whole_sequences_and_the_next_gateway_goes_on(tmp_path: Path) -> None:
-    first = launch(tmp_path, tmp_path / "learn")
-    stop = threading.Event()
+def head(client: httpx.Client) -> JSON:
+    found: JSON = client.get(PATH).json()["head"]
+    return found
 
-    def ask() -> None:
-        while not stop.is_set():
-            try:
-                first.complete("search", max_tokens=16)
-            except httpx.TransportError:
-                return
 
-    clients = [threading.Thread(target=ask) for _ in range(8)]
+def text(client: httpx.Client, number: int) -> str:
+    body = {
+        "model": MODEL, "temperature": 0, "max_tokens": 200, "ignore_eos": True,
+        "prompt": f"Write a story about {number} birds and a river.",
+    }  # fmt: skip
+    answer = client.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    return str(answer.json()["choices"][0]["text"])
+
+
+def texts(client: httpx.Client, meanwhile: Any = None) -> list[str]:
+    with ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(text, client, number) for number in range(STREAMS)]
+        if meanwhile is not None:
+            meanwhile()
+        return [one.result() for one in running]
+
+
+def test_a_pin_under_running_streams_changes_no_text(client: httpx.Client) -> None:
+    before = texts(client)
+    seen = []
+
+    def swap() -> None:
+        for number in SWAPS:
+            state = client.patch(PATH, json={"generation": number})
+            state.raise_for_status()
+            seen.append(state.json()["head"]["generation"])
+
+    assert texts(client, swap) == before
+    assert seen == list(SWAPS)
+
+
+def test_whoever_looks_sees_which_head_drafts(client: httpx.Client) -> None:
+    assert head(client) == {
+        "generation": 0, "pinned": None, "learned": False, "trial": None, "problem": None,
+    }  # fmt: skip
+    client.patch(PATH, json={"generation": 1}).raise_for_status()
+    text(client, 1)
+    client.get(PATH).raise_for_status()
+    assert head(client) | {"problem": None} == {
+        "generation": 1, "pinned": 1, "learned": True, "trial": None, "problem": None,
+    }  # fmt: skip
+    assert metric(client, "aerie_head_generation") == 1.0
+    assert metric(client, "aerie_head_draft_tokens_total") > 0
+    assert metric(client, "aerie_head_swaps_total") > 0
+    assert metric(client, "aerie_head_swap_seconds_count") > 0
+    shown = client.get("/page/figures").json()["head"]
+    assert shown["generation"] == 1
+    assert {row["generation"] for row in shown["drafts"]} >= {0, 1}
+
+
+@pytest.mark.parametrize("value", [2, 7, -1, "1", "newest", 1.5, True, None, [1]])
+def test_other_values_are_refused_and_change_nothing(client: httpx.Client, value: Any) -> None:
+    assert_error(client.patch(PATH, json={"generation": value}), 400, param="generation")
+    assert head(client)["generation"] == 0
+
+
+def test_a_generation_is_chosen_by_itself(client: httpx.Client) -> None:
+    both = {"generation": 1, "objective": "off"}
+    assert_error(client.patch(PATH, json=both), 400, param="generation")
+    assert head(client)["pinned"] is None
+    assert client.get(PATH).json()["objective"] == "fixed"
+
+
+def test_after_a_kill_the_next_gateway_goes_on(learning: Served, tmp_path: Path) -> None:
+    before = learning.count
+    learning.complete("search", max_tokens=16)
+    learning.wait_for(before + 1)
+    learning.gateway.signal(signal.SIGKILL)
+    learning.gateway.wait_exit(30)
+    assert learning.gateway.leftovers() == []
+    whole = len(learning.sequences())
+    assert whole >= before + 1
+    following = launch(tmp_path, learning.folder)
     try:
-        for client in clients:
-            client.start()
-        first.wait_for(40)
-        assert first.gateway.process is not None
-        os.kill(first.gateway.process.pid, signal.SIGKILL)
-        stop.set()
-        first.gateway.wait_exit(30)
-        assert first.gateway.leftovers() == []
+        following.complete("search", max_tokens=16)
+        following.wait_for(1)
+        assert len(following.sequences()) == whole + 1
+        assert following.gateway.stop() == 0, following.gateway.tail()
+        assert following.gateway.leftovers() == []
     finally:
-        stop.set()
-        first.gateway.kill()
-        for client in clients:
-            client.join()
-    files = list((tmp_path / "learn" / captured.FOLDER).iterdir())
-    whole = sum(file.read_bytes().count(b"\n") for file in files)
-    assert len(first.sequences()) == whole >= 40
-    (tmp_path / "keys.toml").unlink()
-    second = launch(tmp_path, tmp_path / "learn")
-    try:
-        second.complete("search", max_tokens=16)
-        second.wait_for(1)
-        assert len(second.sequences()) == whole + 1
-        assert second.gateway.stop() == 0
-    finally:
-        second.gateway.kill()
-
-
-def test_a_full_disk_stops_capture_and_no_request(tmp_path: Path) -> None:
-    folder = tmp_path / "learn"
-    folder.mkdir(mode=0o700)
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=128k,mode=700", "tmpfs", str(folder)]
-    if subprocess.run(mounting, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a small file system")
-    learning = None
-    try:
-        learning = launch(tmp_path, folder)
-        learning.complete("search", max_tokens=16)
-        learning.wait_for(1)
-        with pytest.raises(OSError, match="No space"):
-            (folder / "filling").write_bytes(b"x" * 2**20)
-        for _ in range(30):  # what is left of the file's last page takes some
-            learning.complete("search", max_tokens=200)
-        search = learning.clients["search"]
-        until(lambda: metric(search, STOPPED) == 1)
-        dropped = metric(search, DROPPED)
-        for _ in range(5):
-            assert learning.complete("search", max_tokens=16)["usage"]["completion_tokens"] == 16
-        assert metric(search, DROPPED) == dropped + 5
-        assert search.get("/readyz").status_code == 200
-        assert learning.gateway.text().count("nothing is captured for 60 s") == 1
-        assert len(learning.sequences()) == learning.count
-        assert learning.gateway.stop() == 0
-    finally:
-        if learning is not None:
-            learning.gateway.kill()
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        following.gateway.kill()

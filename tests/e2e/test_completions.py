@@ -233,22 +233,6 @@ def test_detokenize_refuses_what_is_no_token(http: httpx.Client, tokens: object)
     assert_error(http.post("/detokenize", json={"model": MODEL, "tokens": tokens}), 400)
 
 
-def test_invocations_take_both_shapes(http: httpx.Client) -> None:
-    completion = http.post("/invocations", json=GREEDY)
-    assert completion.status_code == 200, completion.text
-    assert text_of(completion.json()) == text_of(complete(http))
-    request = {k: v for k, v in GREEDY.items() if k != "prompt"}
-    chat = http.post(
-        "/invocations", json={**request, "messages": [{"role": "user", "content": "hi"}]}
-    )
-    assert chat.status_code == 200, chat.text
-    shapes.chat(chat.json())
-
-
 def test_invocations_stream(http: httpx.Client) -> None:
     pieces = post_chunks(http, "/invocations", GREEDY)
     assert "".join(c["text"] for p in pieces for c in p["choices"]) == text_of(complete(http))
-
-
-def test_invocations_refuse_other_shapes(http: httpx.Client) -> None:
-    assert_error(http.post("/invocations", json={"model": MODEL}), 400)

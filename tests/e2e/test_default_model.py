@@ -76,7 +76,3 @@ def test_the_function_that_it_writes_reverses_a_list(default_gateway: Gateway) -
     # Drafts were part of it, and some were right.
     counts = dict(item.split("=") for item in headers["x-aerie-speculation"].split(", "))
     assert int(counts["accepted"]) > 0, counts
-
-
-def test_the_server_prints_how_long_its_start_took(default_gateway: Gateway) -> None:
-    assert "ready in" in default_gateway.text(), default_gateway.tail()

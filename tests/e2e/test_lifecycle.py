@@ -91,20 +91,8 @@ def test_ping_while_starting(gateway: Gateway) -> None:
     assert [r.status_code for r in starting(gateway, "GET /ping")] == [503]
 
 
-def test_a_model_that_is_not_there(launch: Any) -> None:
-    assert_refuses(launch("--model", "/nonexistent"), REFUSE_WITHIN_S, "/nonexistent")
-
-
 def test_an_unknown_environment_key(launch: Any) -> None:
     assert_refuses(launch(AERIE_NO_SUCH_KEY="1"), 15, "AERIE_NO_SUCH_KEY")
-
-
-def test_an_unknown_option(launch: Any) -> None:
-    assert_refuses(launch("--no-such-option", "1"), 15, "no-such-option")
-
-
-def test_an_invalid_value(launch: Any) -> None:
-    assert_refuses(launch(AERIE_K="five"), 15, "speculation.k")
 
 
 def test_a_head_that_does_not_fit_is_never_served_around(launch: Any, tmp_path: Path) -> None:

@@ -20,16 +20,18 @@ import pytest
 from app.server.runtime_directory import PREFIX
 
 from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
-from .wire import chunks, read_events
+from .wire import assert_error, chunks, metric, read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STAGE_WITHIN_S = 120.0
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+GENERATED = "vllm:generation_tokens_total"
 BODY = {
     "model": MODEL,
     "prompt": "def f(",
     "temperature": 0,
     "ignore_eos": True,
-    "max_tokens": 200,
+    "max_tokens": 500,  # seconds, and far less than the drain may last
     "stream": True,
 }
 
@@ -47,8 +49,8 @@ def temporary() -> Iterator[Path]:
 
 
 @contextmanager
-def launched(temporary: Path, log: Path) -> Iterator[Gateway]:
-    gateway = Gateway.launch(log, ["--enforce-eager"], {"TMPDIR": str(temporary)})
+def launched(temporary: Path, log: Path, *arguments: str) -> Iterator[Gateway]:
+    gateway = Gateway.launch(log, ["--enforce-eager", *arguments], {"TMPDIR": str(temporary)})
     try:
         yield gateway
     finally:
@@ -63,6 +65,30 @@ def engine_runs(gateway: Gateway) -> bool:
 
 def folders(temporary: Path) -> list[Path]:
     return list(temporary.glob(f"{PREFIX}*"))
+
+
+def assert_nothing_is_drafted(gateway: Gateway) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
+        http.post("/v1/completions", json={**BODY, "stream": False}).raise_for_status()
+        if DRAFTED in http.get("/metrics").text:
+            assert metric(http, DRAFTED) == 0
+        assert metric(http, GENERATED) > 0
+
+
+def new_work_while_draining(gateway: Gateway) -> httpx.Response | None:
+    """The answer to a request made once the gateway drains; None if it no longer listens.
+
+    A connection that is made as the socket closes is reset, one that idles then is closed.
+    """
+    deadline = time.monotonic() + 3
+    with httpx.Client(base_url=gateway.url, timeout=10, trust_env=False) as other:
+        try:
+            while other.get("/readyz").status_code == 200:
+                assert time.monotonic() < deadline, "still says ready 3 s after SIGHUP"
+                time.sleep(POLL_S)
+            return other.post("/v1/completions", json={**BODY, "stream": False})
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return None
 
 
 @contextmanager
@@ -89,16 +115,23 @@ def test_killed_and_hung_up(temporary: Path, tmp_path: Path) -> None:
         left = folders(temporary)
         assert left, "nothing to remove: nothing is tested"
 
-    with launched(temporary, tmp_path / "2.log") as gateway:
+    with launched(temporary, tmp_path / "2.log", "--k", "0") as gateway:
         gateway.wait_ready()
+        assert_nothing_is_drafted(gateway)
         (own,) = folders(temporary)
         assert own not in left
         with streaming(gateway) as (events, first):
             gateway.signal(signal.SIGHUP, whole_terminal=True)
+            refused = new_work_while_draining(gateway)
             seen = [first, *events]
         ends = [c["finish_reason"] for p in chunks(seen) for c in p["choices"]]
         assert ends[-1] == "length", f"the stream was cut{gateway.tail()}"
+        if refused is not None:
+            assert_error(refused, 503)
+            assert int(refused.headers["retry-after"]) >= 1
         assert gateway.wait_exit(STOP_WITHIN_S) == 0
         assert gateway.leftovers() == []
         assert folders(temporary) == []
         assert [path.name for path in temporary.iterdir() if path.is_socket()] == []
+        # Nor is the last word about what some library calls leaked.
+        assert "leaked" not in gateway.tail()

@@ -215,16 +215,9 @@ def test_errors_have_anthropics_envelope(http: httpx.Client, name: str, streamin
     assert_anthropic_error(response, 400, "invalid_request_error")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_an_over_long_prompt(http: httpx.Client, context_length: int, streaming: bool) -> None:
+def test_an_over_long_prompt(http: httpx.Client, context_length: int) -> None:
     messages = [{"role": "user", "content": "word " * context_length * 2}]
-    response = http.post(PATH, json={**ASK, "messages": messages, "stream": streaming})
-    assert_anthropic_error(response, 400, "invalid_request_error")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe{}", b"null"])
-def test_bodies_that_are_no_request(http: httpx.Client, content: bytes) -> None:
-    response = http.post(PATH, content=content, headers={"content-type": "application/json"})
+    response = http.post(PATH, json={**ASK, "messages": messages})
     assert_anthropic_error(response, 400, "invalid_request_error")
 
 
@@ -234,10 +227,3 @@ def test_an_unknown_model(claude: anthropic.Anthropic) -> None:
             model="nope", max_tokens=8, messages=[{"role": "user", "content": "hi"}]
         )
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-
-
-def test_the_wrong_method(http: httpx.Client) -> None:
-    response = http.get(PATH)
-    assert response.status_code == 405
-    assert "POST" in response.headers["allow"]
-    assert_anthropic_error(response, 405, "invalid_request_error")

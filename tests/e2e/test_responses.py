@@ -83,12 +83,6 @@ def test_the_same_model_answers_here_and_in_chat(http: httpx.Client) -> None:
     assert output_text(respond(http)) == chat["choices"][0]["message"]["content"]
 
 
-def test_a_null_is_a_field_that_is_not_given(http: httpx.Client) -> None:
-    given = respond(http, background=None, instructions=None, user=None, metadata=None)
-    assert output_text(given) == output_text(respond(http))
-    assert given["background"] is False
-
-
 def test_instructions_reach_the_model(http: httpx.Client) -> None:
     more = respond(http, instructions="Answer with one word, in capitals, without a stop.")
     assert more["usage"]["input_tokens"] > respond(http)["usage"]["input_tokens"]

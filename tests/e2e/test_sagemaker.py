@@ -99,12 +99,3 @@ def test_invocations_answer_plain_and_streamed_and_draft(sagemaker: httpx.Client
         pieces += [choice["text"] for choice in json.loads(line[6:])["choices"]]
     assert "".join(pieces) == whole
     assert metric(sagemaker, "vllm:spec_decode_num_draft_tokens_total") > drafted
-
-
-def test_a_route_in_the_header_is_taken(sagemaker: httpx.Client) -> None:
-    headers = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/chat/completions"}
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    answer = sagemaker.post("/invocations", json=body, headers=headers)
-    assert answer.json()["object"] == "chat.completion"
-    headers = {"X-Amzn-SageMaker-Custom-Attributes": "route=/metrics"}
-    assert sagemaker.post("/invocations", json=body, headers=headers).status_code == 400

@@ -1,4 +1,4 @@
-"""Five ways in which vLLM's V2 model runner does not start: the gateway falls back, and says why.
+"""Three ways in which vLLM's V2 model runner does not start: the gateway falls back, and says why.
 
 Real engines, on a CPU: V2 runs in Triton's interpreter, and a plugin of vLLM's breaks it
 (v2_on_cpu/v2_faults.py). A V2 that does not start leaves V1, or no drafts if the head is at fault.
@@ -43,8 +43,6 @@ def launch(log: Path, fault: str, *arguments: str) -> Gateway:
     [
         ("backend", "v1", "refused", "FLASHINFER decodes at most 6 tokens of a request at once"),
         ("shape", "no-drafts", "head", "the head does not load: AssertionError in "),
-        ("kernel", "v1", "compilation", "no sm_999 in this ptxas"),
-        ("memory", "v1", "memory", "CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("nan", "v1", "non_finite", "logits are not finite with drafts, and finite at K = 0"),
         ("", "v2", "none", ""),
     ],

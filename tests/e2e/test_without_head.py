@@ -1,28 +1,23 @@
 """A model without a head is served with drafts by lookup. Greedy output is the same with drafts of
-a head, with drafts by lookup and without any, token by token. The last test ends the gateway."""
+a head, with drafts by lookup and without any, token by token."""
 
 from __future__ import annotations
 
 import json
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from app.settings import of_preset
 
-from .conftest import CLIENT_TIMEOUT_S, serve
-from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway, without_drafts
+from .conftest import CLIENT_TIMEOUT_S
+from .gateway import MODEL, Gateway, without_drafts
 from .prompts import PROMPTS
-from .test_drafting import DRAFTED, GENERATED, generate
 from .test_prefix_cache import BLOCK, cached
-from .wire import JSON, assert_error, chunks, metric, read_events
+from .wire import JSON
 
 PRESET = of_preset("embedded")
 AT_ONCE = 8
@@ -55,6 +50,7 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     try:
         yield gateway.wait_ready()
         assert gateway.stop() == 0
+        assert gateway.leftovers() == []
     finally:
         gateway.kill()
 
@@ -197,56 +193,3 @@ def test_without_drafts_as_much_of_a_prompt_is_cached(headless_http: httpx.Clien
     prompt = [3000 + place * 13 % 700 for place in range(3 * BLOCK + 1)]
     with without_drafts(headless_http):
         assert [cached(headless_http, prompt) for _ in range(2)] == [0, 3 * BLOCK]
-
-
-@pytest.mark.slow
-def test_a_gateway_without_any_drafter_drafts_nothing(tmp_path: Path) -> None:
-    arguments = ["--k", "0", "--enforce-eager"]
-    for gateway in serve(None, tmp_path / "gateway.log", arguments):
-        with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
-            generate(http, PROMPTS[0])
-            if DRAFTED in http.get("/metrics").text:
-                assert metric(http, DRAFTED) == 0
-            assert metric(http, GENERATED) > 0
-
-
-def test_sigterm_lets_a_stream_finish(headless: Gateway, headless_http: httpx.Client) -> None:
-    body = {
-        "model": MODEL,
-        "prompt": "def f(",
-        "temperature": 0,
-        "ignore_eos": True,
-        "max_tokens": 500,  # seconds, and far less than the drain may last
-        "stream": True,
-    }
-    with headless_http.stream("POST", "/v1/completions", json=body) as response:
-        events = read_events(response.iter_lines())
-        seen = [next(events)]
-        headless.signal(signal.SIGTERM)
-        asked = new_work_while_draining(headless, body)
-        seen += list(events)
-    ends = [c["finish_reason"] for p in chunks(seen) for c in p["choices"] if c["finish_reason"]]
-    assert ends == ["length"], "the stream was cut"
-    if asked is not None:
-        assert_error(asked, 503)
-        assert int(asked.headers["retry-after"]) >= 1
-    assert headless.wait_exit(STOP_WITHIN_S) == 0
-    assert headless.leftovers() == []
-    # Nor is the last word about what some library calls leaked.
-    assert "leaked" not in headless.tail()
-
-
-def new_work_while_draining(gateway: Gateway, body: dict[str, Any]) -> httpx.Response | None:
-    """The answer to a request made once the gateway drains; None if it no longer listens.
-
-    A connection that is made as the socket closes is reset, one that idles then is closed.
-    """
-    deadline = time.monotonic() + 3
-    with httpx.Client(base_url=gateway.url, timeout=10, trust_env=False) as other:
-        try:
-            while other.get("/readyz").status_code == 200:
-                assert time.monotonic() < deadline, "still says ready 3 s after SIGTERM"
-                time.sleep(POLL_S)
-            return other.post("/v1/completions", json={**body, "stream": False})
-        except (httpx.NetworkError, httpx.RemoteProtocolError):
-            return None

@@ -254,6 +254,11 @@ def test_anthropics_routes_speak_anthropics_errors(client: TestClient) -> None:
     assert response.status_code == 400
     assert response.json()["type"] == "error"
     assert response.json()["error"]["type"] == "invalid_request_error"
+    wrong_method = client.get("/v1/messages")
+    assert wrong_method.status_code == 405
+    assert "POST" in wrong_method.headers["allow"]
+    assert wrong_method.json()["type"] == "error"
+    assert wrong_method.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

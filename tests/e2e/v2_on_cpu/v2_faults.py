@@ -41,30 +41,6 @@ def _shape() -> None:
     Eagle3LlamaForCausalLM.load_weights = load_weights
 
 
-def _kernel() -> None:
-    from triton.compiler.errors import CompilationError
-
-    from drafters.vllm.v2.runner import V2DraftingRunner
-
-    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise CompilationError("def kernel(x): tl.dot(x)", None, "no sm_999 in this ptxas")
-
-    V2DraftingRunner.sample = sample
-
-
-def _memory() -> None:
-    from vllm.v1.worker.cpu_worker import CPUWorker
-
-    capture = CPUWorker.compile_or_warm_up_model
-
-    def compile_or_warm_up_model(self: Any) -> Any:
-        if self.use_v2_model_runner:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return capture(self)
-
-    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
-
-
 def _nan() -> None:
     """Logits of steps that verify drafts are NaN, as of a kernel that is wrong for several rows."""
     from drafters.vllm.v2.runner import V2DraftingRunner
@@ -84,7 +60,5 @@ def _nan() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     "backend": _backend,
     "shape": _shape,
-    "kernel": _kernel,
-    "memory": _memory,
     "nan": _nan,
 }

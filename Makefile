@@ -15,8 +15,8 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 TOOLS := $(VENV)/.installed-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools serve test test-slow fuzz faults check gpu-check lean-tree gpu-archive \
-  format lock page screenshots models evaluate bench clean
+.PHONY: help install tools serve test test-slow test-all fuzz faults check gpu-check lean-tree \
+  gpu-archive format lock page screenshots models evaluate bench clean
 
 help: ## List the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -43,13 +43,17 @@ serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope --durations 10
 
-test: $(TOOLS) ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
-	@started=$$(date +%s); status=0; $(PYTEST) -m "not slow" $(ARGS) || status=$$?; \
-	echo "make test: $$(($$(date +%s) - started)) s"; exit $$status
+test: MARKS = -m "not slow"
+test: ## Run the tests that need no GPU and start few engines (ARGS="-k name" for some)
 
-test-slow: $(TOOLS) ## Run the other tests, most of which start engines of their own
-	@started=$$(date +%s); status=0; $(PYTEST) -m slow $(ARGS) || status=$$?; \
-	echo "make test-slow: $$(($$(date +%s) - started)) s"; exit $$status
+test-slow: MARKS = -m slow
+test-slow: ## Run the other tests, most of which start engines of their own
+
+test-all: ## Run both, in less time than one after the other
+
+test test-slow test-all: $(TOOLS)
+	@started=$$(date +%s); status=0; $(PYTEST) $(MARKS) $(ARGS) || status=$$?; \
+	echo "make $@: $$(($$(date +%s) - started)) s"; exit $$status
 
 fuzz: $(TOOLS) ## 10,000 hostile requests (CASES=, SEED=)
 	@AERIE_FUZZ_CASES=$(or $(CASES),10000) AERIE_FUZZ_SEED=$(or $(SEED),1) \

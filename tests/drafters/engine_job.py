@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tests.drafters.preloaded import Preloaded
+
+SCRIPTS = Path(__file__).parent / "vllm"
+_preloaded: dict[str, Preloaded] = {}  # by the module that is imported
 
 
 def marks() -> list[pytest.MarkDecorator]:
@@ -24,19 +30,34 @@ def marks() -> list[pytest.MarkDecorator]:
 
 
 def run(script: Path, folder: Path, job: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-    """`script JOB RESULT` with files in `folder`; returns the result, or fails with its stderr.
+    """`script JOB RESULT` with files in `folder`; returns the result, or fails with its output.
 
+    Scripts whose name ends in _v2, and jobs with a true "v2", run on vLLM's V2 model runner.
     `timeout` in seconds.
     """
     (folder / "job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder / "job.json"), str(folder / "result.json")],
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    arguments = [str(folder / "job.json"), str(folder / "result.json")]
+    output = folder / "output.txt"
+    environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    if torch.cuda.is_available():  # CUDA cannot be used in a fork of a process that has used it
+        with output.open("w") as file:
+            line = [sys.executable, str(script), *arguments]
+            done = subprocess.run(
+                line, env=environ, stdout=file, stderr=file, timeout=timeout, check=False
+            )
+        code = done.returncode
+    else:
+        on_v2 = script.stem.endswith("_v2") or job.get("v2", False)
+        process = _importing("engine_drafts_v2" if on_v2 else "engine_drafts", environ)
+        code = process.run(script, arguments, output, environ=environ, timeout=timeout)
+    assert code == 0, output.read_text()[-4000:]
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
+
+
+def _importing(module: str, environ: dict[str, str]) -> Preloaded:
+    """The process that has imported this module of SCRIPTS, and with it vLLM, which takes 8 s."""
+    process = _preloaded.get(module)
+    if process is None or not process.alive:
+        process = _preloaded[module] = Preloaded(SCRIPTS / f"{module}.py", environ)
+    return process

@@ -1,4 +1,4 @@
-"""One live gateway for the whole suite, and the clients that talk to it."""
+"""One live gateway for the tests that can share it, and the clients that talk to it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ def serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
         gateway.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The embedded model, drafter on, all else as it comes but compilation, which takes a minute
-    where it is the first; the default model's gateway compiles."""
+    where it is the first; the default model's gateway compiles. It ends with the last test of this
+    folder: until the session's end it would idle beside all others."""
     yield from serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", ["--enforce-eager"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(gateway: Gateway) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as client:
         yield client
@@ -85,7 +86,7 @@ def fixed_k(http: httpx.Client) -> Iterator[None]:
     http.patch("/v1/speculation", json={"objective": "throughput"}).raise_for_status()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=CLIENT_TIMEOUT_S
@@ -93,7 +94,7 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def claude(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
         base_url=gateway.url, api_key="unused", max_retries=0, timeout=CLIENT_TIMEOUT_S
@@ -101,7 +102,7 @@ def claude(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def context_length(http: httpx.Client) -> int:
     """How many tokens prompt and output may have together."""
     return int(http.post("/tokenize", json={"model": MODEL, "prompt": "a"}).json()["max_model_len"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,17 +24,9 @@ from app.errors import StartupError
 from app.llm.engine_load import EngineLoad
 from app.settings import load
 
+pytestmark = pytest.mark.usefixtures("launch_undone")
+
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
-
-
-@pytest.fixture(autouse=True)
-def _undone() -> Iterator[None]:
-    """A launch changes its process's environment and signal mask, for the processes it starts."""
-    variables, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    os.environ.clear()
-    os.environ.update(variables)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.mark.parametrize(("on_cpu", "given", "value"), [
@@ -187,14 +177,9 @@ print(envs.VLLM_MAX_STOP_STRINGS)
 """
 
 
-@pytest.mark.parametrize(("given", "bound"), [(None, 1 << 20), ("1000", 1000)])
-def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say(
-    given: str | None, bound: int
-) -> None:
+def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say() -> None:
     """vLLM's request models take 4 stop strings, and are built when they are imported."""
     environ = {name: value for name, value in os.environ.items() if name not in REQUEST_BOUNDS}
-    if given is not None:
-        environ["VLLM_MAX_STOP_STRINGS"] = given
     done = subprocess.run(
         [sys.executable, "-c", READS_BOUNDS],
         env=environ,
@@ -202,4 +187,12 @@ def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say(
         text=True,
         timeout=120,
     )
-    assert done.stdout.splitlines()[-1:] == [str(bound)], done.stderr
+    assert done.stdout.splitlines()[-1:] == [REQUEST_BOUNDS["VLLM_MAX_STOP_STRINGS"]], done.stderr
+
+
+def test_bounds_that_the_operator_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_STOP_STRINGS", "1000")
+    monkeypatch.delenv("VLLM_MAX_NUM_BAD_WORDS", raising=False)
+    launch_module.prepare()
+    bounds = {name: os.environ[name] for name in REQUEST_BOUNDS}
+    assert bounds == {**REQUEST_BOUNDS, "VLLM_MAX_STOP_STRINGS": "1000"}

@@ -8,13 +8,14 @@ its policy does what PATCH /v1/speculation says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import uvicorn
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -39,10 +40,12 @@ ANSWER = (
     "    return letters == letters[::-1]\n"
 )
 
-RUNNING = Gauge("vllm:num_requests_running", "As vLLM's.")
-OUTPUT = Counter("vllm:generation_tokens", "As vLLM's.")
-DRAFTED = Counter("vllm:spec_decode_num_draft_tokens", "As vLLM's.")
-ACCEPTED = Counter("vllm:spec_decode_num_accepted_tokens", "As vLLM's.")
+# Registered by each gateway: an engine that ends in this process unregisters all of vLLM's names.
+RUNNING = Gauge("vllm:num_requests_running", "As vLLM's.", registry=None)
+OUTPUT = Counter("vllm:generation_tokens", "As vLLM's.", registry=None)
+DRAFTED = Counter("vllm:spec_decode_num_draft_tokens", "As vLLM's.", registry=None)
+ACCEPTED = Counter("vllm:spec_decode_num_accepted_tokens", "As vLLM's.", registry=None)
+METRICS = (RUNNING, OUTPUT, DRAFTED, ACCEPTED)
 
 
 class StandInLlm(ScriptedEngine):
@@ -157,6 +160,9 @@ class StandInGateway:
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self) -> StandInGateway:
+        for metric in METRICS:
+            with contextlib.suppress(ValueError):  # another gateway registered it
+                REGISTRY.register(metric)
         self._thread.start()
         while not (self._server.started and self.engine.ready):
             time.sleep(0.01)

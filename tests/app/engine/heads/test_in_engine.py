@@ -27,7 +27,7 @@ from tests.drafters import engine_job
 from tests.drafters.noised_head import noised
 from tests.waiting import soon
 
-pytestmark = engine_job.marks()
+pytestmark = [*engine_job.marks(), pytest.mark.usefixtures("launch_undone")]
 
 PLAN = TrialPlan(period_s=1.5, settle_s=0.3, looks=(3, 6, 12, 24))
 IN_TIME_S = 400.0

@@ -60,14 +60,6 @@ def refusal(response: Any, dialect: str) -> tuple[str, str | None]:
     return error["message"], error.get("param") if dialect != "messages" else None
 
 
-@DIALECTS
-@STREAMING
-def test_it_answers(gateway: Gateway, dialect: str, streaming: bool) -> None:
-    response = send(gateway(), dialect, streaming)
-    assert response.status_code == 200, response.text
-    assert "def" in response.text
-
-
 CHOICES: dict[str, list[Any]] = {
     "chat": [None, "auto", "required", {"type": "function", "function": {"name": "f"}}],
     "responses": [None, "auto", "required", {"type": "function", "name": "f"}],

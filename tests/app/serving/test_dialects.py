@@ -378,7 +378,6 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
     assert api.messages.create(messages=history, **given).content
 
 
-@STREAMING
 @pytest.mark.parametrize(
     ("choice", "tools", "param"),
     [
@@ -389,11 +388,11 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
     ],
 )
 def test_a_forced_call_needs_its_tool(
-    gateway: Gateway, streaming: bool, choice: Any, tools: Any, param: str
+    gateway: Gateway, choice: Any, tools: Any, param: str
 ) -> None:
     client = gateway(tool_call_parser="hermes")
     changes = {"tool_choice": choice} if tools is None else {"tool_choice": choice, "tools": tools}
-    message, _ = refusal(send(client, "messages", streaming, **changes), "messages")
+    message, _ = refusal(send(client, "messages", **changes), "messages")
     assert f"'{param}'" in message
 
 

@@ -53,6 +53,7 @@ class Run:
             enforce_eager=True,
             max_model_len=LONGEST,
             max_num_seqs=64,
+            block_size=job["catch_up_tokens"] // 2,  # 128 for 256, as in service
             kv_cache_memory_bytes=1 << 30,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,

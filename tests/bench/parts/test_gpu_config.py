@@ -33,7 +33,7 @@ PAIRS = [
     *((name, gpu) for name in PRESETS for gpu in ("H100", "B200")),
     *((name, "H200") for name in ON_H200),
 ]
-# What attends with FlashInfer does so at every length of the context.
+# FlashInfer attends in the same way at every length of the context.
 WITH_FLASHINFER = [name for name in PRESETS if not name.endswith("-long-context")]
 THEIRS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 4096, "cudagraph_capture_sizes": [8, 64],

@@ -159,4 +159,4 @@ def test_texts_come_as_often_as_the_target_says(
 def test_the_comparison_would_notice(target: LlamaForCausalLM, sampled: dict[str, Any]) -> None:
     """Against a distribution that is off by a little, the same samples fail."""
     counts = sampled["changing"]["counts"]["plain"]
-    assert deviation(counts, expected(target, {"temperature": 1.1})) > 4
+    assert deviation(counts, expected(target, {"temperature": 1.2})) > 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from pathlib import Path
 
 import pytest
@@ -45,16 +44,6 @@ def test_the_help_of_a_command_goes_by_its_name(
         cli.main([name, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: aerie bench {name} ")
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_an_unknown_option_is_named_and_no_more(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([name, "--no-such-option"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"aerie bench {name}: error: ")
 
 
 def test_the_list_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,9 +120,3 @@ def test_errors_of_our_own_are_not_hidden() -> None:
 
     with pytest.raises(AssertionError, match="never"):
         main([])
-
-
-@pytest.mark.parametrize("module", [module for module, _ in cli.COMMANDS.values()])
-def test_commands_live_in_modules_named_after_what_they_do(module: str) -> None:
-    assert module.rpartition(".")[2] not in {"command", "main"}
-    assert callable(importlib.import_module(module).main)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from app.admission.controller import AdmissionController
@@ -24,18 +22,6 @@ def test_the_queue_is_as_long_as_the_engine_is_wide_and_an_eighth_of_that_in_an_
 def test_a_queue_that_the_operator_has_set_stays_as_it_is() -> None:
     queue = controller(max_running="4", max_waiting="7").queue
     assert (queue.slots(), queue.max_waiting(False), queue.max_waiting(True)) == (4, 7, 7)
-
-
-@pytest.mark.parametrize(
-    ("queued", "kv_usage", "saturated"), [(4, 0.1, False), (5, 0.1, True), (0, 0.999, True)]
-)
-def test_an_engine_that_queues_or_has_a_full_cache_gets_no_more(
-    queued: int, kv_usage: float, saturated: bool
-) -> None:
-    """An eighth of the 36 slots may wait in the engine, which is what the extra slots are for."""
-    load = SimpleNamespace(capacity=32, waiting=queued, queued=queued, kv_usage=kv_usage)
-    queue = AdmissionController(load_settings({}, {}), load).queue
-    assert queue.saturated() is saturated
 
 
 KEYS = """

@@ -56,9 +56,3 @@ def test_a_missing_and_a_broken_folder(tmp_path: Path) -> None:
     statuses = {finding.check: finding.status for finding in examine(settings)}
     assert statuses["model"] == "warn"
     assert statuses["head"] == "FAIL"
-
-
-def test_the_embedded_pair_is_compatible() -> None:
-    settings = load({"port": 0}, {}, preset="embedded")
-    statuses = {finding.check: finding.status for finding in examine(settings)}
-    assert statuses["model"] == statuses["head"] == "ok"

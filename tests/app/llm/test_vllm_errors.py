@@ -149,17 +149,6 @@ def test_pythons_own_words_are_not_told() -> None:
     assert (found.status, "len" in found.message) == (400, False)
 
 
-def test_pydantic_paths_skip_union_branches() -> None:
-    """A location names branches of unions as well as fields."""
-    payload = {"messages": [{"role": "user", "content": "x"}], "stop": [1]}
-    with pytest.raises(ValueError, match="stop") as caught:
-        ChatRequest.model_validate(payload)
-    error = from_exception(caught.value, payload, "messages")
-    assert error.param is not None
-    assert error.param.startswith("stop")
-    assert "list" not in error.param
-
-
 @pytest.mark.parametrize("field", ["response_format", "structured_outputs", "text", "tools"])
 def test_a_constraint_that_is_no_good_is_named(field: str) -> None:
     """vLLM turns every such field into one constraint, whose errors do not say which it was."""

@@ -1,4 +1,4 @@
-"""Every metric of ours is written down, and nothing else is."""
+"""Every metric of ours is explained, and starts with a value."""
 
 from __future__ import annotations
 
@@ -31,15 +31,11 @@ WRITTEN = {
         *("learning.md", "generations.md"),
     )
     for name in re.findall(r"\baerie_[a-z_]+", (DOCS / file).read_text("utf-8"))
-} - {"aerie_max_k"}
+}
 
 
 def test_each_metric_is_in_the_docs() -> None:
     assert not EXPORTED - WRITTEN
-
-
-def test_the_docs_name_no_other() -> None:
-    assert not WRITTEN - EXPORTED
 
 
 @pytest.mark.parametrize(("drafter", "by_position"), [(HEAD, [2.0, 1.0]), (LOOKUP, [0.0, 0.0])])

@@ -200,7 +200,7 @@ def test_a_missing_item_is_named_by_its_place_in_what_was_sent(
 
 @pytest.mark.parametrize("by_id", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"type": None}, {"type": "item_reference"}])
-@pytest.mark.parametrize("item_id", [[1], [], {}, {"a": 1}, 5, 0, 0.5, True, False])
+@pytest.mark.parametrize("item_id", [[], {"a": 1}, 0, 0.5, False])
 def test_the_id_of_an_item_that_is_referred_to_is_a_text(
     served: Served, item_id: Any, kind: JSON, by_id: bool
 ) -> None:

@@ -60,14 +60,6 @@ def refusal(response: Any, dialect: str) -> tuple[str, str | None]:
     return error["message"], error.get("param") if dialect != "messages" else None
 
 
-@DIALECTS
-@STREAMING
-def test_it_answers(gateway: Gateway, dialect: str, streaming: bool) -> None:
-    response = send(gateway(), dialect, streaming)
-    assert response.status_code == 200, response.text
-    assert "def" in response.text
-
-
 CHOICES: dict[str, list[Any]] = {
     "chat": [None, "auto", "required", {"type": "function", "function": {"name": "f"}}],
     "responses": [None, "auto", "required", {"type": "function", "name": "f"}],
@@ -316,13 +308,10 @@ def test_errors_advise_what_this_product_has(
     assert "None" not in message, "a data structure of Python's"
 
 
-@pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages"])
+@pytest.mark.parametrize("dialect", ["responses", "messages"])
 @STREAMING
 def test_cached_tokens_are_told(gateway: Gateway, dialect: str, streaming: bool) -> None:
-    changes: dict[str, Any] = {}
-    if streaming and dialect in ("chat", "completions"):
-        changes = {"stream_options": {"include_usage": True}}
-    text = send(gateway(), dialect, streaming, **changes).text
+    text = send(gateway(), dialect, streaming).text
     name = "cache_read_input_tokens" if dialect == "messages" else "cached_tokens"
     assert f'"{name}":2' in text.replace(": ", ":")
 
@@ -389,7 +378,6 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
     assert api.messages.create(messages=history, **given).content
 
 
-@STREAMING
 @pytest.mark.parametrize(
     ("choice", "tools", "param"),
     [
@@ -400,11 +388,11 @@ def test_an_answer_is_history_for_anthropics_client(gateway: Gateway) -> None:
     ],
 )
 def test_a_forced_call_needs_its_tool(
-    gateway: Gateway, streaming: bool, choice: Any, tools: Any, param: str
+    gateway: Gateway, choice: Any, tools: Any, param: str
 ) -> None:
     client = gateway(tool_call_parser="hermes")
     changes = {"tool_choice": choice} if tools is None else {"tool_choice": choice, "tools": tools}
-    message, _ = refusal(send(client, "messages", streaming, **changes), "messages")
+    message, _ = refusal(send(client, "messages", **changes), "messages")
     assert f"'{param}'" in message
 
 

@@ -116,12 +116,11 @@ LACKING += [
 ]
 
 
-@STREAMING
 @pytest.mark.parametrize(("dialect", "fields", "place"), LACKING, ids=str)
 def test_a_format_without_its_schema_is_refused_by_its_place(
-    gateway: Gateway, dialect: str, fields: dict[str, Any], place: str, streaming: bool
+    gateway: Gateway, dialect: str, fields: dict[str, Any], place: str
 ) -> None:
-    message, param = refusal(send(gateway(), dialect, streaming, **fields), dialect)
+    message, param = refusal(send(gateway(), dialect, **fields), dialect)
     assert f"'{place}'" in message
     assert param in (place, None)
     assert "structured_outputs" not in message
@@ -146,19 +145,13 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@STREAMING
 @pytest.mark.parametrize(("dialect", "wanted", "place"), BESIDE)
 @pytest.mark.parametrize("other", [{"regex": "a"}, {"json": {}}], ids=str)
 def test_two_constraints_are_refused(
-    gateway: Gateway,
-    dialect: str,
-    wanted: dict[str, Any],
-    place: str,
-    other: dict[str, Any],
-    streaming: bool,
+    gateway: Gateway, dialect: str, wanted: dict[str, Any], place: str, other: dict[str, Any]
 ) -> None:
     """With two schemas vLLM would take one of them, without a word."""
-    response = send(gateway(), dialect, streaming, **wanted, structured_outputs=other)
+    response = send(gateway(), dialect, **wanted, structured_outputs=other)
     message, param = refusal(response, dialect)
     assert param == "structured_outputs"
     assert f"'{place}'" in message

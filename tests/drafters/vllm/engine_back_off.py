@@ -3,13 +3,14 @@
     python engine_back_off.py JOB RESULT
 
 JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
-head}}, "prompts": [[id, ...], ...], "seconds": n, "k": n, "load": n, "catch_up_tokens": n}. With
-each head, a few requests decode with K = k. Then `load` requests run at K = 0 for these seconds.
-Then the load ends, except for requests that began in it, and four new ones come, with K = k again.
-Greedy text does not depend on K, so afterwards the same texts are generated with K = k throughout,
-whose acceptance over the same tokens is the level to return to. RESULT gets for each head
-{"tokens_without": n, "before" | "old" | "met it" | "new": {"requests": n, "steps": n, "length":
-acceptance length, "undisturbed": acceptance length}}.
+head}}, "prompts": [[id, ...], ...], "steps": n, "seconds": n, "k": n, "load": n,
+"catch_up_tokens": n}. With each head, a few requests decode with K = k. Then `load` requests run at
+K = 0, for so many steps and for at least these seconds. Then the load ends, except for requests
+that began in it, and four new ones come, with K = k again. Greedy text does not depend on K, so
+afterwards the same texts are generated with K = k throughout, whose acceptance over the same tokens
+is the level to return to. RESULT gets for each head {"tokens_without": {request: n}, "before" |
+"old" | "met it" | "new": {"requests": n, "steps": n, "length": acceptance length, "undisturbed":
+acceptance length}}.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Run:
             enforce_eager=True,
             max_model_len=LONGEST,
             max_num_seqs=64,
+            block_size=job["catch_up_tokens"] // 2,  # 128 for 256, as in service
             kv_cache_memory_bytes=1 << 30,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
@@ -118,10 +120,13 @@ def backed_off(job: dict[str, Any], run: Run) -> dict[str, Any]:
         run.step()
     left_at = {name: run.lengths[name] for name in old}
     run.hold(0)
-    ends = time.monotonic() + job["seconds"]
+    steps, ends = 0, time.monotonic() + job["seconds"]
     met: list[str] = []
     room = LONGEST - 150 - AFTER
-    while time.monotonic() < ends and max(run.lengths[name] for name in old) < room:
+    while steps < job["steps"] or time.monotonic() < ends:
+        if max(run.lengths[name] for name in old) >= room:
+            break
+        steps += 1
         if len(run.lengths) < job["load"]:
             met += begin(1)
         run.step()

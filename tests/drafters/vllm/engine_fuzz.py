@@ -115,8 +115,9 @@ def requests(random: Random, count: int) -> list[dict[str, Any]]:
             options |= {"temperature": 1.0, "seed": random.randrange(100), "min_p": 0.1}
         elif kind == 4:
             options |= {"repetition_penalty": 1.2, "frequency_penalty": 0.3}
-        elif kind == 5:
-            options["max_tokens"] = 512 - len(prompt)  # to the longest length
+        elif kind == 5:  # to the longest length, in few steps
+            prompt = stems[0] + prompt[-60:]
+            options["max_tokens"] = 512 - len(prompt)
         made.append({"prompt": prompt, "options": options})
     return made
 

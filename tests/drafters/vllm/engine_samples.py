@@ -4,11 +4,10 @@
 
 JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
 head}}, "prompt": [id, ...], "tokens": n, "k_max": n, "kinds": {name: {"count": n, "options":
-sampling parameters}}}. All requests run mixed with each other: with K = k_max, with another K at
-every step, and with lookups too, in the place of the head where there is a match or beside it.
-RESULT gets for each head {"fixed" | "changing" | "lookups": {"accepted": n, "looked_up": n,
-"counts": {name: {"t,t,t": n}}}}: how often each text was sampled, and accepted drafts of head and
-lookups.
+sampling parameters}}}. All requests run mixed with each other: with another K at every step, from 0
+to k_max, and with lookups too, in the place of the head where there is a match or beside it. RESULT
+gets for each head {"changing" | "lookups": {"accepted": n, "looked_up": n, "counts": {name:
+{"t,t,t": n}}}}: how often each text was sampled, and accepted drafts of head and lookups.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
     """Start an engine, sample, take it down again."""
     engine = new_engine(job, head)
     result: dict[str, Any] = {}
-    for name, random in (("fixed", None), ("changing", Random(2)), ("lookups", Random(3))):
-        policy = Counting(job["k_max"], random, name == "lookups")
+    for name, seed in (("changing", 2), ("lookups", 3)):
+        policy = Counting(job["k_max"], Random(seed), name == "lookups")
         result[name] = count_texts(engine, job, policy)
     del engine, policy
     cleanup_dist_env_and_memory()

@@ -92,7 +92,7 @@ def main() -> None:
         worker_cls="drafters.vllm.worker.DraftingWorker",
         async_scheduling=False,
         dtype="float32",
-        enforce_eager=job.get("eager", True),
+        enforce_eager=True,
         max_model_len=512,
         max_num_seqs=16,
         max_num_batched_tokens=2048,

@@ -1,9 +1,9 @@
 """Swap draft heads in running engines, and record what is drafted: a script like engine_drafts.py.
 
 JOB is {"prompts": [[id, ...], ...], "max_tokens": n, "engines": {name: {"model": folder, "head":
-folder, "parallel": bool, "swaps": [folder or "", ...]}}}. RESULT has for each engine an entry for
-the head of its start and for each swap in order: {"answers": what `stage` and `swap` said, "steps":
-as engine_drafts.py records them, of prompts that began with this head}.
+folder, "parallel": bool, "eager": bool, "swaps": [folder or "", ...]}}}. RESULT has for each engine
+an entry for the head of its start and for each swap in order: {"answers": what `stage` and `swap`
+said, "steps": as engine_drafts.py records them, of prompts that began with this head}.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def swapped(job: dict[str, Any], engine: dict[str, Any]) -> list[dict[str, Any]]
         worker_cls="drafters.vllm.worker.DraftingWorker",
         async_scheduling=False,
         dtype="float32",
-        enforce_eager=True,
+        enforce_eager=engine["eager"],
         max_model_len=128,
         max_num_seqs=4,
         max_num_batched_tokens=256,

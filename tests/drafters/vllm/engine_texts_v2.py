@@ -1,7 +1,7 @@
 """Generate with the embedded target and its heads on vLLM's V2 model runner: a script that runs in
 Triton's interpreter on a CPU, like engine_drafts_v2.py. Its job is a JSON file
 
-    {"engines": {name: {"head": name, LOOKUP or null, "overlapped": bool, "padded": bool}}}
+    {"engines": {name: {"head": name, folder, LOOKUP or null, "padded": bool}}}
 
 and its result has for each engine "texts" (tokens of each of REQUESTS by name), "steps" (drafts
 that were scheduled and tokens that came of them, for each request that verified some) and counts of
@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine_drafts_v2 import RestlessAsyncScheduler, RestlessScheduler  # before vllm
+from engine_drafts_v2 import RestlessAsyncScheduler  # before vllm
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
@@ -117,7 +117,7 @@ def dummy_step(worker: Any) -> None:
     worker.model_runner._dummy_run(4)
 
 
-def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any]:
+def result_of(name: str | None, padded: bool) -> dict[str, Any]:
     """Start an engine, generate, take it down again."""
     speculation: dict[str, Any] | None = None
     if name == LOOKUP:
@@ -134,13 +134,12 @@ def result_of(name: str | None, overlapped: bool, padded: bool) -> dict[str, Any
             "num_speculative_tokens": K,
             "parallel_drafting": Path(name).name != "eagle3",
         }
-    scheduler_cls: type = RestlessAsyncScheduler if overlapped else RestlessScheduler
     llm = LLM(
         model=str(MODELS / "target"),
         speculative_config=speculation,
-        scheduler_cls=scheduler_cls if name else AsyncDraftingScheduler,
+        scheduler_cls=RestlessAsyncScheduler if name else AsyncDraftingScheduler,
         worker_cls="drafters.vllm.worker.DraftingWorker",
-        async_scheduling=overlapped,
+        async_scheduling=True,
         dtype="float32",
         enforce_eager=True,
         max_model_len=160,
@@ -191,7 +190,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     results: dict[str, Any] = {}
     for name, engine in job["engines"].items():
-        results[name] = result_of(engine["head"], engine["overlapped"], engine["padded"])
+        results[name] = result_of(engine["head"], engine["padded"])
         Path(sys.argv[2]).write_text(json.dumps(results))
 
 

@@ -32,6 +32,7 @@ from tests.drafters.vllm.v1.test_heads import (
 pytestmark = engine_job.marks()
 
 SCRIPT = Path(__file__).parent / "engine_swaps.py"
+COMPILED = "p-eagle"  # the case whose models are compiled, and have to see the new weights
 SELECTING = replace(P_EAGLE, path_selector=SelectorConfig(8))
 # The head of the start, and those that take its place one after the other: names of heads, each of
 # which has weights of its own. "" is the head of the start.
@@ -98,7 +99,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture(scope="module")
 def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Case -> the folder of its head at the start and of each that is swapped in."""
+    """Case -> the folder of its head at the start and of each that is swapped in; and "refused"."""
     folder = tmp_path_factory.mktemp("heads")
     found: dict[str, list[Path]] = {}
     for name, (start, later) in SWAPS.items():
@@ -109,7 +110,7 @@ def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
                 continue
             save_head(new_head(case, target), folder / f"{name}-{number}")
             found[name].append(folder / f"{name}-{number}")
-    found["refused"] = [found["p-eagle"][0]] + [
+    found["refused"] = [
         _spoilt(found["p-eagle"][1], folder / how.replace(" ", "-"), how) for how in REFUSALS
     ]
     return found
@@ -122,18 +123,25 @@ Result = dict[str, list[dict[str, Any]]]
 def result(
     target: Target, heads: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Result:
-    """Case -> what was drafted with each head."""
+    """Case -> what was drafted with each head; "refused" follows the swaps of "p-eagle", which ends
+    with the head of its start."""
+    later = {name: heads[name][1:] for name in SWAPS}
+    later["p-eagle"] += heads["refused"]
     engines = {
         name: {
             "model": str(target.folder),
             "head": str(heads[name][0]),
             "parallel": not name.startswith(("eagle3", "every")),
-            "swaps": ["" if later == heads[name][0] else str(later) for later in heads[name][1:]],
+            "eager": name != COMPILED,
+            "swaps": ["" if head == heads[name][0] else str(head) for head in later[name]],
         }
-        for name in (*SWAPS, "refused")
+        for name in SWAPS
     }
     job = {"prompts": PROMPTS, "max_tokens": 40, "engines": engines}
     found: Result = engine_job.run(SCRIPT, tmp_path_factory.mktemp("swaps"), job, timeout=900)
+    fitting = len(heads["p-eagle"])
+    found["refused"] = found["p-eagle"][fitting:]
+    del found["p-eagle"][fitting:]
     return found
 
 
@@ -161,9 +169,8 @@ def test_heads_of_one_case_draft_otherwise(
 def test_a_head_that_does_not_fit_changes_nothing(
     target: Target, heads: dict[str, list[Path]], result: Result
 ) -> None:
-    head = target.lend(load_head(heads["refused"][0]))
-    entries = result["refused"][1:]
-    for (how, reason), entry in zip(REFUSALS.items(), entries, strict=True):
+    head = target.lend(load_head(heads["p-eagle"][0]))
+    for (how, reason), entry in zip(REFUSALS.items(), result["refused"], strict=True):
         staged, swapped = entry["answers"]
         assert reason in staged["error"], (how, staged)
         assert "it is not staged" in swapped["error"]

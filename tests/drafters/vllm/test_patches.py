@@ -121,13 +121,6 @@ def test_applying_twice_changes_nothing() -> None:
     assert patched() == before
 
 
-def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches.rejection_sampler, "rejection_sample", lambda: None)
-    monkeypatch.setattr(patches.vllm, "__version__", "0.33.0")
-    with pytest.raises(RuntimeError, match=r"0\.33\.0"):
-        patches.apply()
-
-
 def test_every_norm_of_the_librarys_p_eagle_heads_is_read() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 

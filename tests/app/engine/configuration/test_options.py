@@ -80,11 +80,6 @@ def test_without_a_head_vllm_looks_up_on_the_v2_runner() -> None:
     assert (config.head_k(8), config.lookup_k(8)) == (8, 0), "its K is chosen as a head's"
 
 
-def test_k_0_drafts_nothing() -> None:
-    options = engine_options(load({"model": "org/model", "k": "0"}, {}))
-    assert "speculative_config" not in options
-
-
 def test_on_the_v2_runner_steps_overlap_and_each_k_has_its_graphs() -> None:
     options = engine_options(load({"k": "3"}, {}), v2=True)
     assert options["scheduler_cls"].endswith(".AsyncDraftingScheduler")
@@ -103,8 +98,9 @@ def test_drafts_are_counted_for_each_request_only_if_somebody_is_told() -> None:
 
 
 def test_k_zero_asks_for_no_drafter_at_all() -> None:
-    options = engine_options(load({"k": "0"}, {}))
-    assert not {"speculative_config", "additional_config", "scheduler_cls"} & set(options)
+    for model in ({}, {"model": "org/model"}):  # with a head, and without one
+        options = engine_options(load({**model, "k": "0"}, {}))
+        assert not {"speculative_config", "additional_config", "scheduler_cls"} & set(options)
 
 
 def test_sizes_left_open_are_left_to_vllm() -> None:

@@ -112,31 +112,16 @@ def test_prompts_that_do_not_fit_are_left_out(
     assert json.loads(output.out.splitlines()[-1])["settings"]["prompts"]["more"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"target_hidden_size": 24}, "reads hidden size 24, the target has 16"),
-        ({"vocab_size": 300}, "vocabulary 300, the target has 260"),
-        ({"vocab_size": 200, "ptd_token_id": 3}, "vocabulary 200, the target has 260"),
-        ({"eagle_aux_hidden_state_layer_ids": (1, 2, 9)}, "taps layer 9, the target has 3"),
-    ],
-)
 def test_a_head_of_another_target_is_refused(
-    command: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    reason: str,
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my-head" / "config.json"
-    document = {**json.loads(file.read_text()), **changes}
-    document["draft_vocab_size"] = document["vocab_size"]
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "target_hidden_size": 24}))
     assert main(command) == 2
     output = capsys.readouterr()
     last = output.err.splitlines()[-1]
     assert last.startswith("aerie evaluate: error: head ")
-    assert reason in last
+    assert "reads hidden size 24, the target has 16" in last
     assert output.out == ""
 
 

@@ -16,8 +16,10 @@ from tests.drafters import engine_job
 
 pytestmark = [*engine_job.marks(), pytest.mark.timeout(1800)]
 
-SECONDS = float(os.environ.get("AERIE_BACK_OFF_S", "8"))  # at K = 0 under load
-WINDOW = 256  # of hidden states: requests that are further behind forget what came before
+STEPS = 96  # at K = 0 under load
+SECONDS = float(os.environ.get("AERIE_BACK_OFF_S", "0"))  # more of them, for a long run
+# Requests under load, and hidden states: requests that are further behind forget what came before.
+LOAD, WINDOW = (48, 256) if SECONDS else (8, 64)
 HEADS = ("p-eagle", "eagle3")
 
 
@@ -33,7 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         },
         "prompts": [p[:140] for pair in zip(*prompts.values(), strict=True) for p in pair],
         # A request lasts 1,700 steps: so many others that these take the time.
-        "seconds": SECONDS, "k": 5, "load": 24 if SECONDS < 30 else 48, "catch_up_tokens": WINDOW,
+        "steps": STEPS, "seconds": SECONDS, "k": 5, "load": LOAD, "catch_up_tokens": WINDOW,
     }  # fmt: skip
     script = Path(__file__).parents[1] / "engine_back_off.py"
     return engine_job.run(script, tmp_path_factory.mktemp("back-off"), job, timeout=1700)
@@ -49,6 +51,4 @@ def test_acceptance_returns_after_a_back_off(head: str, results: dict[str, Any])
         assert found["steps"] > 60
         # The same tokens, drafted for by a head that has never been left out.
         assert found["length"] >= 0.95 * found["undisturbed"], group
-    behind = result["tokens_without"].values()
-    assert max(behind) > 20
-    assert SECONDS < 60 or max(behind) > WINDOW
+    assert max(result["tokens_without"].values()) > WINDOW

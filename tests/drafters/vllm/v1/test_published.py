@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from app.doctor import models
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
-from drafters.model.config import HeadConfig, default_taps
+from drafters.model.config import default_taps
 from drafters.model.rope_scaling import RopeScaling
 from drafters.model.speculators import save_speculators
 from drafters.train.evaluation.evaluate_head import load_fitting_head
@@ -226,22 +226,3 @@ def test_it_is_served_as_what_it_is(
     assert len({step["draft"][0] for step in found}) > 5
     wrong = [step for step in found if not agrees(head, target, step)]
     assert not wrong, f"{len(wrong)} of {len(found)} steps"
-
-
-def test_what_is_not_served_is_refused_everywhere(target: Target, tmp_path: Path) -> None:
-    """A head that reads the last hidden state instead of taps: by its key, before any engine."""
-    save_head(new_head(Case(EAGLE_3), target), tmp_path)
-    path = tmp_path / "config.json"
-    nested = {"eagle_config": {"use_aux_hidden_state": False}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | nested))
-    frozen = FrozenTarget(target.model, tokenizer(), target.folder)
-    for load in (
-        lambda: load_fitting_head(tmp_path, frozen, "target"),
-        lambda: known_head(frozen, tmp_path, torch.float32),
-        lambda: HeadConfig.load(tmp_path),
-    ):
-        with pytest.raises(ValueError, match=r"eagle_config\.use_aux_hidden_state"):
-            load()
-    checkpoints = [models.read_checkpoint(folder) for folder in (tmp_path, target.folder)]
-    finding = models.check_head(*checkpoints, 7)
-    assert finding.status == "FAIL" and "use_aux_hidden_state" in finding.detail

@@ -43,7 +43,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         ],
         "max_tokens": TOKENS,
         "runs": list(plans.values()),
-        "eager": False,  # as in service: compiled models have to see the new weights
     }
     found = engine_job.run(SCRIPT, folder, job, timeout=600)
     return dict(zip(plans, found, strict=True))

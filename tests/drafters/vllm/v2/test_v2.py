@@ -37,11 +37,10 @@ ENGINES = [
     ("p-eagle-draft-vocabulary", True, False, 20, 128),
     ("p-eagle", True, True, 256, LONGEST),
     ("selector-draft-vocabulary", True, True, 256, LONGEST),
-    ("selector", False, False, 20, 128),
-    ("eagle3", False, False, 256, 128),
     ("eagle3-every-variant", True, False, 20, LONGEST),
 ]
 IDS = [f"{name}, {overlapped}, {graphs}" for name, overlapped, graphs, *_ in ENGINES]
+BORROWING = "p-eagle, False, False"  # its heads have the target's embeddings
 SELECTING = Case(replace(CASES["p-eagle"].config, path_selector=SelectorConfig(8)))
 # Engine -> the heads that take the place of that of its start, one after the other: each has
 # weights of its own, and "" is the head of the start.
@@ -50,7 +49,6 @@ SWAPS: dict[str, list[Case | str]] = {
     "p-eagle-draft-vocabulary, True, False": [CASES["p-eagle-draft-vocabulary"]],
     "p-eagle, True, True": [CASES["p-eagle"], ""],
     "selector-draft-vocabulary, True, True": [CASES["selector-draft-vocabulary"]],
-    "eagle3, False, False": [CASES["eagle3"]],
     "eagle3-every-variant, True, False": [CASES["eagle3-every-variant"]],
 }
 
@@ -72,6 +70,7 @@ def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
             if isinstance(case, str):
                 found[engine].append(found[engine][0])
                 continue
+            case = replace(case, own={"own_embeddings": engine != BORROWING})
             save_head(new_head(case, target), folder / f"{engine}-{number}")
             found[engine].append(folder / f"{engine}-{number}")
     return found
@@ -93,7 +92,7 @@ def steps(
             "graphs": graphs,
             "max_num_batched_tokens": budget,
             "max_model_len": longest,
-            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 3 * PROMPTS,
+            "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 2 * PROMPTS,
             "swaps": ["" if head == heads[engine][0] else str(head) for head in heads[engine][1:]],
             "speculative_config": {
                 "method": "eagle3",

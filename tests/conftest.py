@@ -24,7 +24,7 @@ OWN_GATEWAYS = {
     f"tests/e2e/test_{name}.py"
     for name in (
         "admission", "capture", "damaged_weights", "default_model", "engine_loss", "faults",
-        "generations", "lifetime", "model_free", "sagemaker", "start_paths",
+        "lifetime", "model_free", "sagemaker", "start_paths",
     )
 }  # fmt: skip
 SHARED = "tests/e2e/conftest.py"  # starts the shared gateway, and names the scope of its tests

@@ -90,7 +90,7 @@ def test_the_longest_come_first_and_the_timed_ones_behind_them() -> None:
     order = [
         "tests/e2e/test_default_model.py::a",
         "tests/e2e/test_chat.py::a",  # shares the gateway, like the next ones
-        "tests/e2e/test_wire.py::a",
+        "tests/e2e/test_streaming.py::a",
         "tests/e2e/test_page.py::a",
         "tests/e2e/test_start_paths.py::a",
         "tests/drafters/vllm/test_prefixes.py::a",

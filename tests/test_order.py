@@ -17,6 +17,8 @@ from tests.conftest import place, pytest_xdist_make_scheduler, scope_of
 class Worker:
     """A process of xdist: it begins a test when it knows the next one, or that there is none."""
 
+    gateway = SimpleNamespace(id="a process")
+
     def __init__(self) -> None:
         self.tests: deque[int] = deque()
         self.shutting_down = False

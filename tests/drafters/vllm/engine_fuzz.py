@@ -142,7 +142,7 @@ def plain(job: dict[str, Any], asked: list[dict[str, Any]]) -> list[dict[str, An
 def disturbed(
     job: dict[str, Any], head: dict[str, Any], asked: list[dict[str, Any]], random: Random
 ) -> dict[str, Any]:
-    """Run for the given number of steps, then until everything is finished."""
+    """Let requests arrive for the given number of steps, and run until all have ended."""
     engine = LLM(
         model=job["target"],
         kv_cache_memory_bytes=24 << 20,  # a third of what 32 requests need

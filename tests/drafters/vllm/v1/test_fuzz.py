@@ -40,7 +40,7 @@ def test_text_is_the_same_as_without_speculation(head: str, results: dict[str, A
     assert not apart
     assert len(result["different"]) <= result["finished"] / 20  # ties are rare
     # The run met what it is about.
-    assert result["steps"] >= STEPS
+    assert result["steps"] >= STEPS / 2  # until all requests have ended
     assert result["finished"] >= STEPS / 10
     assert result["aborted"] and result["preempted"]
     assert result["accepted"] and result["lookups"] and result["skipped"]

@@ -90,8 +90,8 @@ FAULTS = {
         [
             ("prompt_share * self._read_costs.drafter_seconds_per_token", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
-            ("read_s = target_s + drafter_read_s if k else target_s", "read_s = target_s"),
-            ("min(target_s, drafter_s)", "drafter_s"),
+            ("read_s = target_s + drafter_s if k else target_s", "read_s = target_s"),
+            ("drafter_s = self._read_costs.drafter_seconds_per_token", "drafter_s = 0.02"),
         ],
     ),
     "drafters/control/probes.py": Faults(
@@ -162,7 +162,7 @@ FAULTS = {
         ],
     ),
     "app/admission/controller.py": Faults(
-        "admission/test_controller",
+        "llm/test_engine_load",
         [
             ("self.load.queued > self._slots() * EXTRA_SLOTS_SHARE", "False"),
         ],

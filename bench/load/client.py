@@ -135,12 +135,12 @@ class Client:
         """Ids of the models that the server lists. Raises RuntimeError if it lists none."""
         answer = await self.json("GET", "/v1/models")
         try:
-            found = [str(model["id"]) for model in answer["data"]]
+            ids = [str(model["id"]) for model in answer["data"]]
         except (KeyError, TypeError):
-            found = []
-        if not found:
+            ids = []
+        if not ids:
             raise RuntimeError(f"GET {self._url}/v1/models names no model")
-        return found
+        return ids
 
     async def first_model(self) -> str:
         """Id of the first model that the server lists. Raises RuntimeError if it lists none."""

@@ -174,8 +174,8 @@ class Table:
     def _best(self, concurrency: int, figure: str, head: str) -> Best | None:
         rows = [m for (m, c) in self.rows if c == concurrency and m.head == head]
         there = {method: self.speeds(method, concurrency, figure) for method in rows}
-        found = (m for m in there if m.kind == "adaptive")
-        adaptive = min(found, key=lambda m: bool(m.sources), default=None)  # of all sources first
+        choices = (m for m in there if m.kind == "adaptive")
+        adaptive = min(choices, key=lambda m: bool(m.sources), default=None)  # all sources first
         if adaptive is None:
             return None
         # A method with far fewer rounds was dropped as too slow (--drop-below).

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from drafters.control.policy import Load
+from drafters.control.policy import Load, counts_above
 from drafters.control.tuning import Tuning
 
 
@@ -46,6 +46,16 @@ class Acceptance:
             self.trials[i] += accepted_before * count / drafted_before
             drafted_before = float(count)
             accepted_before = float(hits)
+
+    def observe_comparisons(self, comparisons: Iterable[tuple[int, int]]) -> None:
+        """Learn from drafts that were compared with the tokens that came, verified or not: of each
+        how many of its first tokens were compared, and how many of those came, up to the first
+        other one."""
+        by_compared, by_equal = [0] * (len(self.trials) + 1), [0] * (len(self.trials) + 1)
+        for compared, equal in comparisons:
+            by_compared[compared] += 1
+            by_equal[equal] += 1
+        self.observe(sum(by_compared), counts_above(by_compared), counts_above(by_equal))
 
     def limit_trials(self, trials: float) -> None:
         """Let what was seen so far weigh no more than `trials` first draft tokens: another head

@@ -92,11 +92,8 @@ class Predictor:
             variances.append(cost.variance)
             tokens.append(tokens_by_k[k])
             goodput.append(tokens_by_k[k] / (cost.seconds + reading))
-        target_s, drafter_s = self._read_costs.target.seconds, self._read_costs.drafter.seconds
-        values = objective.values(goodput, self._tpots(load, seconds, tokens, drafter_s))
-        # At K = 0 the drafter's cost is an old one, and only steps at another K correct it. It is
-        # about the target's at most.
-        tpots = self._tpots(load, seconds, tokens, min(target_s, drafter_s))
+        tpots = self._tpots(load, seconds, tokens)
+        values = objective.values(goodput, tpots)
         optimism = self._optimism(load, seconds, variances, tokens)
         optimistic = objective.values(
             [rate * times for rate, times in zip(goodput, optimism, strict=True)],
@@ -117,19 +114,18 @@ class Predictor:
         }
         return Predictions(load, step, by_k)
 
-    def _tpots(
-        self, load: Load, seconds: Sequence[float], tokens: Sequence[float], drafter_read_s: float
-    ) -> list[float]:
+    def _tpots(self, load: Load, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
         """Seconds per output token of a request at each of the K, [ks].
 
         A step also reads prompts: the recent average, not this load's, as predictions hold for
-        later steps too. At K > 0 the drafter reads them as well, a token in `drafter_read_s`.
+        later steps too. At K > 0 the drafter reads them as well.
         """
         prompt_tokens = self._traffic.prompt_tokens
         target_s = self._read_costs.target.seconds
+        drafter_s = self._read_costs.drafter_seconds_per_token
         tpots = []
         for i, k in enumerate(self._ks):
-            read_s = target_s + drafter_read_s if k else target_s
+            read_s = target_s + drafter_s if k else target_s
             tpots.append(load.requests * (seconds[i] + prompt_tokens * read_s) / tokens[i])
         return tpots
 

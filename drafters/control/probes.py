@@ -65,8 +65,9 @@ def k_to_probe(
 
 
 def probe_seconds(predictions: Predictions, k: int) -> float:
-    """Seconds of a steady step of a probe of K = `k`, with uncertainty in its favour: an estimate
-    that is too high must not forbid the probe that would correct it."""
+    """Seconds of a steady step of a probe of K = `k`: at K > 0 the fewest that its uncertainty
+    allows, as an estimate that is too high must not forbid the probe that would correct it, and no
+    fewer than a step at K = 0 is thought to take."""
     by_k = predictions.by_k
     return max(by_k[k].seconds / by_k[k].optimism, by_k[0].seconds)
 

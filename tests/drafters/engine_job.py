@@ -39,18 +39,24 @@ def run(script: Path, folder: Path, job: dict[str, Any], *, timeout: float) -> d
     arguments = [str(folder / "job.json"), str(folder / "result.json")]
     output = folder / "output.txt"
     environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    if torch.cuda.is_available():  # CUDA cannot be used in a fork of a process that has used it
-        with output.open("w") as file:
-            line = [sys.executable, str(script), *arguments]
-            done = subprocess.run(
-                line, env=environ, stdout=file, stderr=file, timeout=timeout, check=False
-            )
-        code = done.returncode
-    else:
-        on_v2 = script.stem.endswith("_v2") or job.get("v2", False)
-        process = _importing("engine_drafts_v2" if on_v2 else "engine_drafts", environ)
-        code = process.run(script, arguments, output, environ=environ, timeout=timeout)
-    assert code == 0, output.read_text()[-4000:]
+    failure = ""
+    try:
+        if torch.cuda.is_available():  # CUDA cannot be used in a fork of a process that has used it
+            with output.open("w") as file:
+                line = [sys.executable, str(script), *arguments]
+                subprocess.run(
+                    line, env=environ, stdout=file, stderr=file, timeout=timeout, check=True
+                )
+        else:
+            on_v2 = script.stem.endswith("_v2") or job.get("v2", False)
+            process = _importing("engine_drafts_v2" if on_v2 else "engine_drafts", environ)
+            if code := process.run(script, arguments, output, environ=environ, timeout=timeout):
+                failure = f"{script.name} ended with exit code {code}"
+    except (subprocess.SubprocessError, TimeoutError, RuntimeError) as error:
+        failure = str(error)
+    if failure:
+        printed = output.read_text()[-4000:] if output.exists() else ""
+        pytest.fail(f"{failure}\n{printed}")
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
 

@@ -94,6 +94,7 @@ def serve(parent: int, module: Path) -> None:
     before = dict(os.environ)
     sys.path[0] = str(module.parent)
     importlib.import_module(module.stem)
+    sys.stdout.flush()  # or each fork would print it again
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     this = os.getpid()
     for line in sys.stdin:

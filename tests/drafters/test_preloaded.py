@@ -63,7 +63,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def preloaded(folder: Path) -> Iterator[Preloaded]:
-    process = Preloaded(folder / "slow.py", {**os.environ, "OF_THE_JOB": "of the start"})
+    environ = {**os.environ, "OF_THE_JOB": "of the start", "PYTHONUNBUFFERED": ""}
+    process = Preloaded(folder / "slow.py", environ)
     yield process
     process.end()
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -19,21 +18,14 @@ import pytest
 
 from app.server.runtime_directory import PREFIX
 
-from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
-from .wire import assert_error, chunks, metric, read_events
+from .draining import BODY, assert_it_drains
+from .gateway import POLL_S, Gateway
+from .wire import metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STAGE_WITHIN_S = 120.0
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
-BODY = {
-    "model": MODEL,
-    "prompt": "def f(",
-    "temperature": 0,
-    "ignore_eos": True,
-    "max_tokens": 500,  # seconds, and far less than the drain may last
-    "stream": True,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -75,33 +67,6 @@ def assert_nothing_is_drafted(gateway: Gateway) -> None:
         assert metric(http, GENERATED) > 0
 
 
-def new_work_while_draining(gateway: Gateway) -> httpx.Response | None:
-    """The answer to a request made once the gateway drains; None if it no longer listens.
-
-    A connection that is made as the socket closes is reset, one that idles then is closed.
-    """
-    deadline = time.monotonic() + 3
-    with httpx.Client(base_url=gateway.url, timeout=10, trust_env=False) as other:
-        try:
-            while other.get("/readyz").status_code == 200:
-                assert time.monotonic() < deadline, "still says ready 3 s after SIGHUP"
-                time.sleep(POLL_S)
-            return other.post("/v1/completions", json={**BODY, "stream": False})
-        except (httpx.NetworkError, httpx.RemoteProtocolError):
-            return None
-
-
-@contextmanager
-def streaming(gateway: Gateway) -> Iterator[tuple[Iterator[Any], Any]]:
-    """A stream after its first event."""
-    with (
-        httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as response,
-    ):
-        events = read_events(response.iter_lines())
-        yield events, next(events)
-
-
 def test_killed_and_hung_up(temporary: Path, tmp_path: Path) -> None:
     with launched(temporary, tmp_path / "1.log") as gateway:
         gateway.wait_bound()
@@ -120,18 +85,6 @@ def test_killed_and_hung_up(temporary: Path, tmp_path: Path) -> None:
         assert_nothing_is_drafted(gateway)
         (own,) = folders(temporary)
         assert own not in left
-        with streaming(gateway) as (events, first):
-            gateway.signal(signal.SIGHUP, whole_terminal=True)
-            refused = new_work_while_draining(gateway)
-            seen = [first, *events]
-        ends = [c["finish_reason"] for p in chunks(seen) for c in p["choices"]]
-        assert ends[-1] == "length", f"the stream was cut{gateway.tail()}"
-        if refused is not None:
-            assert_error(refused, 503)
-            assert int(refused.headers["retry-after"]) >= 1
-        assert gateway.wait_exit(STOP_WITHIN_S) == 0
-        assert gateway.leftovers() == []
+        assert_it_drains(gateway, signal.SIGHUP, whole_terminal=True)
         assert folders(temporary) == []
         assert [path.name for path in temporary.iterdir() if path.is_socket()] == []
-        # Nor is the last word about what some library calls leaked.
-        assert "leaked" not in gateway.tail()

@@ -4,6 +4,7 @@ a head, with drafts by lookup and without any, token by token."""
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 from app.settings import of_preset
 
 from .conftest import CLIENT_TIMEOUT_S
+from .draining import assert_it_drains
 from .gateway import MODEL, Gateway, without_drafts
 from .prompts import PROMPTS
 from .test_prefix_cache import BLOCK, cached
@@ -193,3 +195,8 @@ def test_without_drafts_as_much_of_a_prompt_is_cached(headless_http: httpx.Clien
     prompt = [3000 + place * 13 % 700 for place in range(3 * BLOCK + 1)]
     with without_drafts(headless_http):
         assert [cached(headless_http, prompt) for _ in range(2)] == [0, 3 * BLOCK]
+
+
+def test_sigterm_lets_a_stream_finish(headless: Gateway) -> None:
+    """The last test of this gateway."""
+    assert_it_drains(headless, signal.SIGTERM)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from drafters.control.acceptance import Acceptance
-from drafters.control.policy import Step, counts_above
+from drafters.control.policy import Step
 from drafters.control.sources.draft_plan import MATCH_CLASSES, Worth, best_worth, match_class
 from drafters.control.tuning import Tuning
 
@@ -22,7 +22,6 @@ class LookupGains:
 
     def __init__(self, max_lookup_tokens: int, tuning: Tuning) -> None:
         """`max_lookup_tokens` is the most draft tokens of a lookup."""
-        self._max_lookup_tokens = max_lookup_tokens
         self._acceptance = [
             Acceptance(max_lookup_tokens, replace(tuning, prior_acceptance=prior))
             for prior in tuning.prior_match_acceptance
@@ -30,19 +29,11 @@ class LookupGains:
 
     def observe(self, step: Step) -> None:
         """Learn from the matches that the tokens of a step were compared with."""
-        # By class: how many matches have each number of compared tokens, and of equal ones.
-        histograms: dict[int, tuple[list[int], list[int]]] = {}
+        by_class: dict[int, list[tuple[int, int]]] = {}
         for length, compared, equal in step.matches:
-            index = match_class(length)
-            if index not in histograms:
-                numbers = self._max_lookup_tokens + 1
-                histograms[index] = [0] * numbers, [0] * numbers
-            histograms[index][0][compared] += 1
-            histograms[index][1][equal] += 1
-        for index, (by_compared, by_equal) in histograms.items():
-            self._acceptance[index].observe(
-                sum(by_compared), counts_above(by_compared), counts_above(by_equal)
-            )
+            by_class.setdefault(match_class(length), []).append((compared, equal))
+        for index, comparisons in by_class.items():
+            self._acceptance[index].observe_comparisons(comparisons)
 
     def worth_by_class(self, prices: Sequence[float]) -> tuple[Worth, ...]:
         """What a lookup is worth, by class of the match. `prices[n]` is the tokens that the batch

@@ -102,14 +102,14 @@ class SourcePlanner:
             return DraftPlan(NO_LOOKUPS)
         survival = self._head_acceptance.survival()[:k]
         first_s, further_s = costs.pass_seconds(requests, k)
-        beside = best_worth(survival, prices)
+        beside_lookups = best_worth(survival, prices)
         # K was chosen because the head is worth its pass, where all requests have it.
         pass_share = tokens_per_second * (first_s + (requests - 1) * further_s) / requests
         alone_gain = max(pass_share, sum(survival) - prices[k])
         return DraftPlan(
             NO_LOOKUPS,
-            head_k=beside.tokens,
-            head_gain=beside.gain,
+            head_k=beside_lookups.tokens,
+            head_gain=beside_lookups.gain,
             alone_gain=alone_gain,
             pass_price=tokens_per_second * first_s,
             further_price=tokens_per_second * further_s,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from drafters.control.acceptance import Acceptance
-from drafters.control.policy import Step, counts_above
+from drafters.control.policy import Step
 from drafters.control.tuning import Tuning
 
 
@@ -23,20 +23,13 @@ class SpanGains:
     def __init__(self, max_span_tokens: int, tuning: Tuning) -> None:
         """`max_span_tokens` is the most draft tokens of a span."""
         prior = replace(tuning, prior_acceptance=tuning.prior_span_acceptance)
-        self._max_span_tokens = max_span_tokens
         self._acceptance = Acceptance(max_span_tokens, prior)
 
     def observe(self, step: Step) -> None:
         """Learn from the spans that the tokens of a step were compared with."""
-        if not step.spans:
-            return
-        # How many spans have each number of compared tokens, and of equal ones.
-        numbers = self._max_span_tokens + 1
-        by_compared, by_equal = [0] * numbers, [0] * numbers
-        for span in step.spans:
-            by_compared[span.compared] += 1
-            by_equal[span.equal] += 1
-        self._acceptance.observe(len(step.spans), counts_above(by_compared), counts_above(by_equal))
+        if step.spans:
+            comparisons = [(span.compared, span.equal) for span in step.spans]
+            self._acceptance.observe_comparisons(comparisons)
 
     def gains(self, prices: Sequence[float]) -> tuple[float, ...]:
         """What drafting the first n tokens of a span gains, in tokens, by n: [max_span_tokens + 1].

@@ -92,7 +92,8 @@ async def _measure(args: argparse.Namespace, methods: Sequence[Method], journal:
                 await asyncio.sleep(CELL_SETTLE_S)
                 block = prompts[first : first + args.block]
                 model = await fleet.model_of(method)
-                cell = await _block(client, model, args, first, block)
+                fields = {"temperature": args.temperature, **method.cache_fields()}
+                cell = await _block(client, model, args, fields, first, block)
                 journal.add((method.name, first), cell)
                 if cell["failed"]:
                     raise RuntimeError(f"{cell['failed']} failed: {cell['failures'][0]}")
@@ -103,13 +104,18 @@ async def _measure(args: argparse.Namespace, methods: Sequence[Method], journal:
 
 
 async def _block(
-    client: Client, model: str, args: argparse.Namespace, first: int, block: Sequence[Prompt]
+    client: Client,
+    model: str,
+    args: argparse.Namespace,
+    fields: Mapping[str, Any],
+    first: int,
+    block: Sequence[Prompt],
 ) -> dict[str, Any]:
     """The figures of a load that answers a block, and what is to be said of each answer."""
 
     async def send(index: int) -> Record:
-        fields = {"temperature": args.temperature, "seed": first + index}
-        return await client.stream(block[index].job(model, args.max_tokens, fields))
+        seeded = {**fields, "seed": first + index}
+        return await client.stream(block[index].job(model, args.max_tokens, seeded))
 
     before = await counters(client)
     records = await closed_loop(send, [args.concurrency] * len(block))

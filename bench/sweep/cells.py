@@ -45,6 +45,10 @@ class Work:
         place = 2.0 * (number * GOLDEN % 1.0) - 1.0
         return max(1, round(self.max_tokens * (1.0 + self.spread * place)))
 
+    def of(self, model: str, fields: Mapping[str, Any]) -> Work:
+        """The same requests to a server's `model`, with further `fields`."""
+        return replace(self, model=model, fields={**self.fields, **fields})
+
     def jobs(self, first: int, count: int, max_tokens: int | None = None) -> list[Job]:
         """`count` requests from prompt `first` on; after the last prompt comes the first."""
         extra = {**self.fields, **({"ignore_eos": True} if self.ignore_eos else {})}

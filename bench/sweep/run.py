@@ -88,7 +88,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
                 await fleet.client(method)
             pilot = _pilot(group)
             client = await fleet.switch(pilot)
-            work = replace(work, model=await fleet.model_of(pilot))
+            work = work.of(await fleet.model_of(pilot), {})
             work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
             if plan.switchback:
                 await _turns(plan, journal, fleet, group, work, concurrency, report)
@@ -135,7 +135,8 @@ async def _cell(
     report: Report,
 ) -> None:
     client = await fleet.switch(method)
-    work = replace(work, model=await fleet.model_of(method))
+    fields = method.cache_fields(concurrency, number)
+    work = work.of(await fleet.model_of(method), fields)
     requests = journal.budgets[concurrency]
     found = await run_cell(client, work, concurrency, requests, number)
     journal.add(
@@ -167,7 +168,8 @@ async def _turns(
                 continue
             number, method = cell
             await fleet.switch(method)
-            users.begin(number * PROMPTS // plan.rounds)
+            turn = work.of(work.model, method.cache_fields(concurrency, number))
+            users.begin(turn, number * PROMPTS // plan.rounds)
             found = await run_turn(client, users, plan.seconds, plan.settle)
             found["ignore_eos"] = work.lengths_are_exact
             journal.add(_key(cell, concurrency), found)

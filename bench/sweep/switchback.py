@@ -61,9 +61,10 @@ class Users:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def begin(self, number: int) -> None:
-        """Continue with prompts from `number` on, which are the same for all methods of a round."""
-        self._numbers = count(number)
+    def begin(self, work: Work, number: int) -> None:
+        """Continue with the requests of `work`, and with prompts from `number` on, which are the
+        same for all methods of a round."""
+        self._work, self._numbers = work, count(number)
 
     async def _ask(self) -> None:
         while not self._failure:

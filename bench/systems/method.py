@@ -83,6 +83,12 @@ class Method:
         """Whether it runs on this gateway, not on another server."""
         return self.server in (GATEWAY, OURS_EAGLE3) or self.kind == "plain"
 
+    def cache_fields(self, *cell: object) -> dict[str, str]:
+        """Fields of a request that keep what it caches of prompts from the requests of any other
+        method or `cell`; none for servers that are not this gateway. Without them, the method that
+        asks first reads the prompts for all that ask the same after it."""
+        return {"cache_salt": " ".join(map(str, (self.name, *cell)))} if self.ours else {}
+
     @property
     def changes(self) -> dict[str, Any] | None:
         """Body of the PATCH that switches to the method; None if its server has no other one."""

@@ -83,7 +83,8 @@ async def _measure(
                         continue
                     client = await fleet.switch(method)
                     model = await fleet.model_of(method)
-                    work = Work(prompts, model, args.max_tokens, True, args.spread)
+                    fields = method.cache_fields(name, number)
+                    work = Work(prompts, model, args.max_tokens, True, args.spread, fields)
                     if method.server not in asked and not await takes_ignore_eos(client, work):
                         raise RuntimeError("the server refuses ignore_eos: work is not equal")
                     asked.add(method.server)

@@ -168,6 +168,21 @@ def test_each_attached_server_is_asked_for_its_own_model(tmp_path: Path) -> None
         assert asked == {script.model}
 
 
+@pytest.mark.parametrize("switchback", [False, True])
+def test_no_method_reads_prompts_for_another(tmp_path: Path, switchback: bool) -> None:
+    """Catches: the first method of a round fills the prefix cache of the others. A server that is
+    not ours may not know the field."""
+    stock, gateway = Script(8, 8), Script(8, 8, pages=PagesThatGrow())
+    methods = "off,k:3,adaptive" if switchback else "none,off,k:3,adaptive"
+    asked = plan(methods=methods, seconds=0.2, switchback=switchback, settle=0.01)
+    run(asked, tmp_path / "a.jsonl", stock, gateway)
+    assert not [body for method, _, body in stock.seen if "cache_salt" in body]
+    salts = {body["cache_salt"] for _, _, body in gateway.seen if "cache_salt" in body}
+    cells = [(c, number) for c in (1, 2) for number in (0, 1)]
+    names = ("off", "k:3", "adaptive")
+    assert salts == {f"{name} {c} {number}" for name in names for c, number in cells}
+
+
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,15 @@ def test_required_names_do_not_double_a_schema_at_each_level(depth: int) -> None
     assert enforceable(written) == (written, [])
 
 
+def test_a_schema_of_nested_required_names_is_enforced_at_every_level() -> None:
+    value: Any = 1
+    for _ in range(45):
+        value = {"a": value}
+    written = enforceable(repeated(45))[0]
+    assert lets_through(written, value)
+    assert not lets_through(written, value["a"])
+
+
 def test_many_required_names_share_one_schema() -> None:
     rest = {"type": "integer", "description": "x" * 14_000}
     names = [f"n{number}" for number in range(400)]

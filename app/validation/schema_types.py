@@ -89,6 +89,8 @@ class SchemaTypes:
         """
         if not isinstance(schemas, list):
             return True
+        if self.compared > MAX_COMPARED:
+            return False
         resolved = [self._resolved(schema) for schema in schemas]
         key = tuple(map(id, resolved))
         if key not in self._disjoint:

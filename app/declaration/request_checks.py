@@ -41,7 +41,7 @@ def check_request(
     fields.check_beam_search(payload)
     nested.check_nested(payload, model, endpoint.ignored_members)
     constraints.check_formats(payload)
-    constraints.check_schemas(payload)
+    constraints.check_schemas(payload, facts.limits)
     field_checks.check_generation(
         payload, facts.limits, facts.context, scores_prompts=endpoint.scores_prompts
     )

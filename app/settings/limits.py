@@ -44,9 +44,14 @@ class LimitSettings(Section):
     max_stop_length: int = Field(
         1024, ge=1, description="Longest stop sequence, and longest bad word, in characters."
     )
-    max_bad_words: int = Field(128, ge=1, le=512, description="Most entries of `bad_words`.")
+    max_bad_words: int = Field(
+        128, ge=1, le=512, description="Most entries of `bad_words`, times the number of prompts."
+    )
     max_bad_words_length: int = Field(
-        8192, ge=1, le=65536, description="Most characters of all `bad_words` together."
+        8192,
+        ge=1,
+        le=65536,
+        description="Most characters of all `bad_words` together, times the number of prompts.",
     )
     max_token_list: int = Field(
         1024,
@@ -55,7 +60,10 @@ class LimitSettings(Section):
     )
     max_tools: int = Field(128, ge=1, description="Most tools of a request.")
     max_schema_kib: float = Field(
-        64.0, gt=0, description="Largest JSON schema, grammar or tool, in KiB of text."
+        64.0,
+        gt=0,
+        description="Largest JSON schema, grammar or tool, in KiB of text, as it was sent and as "
+        "it is rewritten to be enforced; times the number of prompts.",
     )
     max_schema_depth: int = Field(
         64, ge=1, description="Deepest nesting of JSON inside a schema or tool."
@@ -63,8 +71,8 @@ class LimitSettings(Section):
     max_schema_properties: int = Field(
         500,
         ge=1,
-        description="Most entries of one object in a schema: compiling takes time that grows "
-        "with their square.",
+        description="Most entries of one object in a schema, and most properties that a schema "
+        "lists or requires: compiling takes time that grows with their square.",
     )
     max_pattern_length: int = Field(2048, ge=1, description="Longest regular expression.")
     media_domains: str = Field(

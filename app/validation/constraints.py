@@ -10,19 +10,32 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from app.settings import LimitSettings
 from app.validation.field_checks import invalid
 from app.validation.json_schema import enforceable
+from app.validation.size_limits import check_schema, count_prompts
 
 # Takes a schema's place in the request and the schema; returns what replaces it.
 _Change = Callable[[str, Any], Any]
 
+# A place in the request, the schema there, and whether it has to be enforced as a whole.
+_Held = tuple[str, Any, bool]
+
+_AS_ENFORCED = ", written as it is enforced,"
+
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def check_schemas(payload: Mapping[str, Any]) -> None:
-    """Refuse keywords of schemas that would be ignored. Raises ApiError naming the keyword."""
-    for place, schema in _demanded(payload):
-        _check(place, schema)
+def check_schemas(payload: Mapping[str, Any], limits: LimitSettings) -> None:
+    """Refuse keywords of strict schemas that would be ignored, and schemas whose enforceable form
+    is larger than a schema may be. Raises ApiError naming the keyword or the schema."""
+    prompts = count_prompts(payload)
+    for place, schema, strict in _schemas(payload):
+        written, unenforced = enforceable(schema)
+        if strict and unenforced:
+            where = f"{place}.{unenforced[0].place}"
+            raise invalid(where, f"'{where}' cannot be enforced: {unenforced[0].why}.")
+        check_schema(written, place, limits, prompts=prompts, form=_AS_ENFORCED)
 
 
 def check_formats(payload: Mapping[str, Any]) -> None:
@@ -98,13 +111,13 @@ def _tools(tools: Any) -> Iterator[dict[str, Any]]:
             yield from _tools(tool.get("tools"))  # of a namespace
 
 
-def _demanded(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Places and schemas of all that must be enforced."""
+def _schemas(payload: Mapping[str, Any]) -> Iterator[_Held]:
+    """Places and schemas of all that the output is held to, and whether each is strict."""
     for place, value in _formats(payload):
         yield from _of_format(value, place)
     given = payload.get("structured_outputs")
     if isinstance(given, dict):
-        yield "structured_outputs.json", _decoded(given.get("json"))
+        yield "structured_outputs.json", _decoded(given.get("json")), True
         tag = _decoded(given.get("structural_tag"))
         yield from _of_tag(tag, "structured_outputs.structural_tag")
     yield from _of_tools(payload.get("tools"), "tools")
@@ -125,35 +138,35 @@ def _formats(payload: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             yield place, value
 
 
-def _of_format(value: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+def _of_format(value: dict[str, Any], place: str) -> Iterator[_Held]:
     if value.get("type") == "structural_tag":
         yield from _of_tag(value, place)
         return
     holder = value.get("json_schema")
     if isinstance(holder, dict) and value.get("type") == "json_schema":
         value, place = holder, f"{place}.json_schema"
-    if value.get("strict") is not False:
-        yield f"{place}.schema", value.get("schema")
+    yield f"{place}.schema", value.get("schema"), value.get("strict") is not False
 
 
-def _of_tools(tools: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _of_tools(tools: Any, place: str) -> Iterator[_Held]:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         where = f"{place}[{index}]"
         if not isinstance(tool, dict):
             continue
         function = tool.get("function")
         for holder, inside in ((tool, where), (function, f"{where}.function")):
-            if isinstance(holder, dict) and holder.get("strict") is True:
+            if isinstance(holder, dict):
+                strict = holder.get("strict") is True
                 for name in ("parameters", "input_schema"):
-                    yield f"{inside}.{name}", holder.get(name)
+                    yield f"{inside}.{name}", holder.get(name), strict
         yield from _of_tools(tool.get("tools"), f"{where}.tools")
 
 
-def _of_tag(tag: Any, place: str) -> Iterator[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _of_tag(tag: Any, place: str) -> Iterator[_Held]:
+    found: list[_Held] = []
 
     def note(where: str, schema: Any) -> Any:
-        found.append((where, schema))
+        found.append((where, schema, True))
         return schema
 
     _changed(tag, place, note)
@@ -173,12 +186,6 @@ def _changed(value: Any, place: str, change: _Change) -> Any:
         else _changed(item, f"{place}.{name}", change)
         for name, item in value.items()
     }
-
-
-def _check(place: str, schema: Any) -> None:
-    for unenforced in enforceable(schema)[1]:
-        where = f"{place}.{unenforced.place}"
-        raise invalid(where, f"'{where}' cannot be enforced: {unenforced.why}.")
 
 
 def _decoded(value: Any) -> Any:

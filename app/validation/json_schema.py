@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from app.validation.schema_types import (
@@ -61,9 +62,16 @@ class Unenforced:
 
 
 def enforceable(schema: Any) -> tuple[Any, list[Unenforced]]:
-    """The schema in the form that xgrammar enforces, and what was left out of it."""
+    """The schema in the form that xgrammar enforces, and what was left out of it.
+
+    The form grows with the schema's size alone: a subschema that stands for several properties is
+    written once, in `$defs`.
+    """
     reader = _Reader(schema)
-    return reader.read(schema, ""), reader.unenforced
+    written = reader.read(schema, "")
+    if reader.shared:
+        written["$defs"] = {**_map(written.get("$defs")), **reader.shared}
+    return written, reader.unenforced
 
 
 class _Reader:
@@ -72,6 +80,8 @@ class _Reader:
     def __init__(self, root: Any) -> None:
         self.types = SchemaTypes(root)
         self.unenforced: list[Unenforced] = []
+        self.shared: dict[str, Schema] = {}  # subschemas to add to the document's `$defs`
+        self._names = (f"additional{number}" for number in count(1))
 
     def read(self, value: Any, place: str) -> Any:
         """A subschema at `place` in its enforceable form. True, False and what is no schema are
@@ -157,7 +167,7 @@ class _Reader:
                 self._leave_out(schema, choice, place, why)
         elif choice == "oneOf" and not self.types.are_disjoint(schema["oneOf"]):
             # xgrammar reads it as anyOf; where the schema is not strict, it stays in that sense.
-            why = "a value may match several of its schemas; use 'anyOf'"
+            why = "a value may match several of its schemas, or they list too many; use 'anyOf'"
             self.unenforced.append(Unenforced(_inside(place, choice), why))
         elif choice == "allOf" and _length(schema["allOf"]) > 1:
             types = self.types.of(schema)
@@ -270,20 +280,37 @@ class _Reader:
                     self.unenforced.append(
                         Unenforced(_inside(place, where), "other properties are allowed")
                     )
-        missing = [name for name in required(schema) if name not in (properties or {})]
+        missing = dict.fromkeys(name for name in required(schema) if name not in (properties or {}))
         if not missing:
             return
-        rest = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+        others = ("additionalProperties", "unevaluatedProperties")
+        keyword = next((name for name in others if name in schema), None)
+        rest = True if keyword is None else schema[keyword]
         if rest is False:
             schema["required"] = [name for name in schema["required"] if name not in missing]
-            why = f"there can be no property '{missing[0]}'"
+            why = f"there can be no property '{next(iter(missing))}'"
             self.unenforced.append(Unenforced(_inside(place, "required"), why))
         elif isinstance(properties, dict | None):
+            if keyword is not None and isinstance(rest, dict) and rest:
+                # A copy would double the schema at each level of nesting.
+                rest = schema[keyword] = self._share(rest)
             schema["properties"] = {**(properties or {}), **dict.fromkeys(missing, rest)}
+
+    def _share(self, schema: Schema) -> Schema:
+        """Move a subschema to the document's definitions; returns a reference to it."""
+        taken = _map(self.types.root.get("$defs"))
+        name = next(name for name in self._names if name not in taken)
+        self.shared[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
 
 
 def _inside(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+def _map(value: Any) -> dict[str, Any]:
+    """A map of subschemas; empty where it is malformed."""
+    return value if isinstance(value, dict) else {}
 
 
 def _length(value: Any) -> int:

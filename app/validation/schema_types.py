@@ -23,12 +23,25 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
+# Most values and names of one document that are compared for its `oneOf`: 5 ms.
+MAX_COMPARED = 65_536
+
+_text_of = json.JSONEncoder(sort_keys=True).encode
+
+
 class SchemaTypes:
-    """Types of the subschemas of one document, whose references it follows."""
+    """Types and listed values of the subschemas of one document, whose references it follows.
+
+    Each subschema is read once, however many references lead to it.
+    """
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self._by_reference: dict[tuple[str, bool], set[str] | None] = {}
+        self.compared = 0
+        # By the schema's identity, beside the schema itself, which keeps its identity from reuse.
+        self._types: dict[tuple[int, bool], tuple[Any, set[str] | None]] = {}
+        self._texts: dict[int, tuple[Any, frozenset[str] | None]] = {}
+        self._disjoint: dict[tuple[int, ...], bool] = {}
 
     def of(self, schema: Any, *, stated: bool = False) -> set[str] | None:
         """Types of the values that the schema is meant for; None if it may be any.
@@ -36,24 +49,33 @@ class SchemaTypes:
         A schema without `type` is meant for the types that its keywords apply to, but values of all
         other types match it too: with `stated` it may be any.
         """
+        try:
+            return self._of(schema, stated)
+        except RecursionError:  # hundreds of references, each of which leads to the next
+            return None
+
+    def _of(self, schema: Any, stated: bool) -> set[str] | None:
         if not isinstance(schema, dict):
             return None
+        key = id(schema), stated
+        if key not in self._types:
+            self._types[key] = schema, None  # while it is read: a reference to itself
+            self._types[key] = schema, self._read(schema, stated)
+        return self._types[key][1]
+
+    def _read(self, schema: Mapping[str, Any], stated: bool) -> set[str] | None:
         if isinstance(reference := schema.get("$ref"), str):
-            key = reference, stated
-            if key not in self._by_reference:
-                self._by_reference[key] = None  # while it is read: a reference to itself
-                self._by_reference[key] = self.of(self.target(reference), stated=stated)
-            return self._by_reference[key]
+            return self._of(self.target(reference), stated)
         if "const" in schema:
             return {type_of(schema["const"])}
         if isinstance(schema.get("enum"), list):
             return {type_of(value) for value in schema["enum"]}
         for choice in ("anyOf", "oneOf"):
             if isinstance(schema.get(choice), list):
-                each = [self.of(item, stated=stated) for item in schema[choice]]
+                each = [self._of(item, stated) for item in schema[choice]]
                 return None if None in each else {kind for kinds in each for kind in kinds or ()}
         if isinstance(schema.get("allOf"), list):
-            each = [self.of(item, stated=stated) for item in schema["allOf"]]
+            each = [self._of(item, stated) for item in schema["allOf"]]
             return next((kinds for kinds in each if kinds), None)
         types = listed(schema.get("type"))
         return set(types or ([] if stated else meant_types(schema))) or None
@@ -62,22 +84,72 @@ class SchemaTypes:
         """Whether no value can match two of the schemas: by their types, by the values that they
         list, or by a required property that tells objects apart.
 
-        Values of types that a schema is not meant for count if another is meant for them.
+        Values of types that a schema is not meant for count if another is meant for them. False
+        also where the document has had more compared than `MAX_COMPARED`.
         """
+        if not isinstance(schemas, list):
+            return True
+        if self.compared > MAX_COMPARED:
+            return False
+        resolved = [self._resolved(schema) for schema in schemas]
+        key = tuple(map(id, resolved))
+        if key not in self._disjoint:
+            self._disjoint[key] = self._are_disjoint(schemas, resolved)
+        return self._disjoint[key]
+
+    def _are_disjoint(self, schemas: list[Any], resolved: list[Any]) -> bool:
         groups: dict[str, list[Any]] = {}
         unstated: list[set[str]] = []  # families of schemas that values of all others match
-        for schema in schemas if isinstance(schemas, list) else ():
+        for schema, target in zip(schemas, resolved, strict=True):
             types = self.of(schema)
             if not types:
                 return False
             for family in families(types):
-                groups.setdefault(family, []).append(self._resolved(schema))
+                groups.setdefault(family, []).append(target)
             if self.of(schema, stated=True) is None:
                 unstated.append(families(types))
         return all(groups.keys() <= meant for meant in unstated) and all(
-            len(group) == 1 or _are_distinct(group) or (family == "object" and _have_tag(group))
+            len(group) == 1
+            or self._are_distinct(group)
+            or (family == "object" and self._have_tag(group))
             for family, group in groups.items()
         )
+
+    def _are_distinct(self, schemas: list[Any]) -> bool:
+        """Whether each schema lists its values, and no two list the same."""
+        seen: set[str] = set()
+        for schema in schemas:
+            texts = self._texts_of(schema)
+            if texts is None or not self._may_compare(1 + len(texts)):
+                return False
+            if not seen.isdisjoint(texts):
+                return False
+            seen |= texts
+        return True
+
+    def _have_tag(self, schemas: list[Any]) -> bool:
+        """Whether all the objects require one property that has other values in each."""
+        named = [required(schema) for schema in schemas]
+        if not self._may_compare(sum(map(len, named))):
+            return False
+        tags = set.intersection(*map(set, named))
+        return any(
+            self._are_distinct([_property(schema, tag) for schema in schemas])
+            for tag in sorted(tags)
+        )
+
+    def _may_compare(self, count: int) -> bool:
+        """Count what is to be compared; returns whether that is within the document's bound."""
+        self.compared += count
+        return self.compared <= MAX_COMPARED
+
+    def _texts_of(self, schema: Any) -> frozenset[str] | None:
+        """The values that a schema lists, as JSON; None where it lists none."""
+        if id(schema) not in self._texts:
+            values = _values(schema)
+            texts = None if values is None else frozenset(map(_text_of, values))
+            self._texts[id(schema)] = schema, texts
+        return self._texts[id(schema)][1]
 
     def _resolved(self, schema: Any) -> Any:
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
@@ -149,23 +221,3 @@ def required(schema: Mapping[str, Any]) -> list[str]:
 def _property(schema: Mapping[str, Any], name: str) -> Any:
     properties = schema.get("properties")
     return properties.get(name) if isinstance(properties, dict) else None
-
-
-def _are_distinct(schemas: list[Any]) -> bool:
-    """Whether each schema lists its values, and no two list the same."""
-    seen: set[str] = set()
-    for schema in schemas:
-        values = _values(schema)
-        if values is None:
-            return False
-        texts = {json.dumps(value, sort_keys=True) for value in values}
-        if not seen.isdisjoint(texts):
-            return False
-        seen |= texts
-    return True
-
-
-def _have_tag(schemas: list[Any]) -> bool:
-    """Whether all the objects require one property that has other values in each."""
-    tags = set.intersection(*(set(required(schema)) for schema in schemas))
-    return any(_are_distinct([_property(schema, tag) for schema in schemas]) for tag in tags)

@@ -19,6 +19,7 @@ from app.json_structure import at_most
 from app.settings import LimitSettings
 from app.validation.field_checks import check_n, invalid
 from app.validation.message_checks import MEDIA
+from app.validation.schema_types import required
 
 # Fields that constrain the output or describe tools, in every dialect.
 CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "output_format")
@@ -73,7 +74,7 @@ def check_counts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
     """Check the length of every list that a client can make long. Raises ApiError."""
     for name in _TOKEN_LISTS:
         _check_length(payload.get(name), name, limits.max_token_list, "entries")
-    _check_bad_words(payload.get("bad_words"), limits)
+    _check_bad_words(payload.get("bad_words"), count_prompts(payload), limits)
     _check_length(payload.get("messages"), "messages", limits.max_messages, "items")
     _check_length(payload.get("input"), "input", limits.max_input_items, "items")
     for name in ("messages", "input"):
@@ -94,25 +95,36 @@ def check_choices(payload: Mapping[str, Any], limits: LimitSettings) -> None:
 
 
 def _check_prompts(payload: Mapping[str, Any], limits: LimitSettings) -> None:
-    prompt, n = payload.get("prompt"), payload.get("n")
-    if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1]):
-        _check_length(prompt, "prompt", limits.max_prompts, "prompts")
-        if isinstance(n, int) and n * len(prompt) > limits.max_choices:
-            most = limits.max_choices
-            raise invalid("n", f"'n' times the number of prompts must be at most {most}.")
+    prompts, n = count_prompts(payload), payload.get("n")
+    check_count(prompts, "prompt", limits.max_prompts, "prompts")
+    if prompts > 1 and isinstance(n, int) and n * prompts > limits.max_choices:
+        most = limits.max_choices
+        raise invalid("n", f"'n' times the number of prompts must be at most {most}.")
 
 
-def _check_bad_words(words: Any, limits: LimitSettings) -> None:
-    """Check bad words, alone and together: vLLM tokenises each of them twice on the event loop."""
+def _check_bad_words(words: Any, prompts: int, limits: LimitSettings) -> None:
+    """Check bad words, alone and together: vLLM tokenises each of them twice on the event loop, and
+    does so for every prompt."""
     name = "bad_words"
     _check_length(words, name, limits.max_bad_words, "entries")
     texts = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if any(len(text) > limits.max_stop_length for text in texts):
         most = limits.max_stop_length
         raise invalid(name, f"Each of '{name}' must have at most {most} characters.")
-    if sum(map(len, texts)) > limits.max_bad_words_length:
+    characters = sum(map(len, texts))
+    if characters > limits.max_bad_words_length:
         most = limits.max_bad_words_length
         raise invalid(name, f"'{name}' must have at most {most} characters together.")
+    for count, most, what, setting in (
+        (len(texts), limits.max_bad_words, "entries", "--max-bad-words"),
+        (characters, limits.max_bad_words_length, "characters", "--max-bad-words-length"),
+    ):
+        if count * prompts > most:
+            raise invalid(
+                name,
+                f"'{name}' times the number of prompts must be at most {most} {what} ({setting}), "
+                f"got {count} for each of {prompts} prompts.",
+            )
 
 
 def _check_length(value: Any, name: str, most: int, what: str) -> None:
@@ -159,15 +171,29 @@ def check_constraints(payload: Mapping[str, Any], limits: LimitSettings) -> None
     field."""
     for name in CONSTRAINTS:
         if isinstance(payload.get(name), dict | list):
-            _check_schema(payload[name], name, limits)
+            check_schema(payload[name], name, limits, prompts=count_prompts(payload))
     tools = payload.get("tools")
     if isinstance(tools, list):
         for index, tool in enumerate(tools):
-            _check_schema(tool, f"tools[{index}]", limits)
+            check_schema(tool, f"tools[{index}]", limits)
 
 
-def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
-    """Check one schema, breadth first, not by recursion: the depth is the client's choice."""
+def count_prompts(payload: Mapping[str, Any]) -> int:
+    """How many prompts a completions request has: vLLM does the work of a constraint and of the bad
+    words for each of them, all on the event loop and without a pause."""
+    prompt = payload.get("prompt")
+    several = isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1])
+    return len(prompt) if several else 1
+
+
+def check_schema(
+    schema: Any, where: str, limits: LimitSettings, *, prompts: int = 1, form: str = ""
+) -> None:
+    """Check one schema, breadth first, not by recursion: the depth is the client's choice.
+
+    `prompts` is how often it is compiled, `form` what the message says of the schema's form. Raises
+    ApiError naming `where`.
+    """
     most = int(limits.max_schema_kib * 1024)
     size, waiting = 0, deque([("", schema, 1)])
     while waiting:
@@ -179,28 +205,48 @@ def _check_schema(schema: Any, where: str, limits: LimitSettings) -> None:
                 raise invalid(
                     where,
                     f"A regular expression in '{where}' has more than "
-                    f"{limits.max_pattern_length} characters.",
+                    f"{limits.max_pattern_length} characters (--max-pattern-length).",
                 )
             if key in _JSON_TEXTS and size <= most:
                 waiting.append(("", _decoded(value), depth))
         elif isinstance(value, dict | list):
             if depth > limits.max_schema_depth:
                 raise invalid(
-                    where, f"'{where}' is nested more than {limits.max_schema_depth} levels deep."
+                    where,
+                    f"'{where}'{form} is nested more than {limits.max_schema_depth} levels deep "
+                    "(--max-schema-depth).",
                 )
             if isinstance(value, dict):
-                if len(value) > limits.max_schema_properties:
+                if _width(value) > limits.max_schema_properties:
                     raise invalid(
                         where,
-                        f"An object in '{where}' has more than {limits.max_schema_properties} "
-                        "entries.",
+                        f"An object in '{where}'{form} has more than "
+                        f"{limits.max_schema_properties} entries, required ones included "
+                        "(--max-schema-properties).",
                     )
                 waiting.extend((name, item, depth + 1) for name, item in value.items())
             else:
                 size += len(value)
                 waiting.extend(("", item, depth + 1) for item in value)
-        if size > most:
-            raise invalid(where, f"'{where}' is larger than {limits.max_schema_kib:g} KiB.")
+        else:
+            size += len(str(value))  # a number, true, false or null
+        if size * prompts > most:
+            times = f" times {prompts} prompts" if prompts > 1 else ""
+            raise invalid(
+                where,
+                f"'{where}'{form}{times} is larger than {limits.max_schema_kib:g} KiB "
+                "(--max-schema-kib).",
+            )
+
+
+def _width(value: dict[str, Any]) -> int:
+    """Entries of an object, or the properties that it names as a schema if these are more:
+    required ones count as those in `properties` do."""
+    names = required(value)
+    if not names:
+        return len(value)
+    properties = value.get("properties")
+    return max(len(value), len({*names, *(properties if isinstance(properties, dict) else ())}))
 
 
 def _decoded(text: str) -> Any:

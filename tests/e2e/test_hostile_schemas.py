@@ -42,6 +42,14 @@ def fan_out(width: int) -> JSON:
     return {"$defs": {**refs, f"d{width}": {"type": "null"}}, "$ref": "#/$defs/d0"}
 
 
+def repeated(depth: int) -> JSON:
+    """A required name without a property at each level, which the next level describes."""
+    schema: JSON = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "required": ["a"], "additionalProperties": schema}
+    return schema
+
+
 def schema_format(schema: Any) -> JSON:
     return {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -73,6 +81,14 @@ LEGAL_OR_REFUSED: dict[str, JSON] = {
     "deep": schema_format(nested(70)),
     "very-deep": schema_format(nested(400)),
     "fan-out": schema_format(fan_out(24)),
+    "nested-required": schema_format(repeated(45)),
+    "many-required": schema_format({"type": "object", "required": [f"n{n}" for n in range(2000)]}),
+    "tool-nested-required": {
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": repeated(45)}},
+        ],
+        "tool_choice": "required",
+    },
     "empty-enum": schema_format({"enum": []}),
     "impossible-range": schema_format({"type": "integer", "minimum": 5, "maximum": 1}),
     "huge-length": schema_format({"type": "string", "minLength": 10**9}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts_text
 
+from app.validation import schema_types
 from app.validation.json_schema import enforceable
+from app.validation.schema_types import SchemaTypes
 
 Json = dict[str, Any]
 
@@ -219,6 +222,170 @@ def test_what_xgrammar_would_miss_is_written_so_that_it_does_not(
     assert not unenforced
     assert lets_through(written, good)
     assert not lets_through(written, bad)
+
+
+NESTING = st.recursive(
+    st.one_of(
+        st.just({"type": "integer"}),
+        st.builds(lambda text: {"description": text}, st.text("d", max_size=40)),
+        st.builds(lambda name: {"$ref": f"#/$defs/{name}"}, st.sampled_from(["d", "additional1"])),
+        st.booleans(),
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {"required": st.lists(st.text("abcd", min_size=1, max_size=2), max_size=6)},
+        optional={
+            "type": st.just("object"),
+            "properties": st.dictionaries(NAMES, inner, max_size=2),
+            "additionalProperties": inner,
+            "unevaluatedProperties": inner,
+        },
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200)
+@given(schema=NESTING, definition=NESTING)
+def test_the_enforceable_form_is_a_small_multiple_of_the_schema(
+    schema: Any, definition: Any
+) -> None:
+    """A reference for each required name, and one definition for each of their subschemas."""
+    given = {"$defs": {"d": definition, "additional1": {}}, "allOf": [schema]}
+    written, _ = enforceable(given)
+    assert len(json.dumps(written)) <= 12 * len(json.dumps(given))
+
+
+def repeated(depth: int) -> Json:
+    """A required name without a property at each level, which the next level describes."""
+    schema: Json = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "required": ["a"], "additionalProperties": schema}
+    return schema
+
+
+@pytest.mark.parametrize("depth", [1, 16, 45])
+def test_required_names_do_not_double_a_schema_at_each_level(depth: int) -> None:
+    written, unenforced = enforceable(repeated(depth))
+    assert not unenforced
+    assert len(json.dumps(written)) <= 3 * len(json.dumps(repeated(depth)))
+    assert enforceable(written) == (written, [])
+
+
+def test_a_schema_of_nested_required_names_is_enforced_at_every_level() -> None:
+    value: Any = 1
+    for _ in range(45):
+        value = {"a": value}
+    written = enforceable(repeated(45))[0]
+    assert lets_through(written, value)
+    assert not lets_through(written, value["a"])
+
+
+def test_many_required_names_share_one_schema() -> None:
+    rest = {"type": "integer", "description": "x" * 14_000}
+    names = [f"n{number}" for number in range(400)]
+    schema = {"type": "object", "required": names, "additionalProperties": rest}
+    written, unenforced = enforceable(schema)
+    assert not unenforced
+    assert list(written["properties"]) == names
+    assert json.dumps(written).count(rest["description"]) == 1
+    assert len(json.dumps(written)) <= 3 * len(json.dumps(schema))
+
+
+@pytest.mark.parametrize("keyword", ["additionalProperties", "unevaluatedProperties"])
+def test_a_required_name_is_held_to_what_other_properties_are(keyword: str) -> None:
+    """Also at a level below another one, and where the document's own names are taken."""
+    inner = {"type": "object", "required": ["b"], keyword: {"type": "integer"}}
+    schema = {
+        "type": "object",
+        "$defs": {"additional1": {"type": "string"}},
+        "properties": {"own": {"$ref": "#/$defs/additional1"}},
+        "required": ["own", "a"],
+        keyword: inner,
+    }
+    written, unenforced = enforceable(schema)
+    assert not unenforced
+    assert lets_through(written, {"own": "x", "a": {"b": 1}})
+    for wrong in ({"own": "x", "a": {"b": "1"}}, {"own": "x", "a": {}}, {"own": "x"}, {"own": 1}):
+        assert not lets_through(written, wrong)
+
+
+def test_a_reference_into_a_shared_schema_is_not_lost_in_silence() -> None:
+    """The schema has another place then: the engine is given no grammar that ignores it."""
+    rest = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"c": {"$ref": "#/additionalProperties/properties/b"}},
+        "required": ["a", "c"],
+        "additionalProperties": rest,
+    }
+    written, _ = enforceable(schema)
+    made = grammar(written)
+    assert made is None or not accepts_text(made, '{"c": "1", "a": {}}')
+
+
+def pairs_of(schemas: Json, times: int = 1) -> Json:
+    """A list whose items are one of two of the schemas: all pairs, each so many times."""
+    pairs = itertools.combinations([{"$ref": f"#/$defs/{name}"} for name in schemas], 2)
+    items = [{"oneOf": list(pair)} for pair in pairs for _ in range(times)]
+    return {"$defs": schemas, "type": "array", "prefixItems": items}
+
+
+def test_listed_values_are_read_once_however_often_they_are_referred_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[Any] = []
+    text_of = schema_types._text_of
+
+    def count(value: Any) -> str:
+        read.append(value)
+        return text_of(value)
+
+    monkeypatch.setattr(schema_types, "_text_of", count)
+    enums = {name: {"enum": list(range(n, n + 10_000))} for n, name in ((0, "A"), (10_000, "B"))}
+    assert enforceable(pairs_of(enums, 480))[1] == []
+    assert len(read) == 20_000
+    read.clear()
+    three = {name: {"enum": [f"{name}{n}" for n in range(500)]} for name in "ABC"}
+    assert enforceable(pairs_of(three, 50))[1] == []
+    assert len(read) == 1_500
+
+
+def test_verdicts_are_remembered() -> None:
+    enums = {name: {"enum": [f"{name}{n}" for n in range(10_000)]} for name in "AB"}
+    types = SchemaTypes(pairs_of(enums, 480))
+    assert all(types.are_disjoint(item["oneOf"]) for item in types.root["prefixItems"])
+    assert types.compared == 20_002
+
+
+@pytest.mark.parametrize(
+    ("schemas", "largest"),
+    [
+        ({f"e{n}": {"enum": [f"{n}-{m}" for m in range(500)]} for n in range(40)}, 1_002),
+        (
+            {
+                f"o{n}": {"required": [f"n{m}" for m in range(500)], "properties": {}}
+                for n in range(20)
+            },
+            2_000,
+        ),
+    ],
+    ids=["enums", "required names"],
+)
+def test_comparisons_of_one_document_are_bounded(schemas: Json, largest: int) -> None:
+    """Another pair each time: no verdict is remembered."""
+    types = SchemaTypes(pairs_of(schemas))
+    for item in types.root["prefixItems"]:
+        types.are_disjoint(item["oneOf"])
+    assert schema_types.MAX_COMPARED < types.compared <= schema_types.MAX_COMPARED + largest
+    assert not types.are_disjoint(types.root["prefixItems"][-1]["oneOf"])
+    unenforced = enforceable(types.root)[1]
+    assert {each.place.split(".")[-1] for each in unenforced} == {"oneOf"}
+
+
+def test_a_long_chain_of_references_is_read() -> None:
+    definitions: Json = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(2_000)}
+    schema = {"$defs": {**definitions, "d2000": {}}, "type": "integer", "$ref": "#/$defs/d0"}
+    assert [each.place for each in enforceable(schema)[1]] == ["type"]
 
 
 def test_a_document_that_refers_to_itself_is_read_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.errors import ApiError
 from app.settings import LimitSettings
-from app.validation import size_limits
+from app.validation import constraints, size_limits
 
 LIMITS = LimitSettings(
     max_choices=8,
@@ -47,10 +48,10 @@ def calls(values: int) -> Any:
     return [{"tool_calls": [{"function": {"name": "f", "arguments": "1," * (values // 2)}}] * 2}]
 
 
-def refusal(payload: dict[str, Any]) -> ApiError | None:
+def refusal(payload: dict[str, Any], limits: LimitSettings = LIMITS) -> ApiError | None:
     try:
-        size_limits.check_counts(payload, LIMITS)
-        size_limits.check_constraints(payload, LIMITS)
+        size_limits.check_counts(payload, limits)
+        size_limits.check_constraints(payload, limits)
     except ApiError as error:
         return error
     return None
@@ -65,6 +66,18 @@ def refusal(payload: dict[str, Any]) -> ApiError | None:
         ({"bad_words": ["a"] * 2}, {"bad_words": ["a"] * 3}, "bad_words", "2"),
         ({"bad_words": ["a" * 6]}, {"bad_words": ["a" * 7]}, "bad_words", "6"),
         ({"bad_words": ["a" * 4] * 2}, {"bad_words": ["a" * 4, "a" * 5]}, "bad_words", "8"),
+        (
+            {"prompt": ["a", "b"], "bad_words": ["a"]},
+            {"prompt": ["a", "b"], "bad_words": ["a", "b"]},
+            "bad_words",
+            "2 entries (--max-bad-words)",
+        ),
+        (
+            {"prompt": [[1], [2]], "bad_words": ["a" * 4]},
+            {"prompt": [[1], [2]], "bad_words": ["a" * 5]},
+            "bad_words",
+            "8 characters (--max-bad-words-length)",
+        ),
         ({"prompt": ["a", "b"]}, {"prompt": ["a", "b", "c"]}, "prompt", "2"),
         ({"prompt": [[1], [2]]}, {"prompt": [[1], [2], [3]]}, "prompt", "2"),
         ({"prompt": [1] * 100}, {"prompt": [[1] * 100] * 3}, "prompt", "2"),
@@ -119,6 +132,42 @@ def refusal(payload: dict[str, Any]) -> ApiError | None:
             "10",
         ),
         (
+            {"response_format": {"required": list("abcde") * 2}},
+            {"response_format": {"required": list("abcdef")}},
+            "response_format",
+            "5 entries, required ones included (--max-schema-properties)",
+        ),
+        (
+            {"tools": [{"properties": {"a": {}, "b": {}, "c": {}}, "required": list("cde")}]},
+            {"tools": [{"properties": {"a": {}, "b": {}, "c": {}}, "required": list("def")}]},
+            "tools[0]",
+            "5 entries, required ones included (--max-schema-properties)",
+        ),
+        (
+            {"response_format": {"enum": [10**18] * 40}},
+            {"response_format": {"enum": [10**18] * 60}},
+            "response_format",
+            "1 KiB (--max-schema-kib)",
+        ),
+        (
+            {"response_format": {"enum": [-1.25e-300] * 60, "const": [None, True]}},
+            {"response_format": {"enum": [-1.25e-300] * 100}},
+            "response_format",
+            "1 KiB (--max-schema-kib)",
+        ),
+        (
+            {"prompt": ["a", "b"], "response_format": {"a": "x" * 500}},
+            {"prompt": ["a", "b"], "response_format": {"a": "x" * 600}},
+            "response_format",
+            "times 2 prompts is larger than 1 KiB (--max-schema-kib)",
+        ),
+        (
+            {"prompt": "ab", "structured_outputs": {"grammar": "x" * 600}},
+            {"prompt": [[1], [2]], "structured_outputs": {"grammar": "x" * 600}},
+            "structured_outputs",
+            "times 2 prompts is larger than 1 KiB (--max-schema-kib)",
+        ),
+        (
             {"response_format": {f"p{i}": 1 for i in range(5)}},
             {"response_format": {f"p{i}": 1 for i in range(6)}},
             "response_format",
@@ -148,6 +197,117 @@ def test_at_the_bound_and_beyond(
 )
 def test_what_has_the_wrong_shape_is_left_to_others(payload: dict[str, Any]) -> None:
     assert refusal(payload) is None
+
+
+def required_names(count: int) -> Any:
+    """Names that the enforceable form turns into properties, each with a reference."""
+    names = [f"n{number}" for number in range(count)]
+    return {"type": "object", "required": names, "additionalProperties": {"minimum": 0}}
+
+
+def repeated(depth: int) -> Any:
+    """A required name at each level, which the next level describes."""
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "required": ["a"], "additionalProperties": schema}
+    return schema
+
+
+HOLDERS: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
+    (
+        lambda schema: {
+            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}
+        },
+        "response_format.json_schema.schema",
+    ),
+    (
+        lambda schema: {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": schema, "strict": False},
+            }
+        },
+        "response_format.json_schema.schema",
+    ),
+    (
+        lambda schema: {"text": {"format": {"type": "json_schema", "schema": schema}}},
+        "text.format.schema",
+    ),
+    (
+        lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        "output_config.format.schema",
+    ),
+    (
+        lambda schema: {"structured_outputs": {"json": json.dumps(schema)}},
+        "structured_outputs.json",
+    ),
+    (
+        lambda schema: {
+            "structured_outputs": {
+                "structural_tag": json.dumps(
+                    {"format": {"type": "json_schema", "json_schema": schema}}
+                )
+            }
+        },
+        "structured_outputs.structural_tag.format.json_schema",
+    ),
+    (
+        lambda schema: {"tools": [{"type": "function", "function": {"parameters": schema}}]},
+        "tools[0].function.parameters",
+    ),
+    (lambda schema: {"tools": [{"input_schema": schema}]}, "tools[0].input_schema"),
+]
+
+
+@pytest.mark.parametrize(("holder", "place"), HOLDERS)
+def test_the_enforceable_form_of_a_schema_has_the_bounds_of_a_schema(
+    holder: Callable[[Any], dict[str, Any]], place: str
+) -> None:
+    """Wherever a schema stands, and whether it is strict or not."""
+    limits = LimitSettings(max_schema_kib=1, max_choices=8)
+    constraints.check_schemas(holder(required_names(20)), limits)
+    with pytest.raises(ApiError) as caught:
+        constraints.check_schemas(holder(required_names(60)), limits)
+    assert (caught.value.status, caught.value.param) == (400, place)
+    assert "written as it is enforced, is larger than 1 KiB (--max-schema-kib)" in (
+        caught.value.message
+    )
+
+
+@pytest.mark.parametrize(("holder", "place"), HOLDERS)
+def test_nested_required_names_are_served(
+    holder: Callable[[Any], dict[str, Any]], place: str
+) -> None:
+    payload = holder(repeated(45))
+    size_limits.check_constraints(payload, LimitSettings())
+    constraints.check_schemas(payload, LimitSettings())
+
+
+def test_the_enforceable_form_counts_for_every_prompt() -> None:
+    limits = LimitSettings(max_schema_kib=4)
+    payload = HOLDERS[0][0](required_names(60))
+    constraints.check_schemas(payload, limits)
+    with pytest.raises(ApiError) as caught:
+        constraints.check_schemas({**payload, "prompt": ["a"] * 8}, limits)
+    assert "times 8 prompts" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        (HOLDERS[0][0]({"enum": ["x" * 60_000]}), "response_format"),
+        ({"bad_words": [f"w{number}" for number in range(128)]}, "bad_words"),
+    ],
+)
+def test_what_is_done_for_every_prompt_is_counted_for_every_prompt(
+    more: dict[str, Any], param: str
+) -> None:
+    """With the bounds as they are by default: as much work as one prompt may ask for."""
+    for prompt in ("a", ["a"]):
+        assert refusal({"prompt": prompt, **more}, LimitSettings()) is None
+    error = refusal({"prompt": ["a"] * 128, **more}, LimitSettings())
+    assert error is not None
+    assert error.param == param
 
 
 def test_templates_are_not_taken_from_requests() -> None:

@@ -29,11 +29,7 @@ from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.llm.async_llm import refuse_too_many_repeats
 from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
-
-# Most tokens of a beam search: beams x the limit of the output. Each beam may end at each step, and
-# vLLM keeps each text that has ended, as lists of all of its tokens and log probabilities
-# (vllm/entrypoints/generate/beam_search/online.py): 16 bytes a token, 130 MB at this bound.
-MAX_BEAM_TOKENS = 4096
+from app.validation.fields import MAX_BEAM_TOKENS
 
 
 class _BeamSearchCorrections:

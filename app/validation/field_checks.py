@@ -23,8 +23,8 @@ from drafters.vllm.worker_bounds import MAX_SEED
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
-# Options that stand beside a constraint in `structured_outputs` -> their default. vLLM takes them and
-# reads the server's configuration instead (vllm/v1/structured_output/backend_xgrammar.py).
+# Options that stand beside a constraint in `structured_outputs` -> their default. vLLM takes them
+# and reads the server's configuration instead (vllm/v1/structured_output/backend_xgrammar.py).
 _OPTIONS: dict[str, Any] = {
     "disable_any_whitespace": False,
     "disable_additional_properties": False,

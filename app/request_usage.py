@@ -11,7 +11,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-BYTES_OF_ALTERNATIVE = 60  # of an answer's JSON, about
+# Of an answer's JSON, about.
+BYTES_OF_ALTERNATIVE = 60
+BYTES_OF_TOKEN = 7  # of a token id or, where a prompt is echoed, of its text
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -83,6 +85,9 @@ class RequestUsage:
     `followed` are those that will be, when they end.
     `max_alternatives` is how many log probabilities it may ask for (None: any number), and
     `alternatives` how many its prompts ask for.
+    `repeats_prompts` says whether each choice of the answer holds its prompt again, and
+    `returns_token_ids` whether the answer holds the ids of its tokens. `echoed_bytes` is how many
+    bytes of the body the answer repeats, about.
     `sequences` are vLLM's RequestState objects, which have their counts and times while they run.
     """
 
@@ -92,6 +97,10 @@ class RequestUsage:
     captured_as: str | None = None
     max_alternatives: int | None = None
     alternatives: int = field(default=0, init=False)
+    repeats_prompts: bool = field(default=False, init=False)
+    returns_token_ids: bool = field(default=False, init=False)
+    echoed_bytes: int = field(default=0, init=False)
+    repeated_tokens: int = field(default=0, init=False)  # of prompts, in all choices together
     # The most log probabilities that any prompt asks for at one token.
     output_width: int = field(default=0, init=False)
     prompt_width: int = field(default=0, init=False)
@@ -162,6 +171,20 @@ class RequestUsage:
             return 0
         most = self.output_tokens * self.output_width + self.prompt_tokens * self.prompt_width
         return min(self.alternatives, most) * BYTES_OF_ALTERNATIVE
+
+    @property
+    def repeats_too_much(self) -> bool:
+        """Whether the answer would repeat more tokens of prompts than a request may have log
+        probabilities."""
+        return self.max_alternatives is not None and self.repeated_tokens > self.max_alternatives
+
+    @property
+    def answer_bytes(self) -> int:
+        """About how many bytes the answer has so far, beside its text."""
+        tokens = self.repeated_tokens
+        if self.returns_token_ids:
+            tokens += self.output_tokens + self.prompt_tokens
+        return self.alternatives_bytes + self.echoed_bytes + tokens * BYTES_OF_TOKEN
 
     @property
     def begun(self) -> bool:

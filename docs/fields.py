@@ -8,7 +8,15 @@ from textwrap import fill
 
 from app.declaration.endpoint import Endpoint
 from app.endpoints import declared
-from app.validation.fields import NOT_WITH_BEAMS, OnlyAt, Rule, SameAs
+from app.validation.fields import (
+    MAX_BEAM_TOKENS,
+    NOT_WITH_BEAMS,
+    ONLY_WITH_BEAMS,
+    NotAt,
+    OnlyAt,
+    Rule,
+    SameAs,
+)
 from app.validation.speculation_field import FIELD
 
 PAGE = Path(__file__).with_name("fields.md")
@@ -34,11 +42,14 @@ def page() -> str:
 
 def _beams() -> str:
     names = ", ".join(f"`{name}`" for name in NOT_WITH_BEAMS)
+    alone = ", ".join(f"`{name}`" for name in ONLY_WITH_BEAMS)
     return (
         "With `use_beam_search` these are refused, since a beam search does not apply them: "
         f"{names}, `strict` of a tool, and `vllm_xargs`. Of `tool_choice`, `auto` and `none` are "
         "taken. It looks at twice `n` tokens at each position: `logprobs` and `top_logprobs` are "
-        "at most that."
+        "at most that, and `n` times the limit of the output is at most "
+        f"{MAX_BEAM_TOKENS}. Without "
+        f"`use_beam_search` these are refused: {alone}, unless 1."
     )
 
 
@@ -62,6 +73,9 @@ def _row(name: str, rule: Rule) -> str:
     if isinstance(rule, OnlyAt):
         values = " or ".join(f"`{json.dumps(value)}`" for value in rule.values)
         treatment = f"refused unless {values}" if values else "refused"
+    elif isinstance(rule, NotAt):
+        values = " and ".join(f"`{json.dumps(value)}`" for value in rule.values)
+        treatment = f"honoured, {values} refused"
     elif isinstance(rule, SameAs):
         treatment = f"the same as `{rule.name}`"
     else:

@@ -85,6 +85,7 @@ class Endpoint:
     # Fields that ask for several sequences: `n`, and `prompt` where it may be a list of prompts.
     sequence_fields: tuple[str, ...] = ()
     scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
+    echoes_tools: bool = False  # whether an answer holds the request's tools again
     reports_token_origins: bool = False  # whether answers can say where each token comes from
     keeps_responses: bool = False  # whether answers are kept, and may be continued by their id
 

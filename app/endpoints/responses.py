@@ -140,6 +140,7 @@ ENDPOINTS = (
         check=_check,
         rewrite=_rewrite,
         generates=True,
+        echoes_tools=True,
         output_limit=("max_output_tokens",),
         keeps_responses=True,
         answers=ResponsesFormat(),

@@ -41,6 +41,10 @@ from drafters.vllm.worker_bounds import beyond_worker
 logger = logging.getLogger(__name__)
 
 Outputs = AsyncGenerator[RequestOutput, None]
+# Most log probabilities of a prompt's tokens, of one sequence: tokens x (alternatives + 1). vLLM
+# makes all of their objects in one call on the event loop, and decodes each by itself
+# (vllm/v1/engine/logprobs.py, _update_prompt_logprobs), whatever the context: some 2 us each.
+MAX_PROMPT_ALTERNATIVES = 65_536
 NON_FINITE = "aerie-non-finite"  # the stop reason of sequences whose logits are not finite
 
 
@@ -128,6 +132,7 @@ class GatewayLLM(AsyncLLM):
         if (usage := current_usage()) is not None:
             if not searches_with_beams():
                 refuse_too_many_alternatives(usage, prompt, sampling_params)
+                refuse_too_many_repeats(usage, prompt, sampling_params.n)
             self._apply_tenant_limits(usage, sampling_params, kwargs)
         if (headers := trace_headers()) is not None:
             kwargs["trace_headers"] = headers
@@ -290,20 +295,26 @@ def refuse_too_many_alternatives(
     """Count the log probabilities that one prompt of a request asks for. Raises VLLMValidationError
     if the request asks for too many: each becomes an object on the event loop.
 
-    One choice of one prompt may have as many as the context allows.
+    One choice of one prompt may have as many as the context allows for its output.
     """
     choices = sampling_params.n
+    scored = 0 if sampling_params.prompt_logprobs is None else _length(prompt)
+    width = (sampling_params.prompt_logprobs or 0) + 1
+    if scored * width > MAX_PROMPT_ALTERNATIVES:
+        raise VLLMValidationError(
+            f"The {scored} tokens of the prompt have {width} log probabilities each, and all of "
+            f"them together may have {MAX_PROMPT_ALTERNATIVES}: send a shorter prompt, or ask for "
+            "fewer alternatives of its tokens.",
+            parameter="prompt",
+        )
     alone = choices == 1 and usage.alternatives == 0
     if sampling_params.logprobs is not None:
         usage.count_alternatives(
             output_tokens=choices * (sampling_params.max_tokens or 0),
             output_width=sampling_params.logprobs + 1,
         )
-    if sampling_params.prompt_logprobs is not None and isinstance(prompt, dict):
-        usage.count_alternatives(
-            prompt_tokens=len(prompt.get("prompt_token_ids") or ()),
-            prompt_width=choices * (sampling_params.prompt_logprobs + 1),
-        )
+    if scored:
+        usage.count_alternatives(prompt_tokens=scored, prompt_width=choices * width)
     if usage.asks_for_too_many and not alone:
         raise VLLMValidationError(
             "The choices and prompts of this request ask for more than "
@@ -311,6 +322,30 @@ def refuse_too_many_alternatives(
             "smaller limit of the output, or ask for fewer alternatives of each token.",
             parameter="n" if choices > 1 else "prompt",
         )
+
+
+def refuse_too_many_repeats(usage: RequestUsage, prompt: Any, choices: int) -> None:
+    """Count the tokens of one prompt that each choice of the answer holds again. Raises
+    VLLMValidationError if the answer of a request would hold too many.
+
+    The only choice of the only prompt may repeat it, however long it is.
+    """
+    if not usage.repeats_prompts:
+        return
+    alone = choices == 1 and usage.repeated_tokens == 0
+    usage.repeated_tokens += choices * _length(prompt)
+    if usage.repeats_too_much and not alone:
+        raise VLLMValidationError(
+            f"The choices of this request would repeat more than {usage.max_alternatives} tokens "
+            "of its prompts: send a smaller 'n' or fewer prompts, or leave out 'return_token_ids' "
+            "and 'echo'.",
+            parameter="n" if choices > 1 else "prompt",
+        )
+
+
+def _length(prompt: Any) -> int:
+    """How many tokens a prompt has, as far as it is known here."""
+    return len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0
 
 
 def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:

@@ -86,7 +86,7 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         if isinstance(reply.answer, dict):
             context.release_slot()
             headers = {"server-timing": context.server_timing(), **context.speculation_headers()}
-            length = context.usage.alternatives_bytes
+            length = context.usage.answer_bytes
             whole = reply.answer if turn is None else await turn.finish(reply.answer, length)
             return await run_sized(length, partial(JSONResponse, whole, headers=headers))
         events = reply.answer if turn is None else turn.stream(reply.answer)

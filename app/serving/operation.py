@@ -50,7 +50,9 @@ class Operation:
         """
         first = watch_first_token()
         try:
-            result = await self.call(await run_sized(size, self._checked, payload))
+            request = await run_sized(size, self._checked, payload)
+            self._note_repeats(payload, size)
+            result = await self.call(request)
         except Exception as error:
             raise self._error(first.error or error, payload, first) from error
         if isinstance(result, ErrorResponse):
@@ -77,6 +79,18 @@ class Operation:
             return self.parse(payload)
         except Exception as error:
             raise vllm_errors.from_parsing(error, payload, self.endpoint.prompt) from error
+
+    def _note_repeats(self, payload: Payload, size: int) -> None:
+        """Note in the request's usage what of a checked body its answer will repeat."""
+        usage = current_usage()
+        if usage is None:
+            return
+        usage.returns_token_ids = payload.get("return_token_ids") is True
+        usage.repeats_prompts = self.endpoint.scores_prompts and (
+            usage.returns_token_ids or payload.get("echo") is True
+        )
+        if self.endpoint.echoes_tools and payload.get("tools"):
+            usage.echoed_bytes = size
 
     def failure(self, error: BaseException, payload: Payload, first: FirstToken) -> ApiError:
         """The ApiError for an error that came while a stream was awaited."""
@@ -109,6 +123,6 @@ class Operation:
 
 
 def _length() -> int:
-    """About how many bytes of the current request's answer are log probabilities."""
+    """About how many bytes the current request's answer has, beside its text."""
     usage = current_usage()
-    return 0 if usage is None else usage.alternatives_bytes
+    return 0 if usage is None else usage.answer_bytes

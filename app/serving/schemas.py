@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from app.declaration.endpoint import Endpoint
-from app.validation.fields import OnlyAt, Rule, SameAs, json_type
+from app.validation.fields import NotAt, OnlyAt, SameAs, WithoutEffect, json_type
 from app.validation.speculation_field import FIELD
 
 COMPONENTS = "#/components/schemas/"
@@ -49,14 +49,17 @@ def _schema(
         for form in schema["properties"].get(name, {}).get("anyOf", ()):
             form.pop("maxItems", None)
     for name, rule in endpoint.fields.items():
-        if (described := _described(rule)) is None:
+        if isinstance(rule, NotAt):
+            if name in schema["properties"]:
+                schema["properties"][name]["not"] = {"enum": [*rule.values]}
+        elif (described := _described(rule)) is None:
             schema["properties"].pop(name, None)
         else:
             schema["properties"][name] = described
     return {**schema, "additionalProperties": False}  # unknown fields are refused
 
 
-def _described(rule: Rule) -> dict[str, Any] | None:
+def _described(rule: OnlyAt | SameAs | WithoutEffect) -> dict[str, Any] | None:
     """A field's schema by its rule; None where every value is refused."""
     if isinstance(rule, OnlyAt):
         if not rule.values:

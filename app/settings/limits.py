@@ -38,7 +38,8 @@ class LimitSettings(Section):
         ge=1,
         description="Most log probabilities that a request may ask for: tokens x (alternatives + "
         "1), summed over choices and prompts. As many as one choice can have (the context x "
-        "(`max_logprobs` + 1)) are always allowed.",
+        "(`max_logprobs` + 1)) are always allowed, 65536 of them for its prompt. Choices may "
+        "repeat as many tokens of their prompts (`return_token_ids`, `echo`).",
     )
     max_stop_sequences: int = Field(16, ge=1, description="Most stop sequences.")
     max_stop_length: int = Field(

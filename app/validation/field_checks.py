@@ -23,6 +23,13 @@ from drafters.vllm.worker_bounds import MAX_SEED
 # The kinds of constraint that `structured_outputs` knows; each excludes the others.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
+# Options that stand beside a constraint in `structured_outputs` -> their default. vLLM takes them
+# and reads the server's configuration instead (vllm/v1/structured_output/backend_xgrammar.py).
+_OPTIONS: dict[str, Any] = {
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+}
 MAX_BIAS = 100  # OpenAI's bound, above and below 0
 # Longest pattern of `repetition_detection`: vLLM's scheduler compares the end of the output with
 # each length of pattern, in Python and at each token.
@@ -208,6 +215,15 @@ def _check_constraint(payload: Mapping[str, Any]) -> None:
         raise invalid(name, f"'{name}' must be an object.")
     if sum(given.get(kind) is not None for kind in CONSTRAINTS) != 1:
         raise invalid(name, f"'{name}' takes exactly one of {', '.join(CONSTRAINTS)}.")
+    for option, default in _OPTIONS.items():
+        value = given.get(option)
+        if value is not None and value is not default:
+            where = f"{name}.{option}"
+            raise invalid(
+                where,
+                f"'{where}' is not supported by this server: its operator configures the grammar.",
+                "unsupported_parameter",
+            )
 
 
 def check_token_count(ids: Any, name: str, most: int) -> None:

@@ -7,6 +7,7 @@ not in the table is honoured; a field in neither is refused as unknown. No vllm 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,14 @@ class OnlyAt:
 
 
 @dataclass(frozen=True)
+class NotAt:
+    """Honoured, except at values that would be ignored: these are refused with the reason."""
+
+    values: tuple[Any, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class SameAs:
     """Another name of a field that vLLM's request model has; this one counts if both are given."""
 
@@ -43,7 +52,7 @@ class SameAs:
     why: str
 
 
-Rule = WithoutEffect | OnlyAt | SameAs
+Rule = WithoutEffect | OnlyAt | NotAt | SameAs
 
 # Reasons that several APIs give.
 LABEL = "a label for the client's own records"
@@ -58,6 +67,10 @@ SOME_LOGPROBS = OnlyAt(([],), "ask for the most likely tokens of each position i
 _STEERS = "the gateway sets it"
 # What vLLM's engine reads of `vllm_xargs` for itself (vllm/v1/request.py).
 _ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+# Only events of the KV cache hold it (vllm/v1/core/block_pool.py).
+_SESSION = "no answer depends on it"
+# vLLM asks the operator's configuration, with null as with true (_check_supports_watermarking).
+_WATERMARK = "texts are marked if the operator says so, unless it is false"
 _MEDIA = "how media are loaded is the operator's choice"
 
 # Fields that vLLM's request models have in every API.
@@ -73,6 +86,9 @@ EVERYWHERE: dict[str, Rule] = {
 GENERATING: dict[str, Rule] = {
     "mm_payload": WithoutEffect(str, RENDERING),
     "return_mm_kwargs": WithoutEffect(bool, RENDERING),
+    "watermarking": NotAt(
+        (True,), "a server that marks its texts does so wherever it is not false"
+    ),
 }
 # Fields of OpenAI's APIs.
 OPENAI: dict[str, Rule] = {
@@ -82,7 +98,9 @@ OPENAI: dict[str, Rule] = {
     "prompt_cache_key": WithoutEffect(str, CACHE),
     "prompt_cache_retention": WithoutEffect(str, CACHE),
     "safety_identifier": WithoutEffect(str, LABEL),
+    "seed": NotAt((-1,), "vLLM takes it for no seed: send none, or another one"),
     "service_tier": WithoutEffect(str, TIER),
+    "session_id": WithoutEffect(str, _SESSION),
     "user": WithoutEffect(str, LABEL),
 }
 # Fields that vLLM's beam search ignores -> the values at which they change nothing.
@@ -109,6 +127,12 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "top_p": (1,),
 }
+# Fields of a beam search alone -> the values at which they change nothing.
+ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,)}
+# Most tokens of a beam search: beams x the limit of the output. Each beam may end at each step, and
+# vLLM keeps each text that has ended, as lists of all of its tokens and log probabilities
+# (vllm/entrypoints/generate/beam_search/online.py): 16 bytes a token, 130 MB at this bound.
+MAX_BEAM_TOKENS = 4096
 
 
 def check_fields(
@@ -120,7 +144,7 @@ def check_fields(
     """
     for name in list(payload):
         rule, value = rules.get(name), payload[name]
-        if rule is None:
+        if rule is None or (isinstance(rule, NotAt) and name not in known):
             if name not in known:
                 raise ApiError(
                     400,
@@ -128,6 +152,10 @@ def check_fields(
                     param=name,
                     code="unknown_parameter",
                 )
+            continue
+        if isinstance(rule, NotAt):
+            if any(_equal(value, ignored) for ignored in rule.values):
+                raise _unsupported(name, rule.why, f" at {json.dumps(value)}")
             continue
         if isinstance(rule, OnlyAt):
             if not any(_equal(value, harmless) for harmless in rule.values):
@@ -148,7 +176,8 @@ def check_fields(
 
 
 def check_beam_search(payload: Mapping[str, Any]) -> None:
-    """Refuse fields that a beam search would ignore, and more alternatives than it looks at.
+    """Refuse fields that a beam search would ignore, more alternatives than it looks at, and what
+    only a beam search has beside another request.
 
     Tools are rendered, and calls are read out of a beam's text, but nothing forces a call or holds
     it to a schema.
@@ -156,6 +185,9 @@ def check_beam_search(payload: Mapping[str, Any]) -> None:
     Raises ApiError, which names all of the fields.
     """
     if payload.get("use_beam_search") is not True:
+        for name, values in ONLY_WITH_BEAMS.items():
+            if _has_effect(payload, name, values):
+                raise _unsupported(name, "only a beam search ('use_beam_search') applies it")
         return
     extra = payload.get("vllm_xargs")
     extra = extra if isinstance(extra, dict) else {}
@@ -189,8 +221,8 @@ def _has_effect(payload: Mapping[str, Any], name: str, without: tuple[Any, ...])
     return value is not None and not any(_equal(value, harmless) for harmless in without)
 
 
-def _unsupported(param: str, why: str) -> ApiError:
-    message = f"'{param}' is not supported by this server: {why}."
+def _unsupported(param: str, why: str, at: str = "") -> ApiError:
+    message = f"'{param}'{at} is not supported by this server: {why}."
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 

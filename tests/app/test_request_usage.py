@@ -14,6 +14,7 @@ from vllm.sampling_params import SamplingParams
 from app.llm.async_llm import GatewayLLM
 from app.request_usage import (
     BYTES_OF_ALTERNATIVE,
+    BYTES_OF_TOKEN,
     RequestUsage,
     count_tokenized,
     current_usage,
@@ -71,6 +72,15 @@ def test_an_answer_has_the_log_probabilities_of_its_own_tokens() -> None:
     assert usage.alternatives_bytes == 7 * 6 * BYTES_OF_ALTERNATIVE
     usage.count_alternatives(prompt_tokens=5, prompt_width=4)
     assert usage.alternatives_bytes == (7 * 6 + 5 * 4) * BYTES_OF_ALTERNATIVE
+
+
+def test_an_answer_has_the_ids_of_its_tokens_and_what_it_repeats() -> None:
+    usage = used_by(sequence(0, 5, 3), sequence(1, 5, 4))
+    assert usage.answer_bytes == 0
+    usage.returns_token_ids = True
+    assert usage.answer_bytes == (7 + 5) * BYTES_OF_TOKEN
+    usage.repeated_tokens, usage.echoed_bytes = 10, 1000
+    assert usage.answer_bytes == (7 + 5 + 10) * BYTES_OF_TOKEN + 1000
 
 
 def test_cached_tokens_are_those_of_all_prompts_and_of_each_first_copy() -> None:

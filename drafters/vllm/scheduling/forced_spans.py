@@ -17,7 +17,11 @@ from typing import Any, NamedTuple
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from drafters.control.policy import Span
+from drafters.vllm.scheduling.forced_length import forced_length
 
+# Characters that a constraint may force in a row for its requests to have spans. The matcher
+# follows a forced text to its end, 0.1 us a character, wherever the end is.
+LONGEST_FORCED = 8192
 LONGEST_TEXT = 1024  # characters of a forced text that are tokenised at once
 REMEMBERED_TEXTS = 512  # of which the tokens are remembered
 ANCHOR = "\n"  # text before a forced one where a tokenizer would add a space at the beginning
@@ -45,12 +49,14 @@ class ForcedSpans:
         self._most = most
         self._encode: Callable[[str], tuple[int, ...]] | None = None  # made with the first text
         self._ahead: dict[str, _Ahead] = {}  # by request
+        self._is_short: dict[str, bool] = {}  # by request: what its constraint forces has an end
         self._seen: list[Span] = []
 
     def forget_ended(self, requests: Mapping[str, Any]) -> None:
         """Forget all requests but those that the scheduler has, by id."""
-        for name in self._ahead.keys() - requests.keys():
-            del self._ahead[name]
+        for by_request in (self._ahead, self._is_short):
+            for name in by_request.keys() - requests.keys():
+                del by_request[name]
 
     def take_seen(self) -> tuple[Span, ...]:
         """How answers kept to the spans before their newest tokens, since the last call."""
@@ -60,8 +66,9 @@ class ForcedSpans:
     def after_newest(self, request: Any, most: int) -> list[int]:
         """The forced tokens behind the newest one of a vLLM Request, `most` at most.
 
-        None while the grammar is not in force (a model that thinks), where it has ended, and with a
-        backend other than xgrammar, which does not say what is forced. Each token is one that the
+        None while the grammar is not in force (a model that thinks), where it has ended, where its
+        constraint may force more than `LONGEST_FORCED` characters in a row, and with a backend
+        other than xgrammar, which does not say what is forced. Each token is one that the
         grammar accepts after those before it. The last token of a forced text is left out if text
         may follow that would be part of it.
         """
@@ -71,8 +78,17 @@ class ForcedSpans:
             return []
         if self._manager._get_constraint_bounds(request, ()).constraint_start:
             return []
+        if not self._forces_little(request.request_id, structured):
+            return []
         tokens = self._followed(request) or self._asked(request, grammar.matcher)
         return grammar.validate_tokens(list(tokens[:most]))
+
+    def _forces_little(self, name: str, structured: Any) -> bool:
+        """Whether the matcher of a request may be asked what is forced; found once a request."""
+        if name not in self._is_short:
+            kind, constraint = structured.structured_output_key
+            self._is_short[name] = forced_length(kind.name, constraint) <= LONGEST_FORCED
+        return self._is_short[name]
 
     def _followed(self, request: Any) -> tuple[int, ...]:
         """What is left of forced tokens that the answer has followed so far."""

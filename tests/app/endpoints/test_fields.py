@@ -12,7 +12,7 @@ from app.errors import ApiError
 from app.serving.request_models import ChatRequest, TextRequest
 from app.serving.schemas import request_schemas
 from app.validation import fields
-from app.validation.fields import OnlyAt, SameAs, WithoutEffect
+from app.validation.fields import NotAt, OnlyAt, SameAs, WithoutEffect
 from docs.fields import PAGE, page
 
 FIELDS = {endpoint.name: endpoint.fields for endpoint in declared()}
@@ -22,11 +22,22 @@ RULES = [(dialect, name) for dialect, rules in FIELDS.items() for name in rules]
 @pytest.mark.parametrize(("dialect", "name"), RULES)
 def test_every_rule_is_kept(dialect: str, name: str) -> None:
     rule = FIELDS[dialect][name]
-    wrong: Any = object() if isinstance(rule, OnlyAt) else {str: 5, int: True}.get(rule.kind, "x")
+    if isinstance(rule, NotAt):
+        wrong: Any = rule.values[0]
+    else:
+        wrong = object() if isinstance(rule, OnlyAt) else {str: 5, int: True}.get(rule.kind, "x")
     with pytest.raises(ApiError) as caught:
         fields.check_fields({name: wrong}, {name}, FIELDS[dialect])
     assert (caught.value.status, caught.value.param) == (400, name)
-    if isinstance(rule, OnlyAt):
+    if isinstance(rule, NotAt):
+        assert rule.why in caught.value.message
+        for honoured in (0, False):
+            payload = {name: honoured}
+            fields.check_fields(payload, {name}, FIELDS[dialect])
+            assert payload == {name: honoured}
+        with pytest.raises(ApiError, match="Unrecognized"):
+            fields.check_fields({name: 0}, (), FIELDS[dialect])
+    elif isinstance(rule, OnlyAt):
         assert rule.why in caught.value.message
         for harmless in rule.values:
             payload = {name: harmless}
@@ -103,6 +114,30 @@ def test_a_beam_search_has_twice_as_many_alternatives_as_beams(name: str) -> Non
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("search", [{}, {"use_beam_search": False}])
+def test_what_only_a_beam_search_has_is_refused_without_one(search: dict[str, Any]) -> None:
+    for harmless in (None, 1, 1.0):
+        fields.check_beam_search({**search, "length_penalty": harmless})
+    with pytest.raises(ApiError, match="only a beam search") as caught:
+        fields.check_beam_search({**search, "length_penalty": 0.5})
+    assert (caught.value.status, caught.value.param) == (400, "length_penalty")
+    fields.check_beam_search({"use_beam_search": True, "length_penalty": 0.5})
+
+
+@pytest.mark.parametrize("dialect", ["chat", "completions", "responses"])
+def test_what_would_be_ignored_is_not_called_honoured(dialect: str) -> None:
+    """vLLM takes -1 for no seed, a watermark without a configuration for none, and a session for a
+    label."""
+    for field in ({"seed": -1}, {"watermarking": True}):
+        with pytest.raises(ApiError) as caught:
+            fields.check_fields(dict(field), field, FIELDS[dialect])
+        assert caught.value.param in field
+    fields.check_fields(
+        {"seed": -2, "watermarking": False}, ("seed", "watermarking"), FIELDS[dialect]
+    )
+    assert isinstance(FIELDS[dialect]["session_id"], WithoutEffect)
+
+
 def test_the_document_has_what_is_accepted_and_nothing_else() -> None:
     schemas, _ = request_schemas(declared())
     for dialect, name in RULES:
@@ -110,7 +145,7 @@ def test_the_document_has_what_is_accepted_and_nothing_else() -> None:
         shapes = schemas[dialect].get("anyOf", [schemas[dialect]])
         for shape in shapes:
             assert (name in shape["properties"]) == (
-                isinstance(rule, WithoutEffect | SameAs) or bool(rule.values)
+                isinstance(rule, WithoutEffect | SameAs | NotAt) or bool(rule.values)
             ), (dialect, name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.llm.stop_strings import held_back, hold_back_beginnings_only
+from app.llm.stop_strings import Beginnings, hold_back_beginnings_only
 from tests.app.fake_engine import TARGET
 
 TEXTS = st.text("ab c", max_size=30)
@@ -46,12 +46,64 @@ def pieces(made: Any, text: str) -> tuple[list[str], str | None]:
     return [*sent, made.get_next_output_text(True, True)], stop
 
 
-@given(text=TEXTS, stops=STOPS)
-def test_what_is_held_back_is_the_beginning_of_a_stop_string(text: str, stops: list[str]) -> None:
-    length = held_back(text, stops)
+def longest_beginning(text: str, stops: list[str]) -> int:
+    """The longest end of the text that is the beginning of a stop string and shorter than it."""
     ends = [text[start:] for start in range(len(text))]
     may_become = [end for end in ends for stop in stops if stop != end and stop.startswith(end)]
-    assert length == max(map(len, may_become), default=0)
+    return max(map(len, may_become), default=0)
+
+
+@given(pieces=st.lists(st.text("ab c", max_size=4), max_size=12), stops=STOPS)
+def test_what_is_held_back_is_the_beginning_of_a_stop_string(
+    pieces: list[str], stops: list[str]
+) -> None:
+    beginnings, text = Beginnings(stops), ""
+    for piece in pieces:
+        text += piece
+        assert beginnings.held_back(text) == longest_beginning(text, stops)
+
+
+class Counted(str):
+    """A stop string that counts how often one of its characters is looked at."""
+
+    __slots__ = ("looks",)
+    looks: int
+
+    def __getitem__(self, index: Any) -> str:
+        self.looks = getattr(self, "looks", 0) + 1
+        return super().__getitem__(index)
+
+
+def test_a_long_beginning_is_not_compared_anew_at_each_token() -> None:
+    """Each `a` might be the beginning: 1,023 comparisons for each output of each choice."""
+    stop, tokens = Counted("a" + "b" * 1000), 4000
+    made: Any = SimpleNamespace(
+        output_text="",
+        stop=[stop],
+        stop_buffer_length=1000,
+        get_next_output_text=lambda finished, delta: made.output_text,
+    )
+    hold_back_beginnings_only(made)
+    stop.looks = 0
+    for number in range(tokens):
+        made.output_text += "a"
+        made.get_next_output_text(number == tokens - 1, True)
+        assert made.stop_buffer_length == 1
+    assert 0 < stop.looks <= 4 * tokens
+
+
+def test_nothing_is_compared_once_the_text_has_ended() -> None:
+    stop = Counted("abc")
+    made: Any = SimpleNamespace(
+        output_text="xyz" * 100,
+        stop=[stop],
+        stop_buffer_length=2,
+        get_next_output_text=lambda finished, delta: made.output_text,
+    )
+    hold_back_beginnings_only(made)
+    stop.looks = 0
+    made.get_next_output_text(True, True)
+    assert stop.looks == 0
 
 
 @given(text=TEXTS, stops=STOPS)

@@ -224,3 +224,32 @@ def test_a_parameter_that_the_search_would_ignore_is_refused(
     assert (response.status_code, error["param"]) == (400, "use_beam_search")
     assert "'response_format', 'stop'" in error["message"]
     assert core.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(("most", "status"), [(BEAMS * STEPS - 1, 400), (BEAMS * STEPS, 200)])
+def test_a_search_whose_ended_texts_would_fill_the_memory_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, most: int, status: int
+) -> None:
+    """vLLM keeps each beam that has ended, with all of its tokens: up to one a beam and step."""
+    monkeypatch.setattr("app.serving.serving_classes.MAX_BEAM_TOKENS", most)
+    core = SearchedCore()
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
+    response = answered(config, monkeypatch, core, path, **prompt)
+    assert response.status_code == status, response.text
+    assert bool(core.requests) is (status == 200)
+    if status == 400:
+        error = response.json()["error"]
+        assert error["param"] == "max_tokens"
+        assert "'use_beam_search'" in error["message"]
+
+
+def test_beams_repeat_no_more_of_a_prompt_than_choices_do(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RequestUsage, "repeats_too_much", True)
+    core = SearchedCore()
+    body = {"prompt": "hi", "return_token_ids": True}
+    response = answered(config, monkeypatch, core, "/v1/completions", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert core.requests == []

@@ -14,9 +14,11 @@ from pydantic import BaseModel
 from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.declaration.endpoint import Endpoint
+from app.endpoints import declared
 from app.endpoints.messages import MessagesFormat
+from app.llm.async_llm import refuse_too_many_repeats
 from app.llm.first_token import settle_first_token
-from app.request_usage import RequestUsage, set_current_usage
+from app.request_usage import RequestUsage, current_usage, set_current_usage
 from app.serving.operation import Operation
 
 
@@ -32,6 +34,11 @@ def body(answer: BaseModel) -> dict[str, Any]:
     return {"written in": threading.current_thread().name}
 
 
+def endpoint_of(answers: Any, prompt: str, **declared: bool) -> Endpoint:
+    flags = {"scores_prompts": False, "echoes_tools": False} | declared
+    return cast(Endpoint, SimpleNamespace(answers=answers, prompt=prompt, **flags))
+
+
 @pytest.mark.parametrize(
     ("width", "tokens", "beside"),
     [(0, 1000, False), (6, 10, False), (6, 1000, True)],
@@ -39,7 +46,7 @@ def body(answer: BaseModel) -> dict[str, Any]:
 def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
     width: int, tokens: int, beside: bool
 ) -> None:
-    endpoint = cast(Endpoint, SimpleNamespace(answers=SimpleNamespace(body=body), prompt="prompt"))
+    endpoint = endpoint_of(SimpleNamespace(body=body), "prompt")
     operation = Operation(endpoint, lambda payload: Answer(), call, lambda payload: None)
 
     async def scenario() -> Any:
@@ -59,6 +66,48 @@ def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
 
     thread = asyncio.run(scenario())["written in"]
     assert thread.startswith("aerie-body") is beside
+
+
+TOOLS = [{"type": "function", "name": "f"}]
+
+
+@pytest.mark.parametrize(
+    ("payload", "size", "beside"),
+    [
+        ({"return_token_ids": True}, 100, True),
+        ({"echo": True}, 100, True),
+        ({}, 100_000, False),
+        ({"tools": TOOLS}, 100_000, True),
+        ({"tools": TOOLS}, 100, False),
+        ({"tools": []}, 100_000, False),
+    ],
+)
+def test_an_answer_that_repeats_much_of_its_request_is_written_beside_the_event_loop(
+    payload: dict[str, Any], size: int, beside: bool
+) -> None:
+    endpoint = endpoint_of(
+        SimpleNamespace(body=body), "prompt", scores_prompts=True, echoes_tools=True
+    )
+
+    async def repeating(request: Any) -> Answer:
+        usage = current_usage()
+        assert usage is not None
+        refuse_too_many_repeats(usage, {"prompt_token_ids": [9] * 1000}, 2)
+        return Answer()
+
+    operation = Operation(endpoint, lambda payload: Answer(), repeating, lambda payload: None)
+
+    async def scenario() -> Any:
+        set_current_usage(RequestUsage())
+        return (await operation(dict(payload), size)).answer
+
+    thread = asyncio.run(scenario())["written in"]
+    assert thread.startswith("aerie-body") is beside
+
+
+def test_only_an_endpoint_that_echoes_tools_counts_them() -> None:
+    echoing = {endpoint.name for endpoint in declared() if endpoint.echoes_tools}
+    assert echoing == {"responses"}
 
 
 async def refusing(error: Exception) -> AsyncGenerator[str, None]:
@@ -89,7 +138,7 @@ async def refusing(error: Exception) -> AsyncGenerator[str, None]:
 def test_only_a_failure_of_the_server_is_logged_as_one(
     caplog: pytest.LogCaptureFixture, error: Exception, status: int, records: int
 ) -> None:
-    endpoint = cast(Endpoint, SimpleNamespace(answers=MessagesFormat(), prompt="messages"))
+    endpoint = endpoint_of(MessagesFormat(), "messages")
 
     async def streamed(request: Any) -> AsyncGenerator[str, None]:
         return refusing(error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.llm import async_llm
 from app.settings import load
 from tests.app.serving.test_engine_requests import MESSAGES, Connect, config, connect, gateway
 
@@ -113,6 +114,46 @@ def test_as_many_log_probabilities_as_one_choice_can_have_are_served(
     """Catches: two choices without a limit of the output, which counts as the whole context."""
     given = {"max_alternatives": "100"}
     assert reached(connect, path, given, **body) == (200, None, sequences)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("repeats", ["return_token_ids", "echo"])
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ({"prompt": [9] * 100, "n": 8}, (400, "n", 0)),
+        ({"prompt": [[9] * 100] * 8}, (400, "prompt", 0)),
+        ({"prompt": [9] * 100, "n": 1}, (200, None, 1)),
+        ({"prompt": [9] * 10, "n": 3}, (200, None, 3)),
+    ],
+)
+def test_more_repeats_of_a_prompt_than_an_answer_may_have(
+    connect: Connect, repeats: str, stream: bool, body: dict[str, Any], answer: Any
+) -> None:
+    """Each choice holds the prompt's ids again: 4 million of them in 128 choices."""
+    given = {"max_alternatives": "100", "max_logprobs": "3"}
+    found = reached(connect, COMPLETIONS, given, stream=stream, max_tokens=1, **{repeats: True},
+                    **body)  # fmt: skip
+    assert found == answer
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("tokens", "alternatives", "answer"),
+    [(40, 2, (400, "prompt", 0)), (40, 1, (200, None, 1)), (101, 0, (400, "prompt", 0))],
+)
+def test_a_prompt_has_no_more_log_probabilities_than_one_call_makes(
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+    tokens: int,
+    alternatives: int,
+    answer: Any,
+) -> None:
+    """vLLM makes all of them in one call on the event loop, for a request with one choice too."""
+    monkeypatch.setattr(async_llm, "MAX_PROMPT_ALTERNATIVES", 100)
+    body = {"prompt": [9] * tokens, "max_tokens": 1, "echo": True, "logprobs": alternatives}
+    assert reached(connect, COMPLETIONS, stream=stream, **body) == answer
 
 
 @pytest.mark.parametrize("context", [32_768, 131_072])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.sampling_params import StructuredOutputsParams
 
 from app.endpoints import declared
 from app.errors import ApiError
@@ -136,8 +138,17 @@ def test_what_would_be_mixed_up_or_ignored_is_refused(
         ({"structured_outputs": "a"}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        *(
+            ({"structured_outputs": {"json_object": True, option: value}},
+                f"structured_outputs.{option}")
+            for option, value in (
+                ("disable_any_whitespace", True), ("disable_any_whitespace", 0),
+                ("disable_additional_properties", True), ("whitespace_pattern", " "),
+                ("whitespace_pattern", ""),
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_bounds(payload: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         field_checks.check_generation(payload, LimitSettings())
@@ -150,6 +161,12 @@ def test_a_limit_beyond_the_models_context_is_named(name: str) -> None:
     with pytest.raises(ApiError, match=r"513.*512") as caught:
         field_checks.check_generation({name: 513}, LimitSettings(), context=512)
     assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+
+
+def test_every_option_beside_a_constraint_is_known() -> None:
+    """Catches: an option of a later vLLM, which might be taken and ignored."""
+    names = {each.name for each in fields(StructuredOutputsParams) if each.init}
+    assert names == {*field_checks.CONSTRAINTS, *field_checks._OPTIONS}
 
 
 def test_many_greedy_choices_are_allowed() -> None:
@@ -166,7 +183,9 @@ def test_many_greedy_choices_are_allowed() -> None:
         {"seed": 2**63 - 1, "n": 1},
         {"seed": 2**63 - 1},
         {"repetition_detection": {"max_pattern_size": 256, "min_count": 2}},
-        {"structured_outputs": {"regex": "", "choice": None, "whitespace_pattern": " "}},
+        {"structured_outputs": {"regex": "", "choice": None, "whitespace_pattern": None}},
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": False}},
+        {"structured_outputs": {"json_object": True, "disable_additional_properties": False}},
     ],
 )
 def test_what_is_within_bounds_passes(payload: dict[str, Any]) -> None:

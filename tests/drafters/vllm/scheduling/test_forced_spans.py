@@ -19,6 +19,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 from vllm.v1.structured_output import ConstraintBounds  # noqa: E402
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar  # noqa: E402
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: E402
 from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
     XgrammarBackend,
     XgrammarGrammar,
@@ -26,7 +27,9 @@ from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
 from vllm.v1.structured_output.request import get_structured_output_key  # noqa: E402
 
 from drafters.control.policy import Span  # noqa: E402
+from drafters.vllm.scheduling.forced_length import forced_length  # noqa: E402
 from drafters.vllm.scheduling.forced_spans import (  # noqa: E402
+    LONGEST_FORCED,
     LONGEST_TEXT,
     ForcedSpans,
     encoder,
@@ -54,9 +57,9 @@ class Manager:
 class Answer:
     """What forced spans read of a vLLM Request, and its growing answer."""
 
-    def __init__(self, grammar: Any) -> None:
+    def __init__(self, grammar: Any, key: Any = (StructuredOutputOptions.JSON, "{}")) -> None:
         self.request_id = "answer"
-        self.structured_output_request = SimpleNamespace(grammar=grammar)
+        self.structured_output_request = SimpleNamespace(grammar=grammar, structured_output_key=key)
         self.all_token_ids = [1, 2, 3]
 
     @property
@@ -84,7 +87,8 @@ class Backend:
             options = " | ".join(json.dumps(option) for option in constraint["choice"])
             constraint = {"grammar": f"root ::= {options}"}
         key, text = get_structured_output_key(StructuredOutputsParams(**constraint))
-        return Answer(self._backend.compile_grammar(key, text, {TOKENIZER.eos_token_id}))
+        grammar = self._backend.compile_grammar(key, text, {TOKENIZER.eos_token_id})
+        return Answer(grammar, (key, text))
 
     def legal(self, grammar: XgrammarGrammar) -> list[int]:
         """The tokens that may follow."""
@@ -111,12 +115,15 @@ def walk(backend: Backend, constraint: dict[str, Any], random: Random) -> tuple[
     answer, spans = backend.answer(constraint), ForcedSpans(Manager(), MOST)
     grammar = answer.structured_output_request.grammar
     drafted = length = 0
+    kind, text = answer.structured_output_request.structured_output_key
+    most_forced = forced_length(kind.name, text)
     if "triggers" in str(constraint):  # which random tokens hardly ever are
         for token in TOKENIZER.encode("<call>", add_special_tokens=False):
             answer.add(token)
     while not grammar.is_terminated() and length < 120:
         most = random.randint(0, MOST)
         forced = forced_bytes(grammar.matcher)
+        assert len(forced.decode(errors="replace")) <= most_forced
         span = spans.after_newest(answer, most)
         assert len(span) <= most
         assert grammar.validate_tokens(span) == span
@@ -142,8 +149,53 @@ def test_a_span_of_a_schema_is_forced_and_legal(seed: int, compact: bool) -> Non
 @pytest.mark.parametrize("constraint", other_constraints(), ids=lambda each: next(iter(each)))
 def test_a_span_of_every_kind_of_constraint_is_forced_and_legal(constraint: Any) -> None:
     drafted = sum(walk(COMPACT, constraint, Random(seed))[1] for seed in range(20))
-    if "à" not in str(constraint):
+    if "grammar" in constraint:
+        assert drafted == 0, "what it forces may have no end"
+    elif "à" not in str(constraint):
         assert drafted > 0
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"grammar": 'root ::= "a" x\nx ::= "b" root'},
+        {"regex": "a{100000}"},
+        {"json": {"type": "array", "minItems": 1, "items": {"$ref": "#"}}},
+        {"json": {"type": "array", "minItems": 100000, "items": {"const": "a"}}},
+        {"json": {"type": "string", "pattern": "a{100000}"}},
+    ],
+    ids=lambda each: json.dumps(each),
+)
+def test_a_forced_text_without_an_end_in_sight_is_not_asked_for(
+    constraint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matcher follows it in the scheduler's thread, and keeps all of it in memory."""
+    key, text = get_structured_output_key(StructuredOutputsParams(**constraint))
+    grammar = COMPACT.answer({"choice": ["positive"]}).structured_output_request.grammar
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "drafters.vllm.scheduling.forced_spans.forced_text",
+        lambda matcher: asked.append(matcher) or "positive",
+    )
+    spans, answer = ForcedSpans(Manager(), MOST), Answer(grammar, (key, text))
+    assert spans.after_newest(answer, MOST) == []
+    assert not asked
+    assert forced_length(key.name, text) > LONGEST_FORCED
+
+
+def test_a_constraint_is_measured_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(
+        "drafters.vllm.scheduling.forced_spans.forced_length",
+        lambda kind, text: measured.append(kind) or 10.0,
+    )
+    answer, spans = COMPACT.answer({"choice": ["positive"]}), ForcedSpans(Manager(), MOST)
+    for token in TOKENIZER.encode("pos", add_special_tokens=False):
+        assert spans.after_newest(answer, MOST)
+        answer.add(token)
+    assert measured == ["GRAMMAR"]
+    spans.forget_ended({})
+    assert not spans._is_short
 
 
 def text_of(backend: Backend, constraint: dict[str, Any], beginning: str) -> str:

@@ -201,7 +201,7 @@ class Round:
             limit_bytes=0,  # one pass reads them once: to keep them would save nothing
             with_final=options.loss == "distribution",
         )
-        drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
+        drafted = sum(text.drafted_tokens for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
         start = weights_digest(head)
         trainer = Trainer(head, self._target, texts, states, progress, options, start)

@@ -116,13 +116,15 @@ def _marked(lineage: Lineage, number: int) -> str:
 
 
 def _verdict(generation: Generation) -> str:
+    if generation.kept_by_replay:
+        return f"{generation.verdict} by the replay"
     reason = generation.provenance.get("reason")
     return f"{generation.verdict}: {reason}" if reason else generation.verdict
 
 
 def _ratio(figures: Mapping[str, Any] | None) -> str:
     """`1.08 (1.05 to 1.11)`, or `-` where nothing is known."""
-    if not figures or "ratio" not in figures:
+    if not figures or figures.get("ratio") is None:
         return "-"
     text, interval = f"{figures['ratio']:.3f}", figures.get("interval")
     return f"{text} ({interval[0]:.3f} to {interval[1]:.3f})" if interval else text

@@ -132,9 +132,9 @@ HEAD_SWAP_SECONDS = Histogram(
 )
 HEAD_TRIALS = _by(
     "verdict",
-    ("kept", "rolled_back"),
+    ("kept", "kept_by_replay", "rolled_back"),
     "aerie_head_trials_total",
-    "Trials of a generation in service that ended.",
+    "Trials of a generation in service that ended; by the replay where they showed nothing.",
 )
 
 # Values of labels are the gateway's or the operator's: nothing that a client sends becomes one.

@@ -3,7 +3,7 @@ which one drafts.
 
     generations/0001/config.json, model.safetensors, selector/, ...   the head
     generations/0001/provenance.json    parent, range of data, steps, figures of the replay
-    generations/0001/trial.json         what service showed
+    generations/0001/trial.json         what came of its trial in service
     generations/newest                  the largest number that was given
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
@@ -36,6 +36,10 @@ KEPT = "kept"
 ROLLED_BACK = "rolled back"
 REFUSED = "refused"  # the replay does not favour it: its weights are gone
 
+# What a trial's verdict rests on: `by` of its record.
+SERVICE = "service"
+REPLAY = "replay"  # which favoured the candidate; service did not show it worse
+
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
 IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
@@ -59,6 +63,11 @@ class Generation:
         if self.trial is not None:
             return str(self.trial["verdict"])
         return str(self.provenance["verdict"])
+
+    @property
+    def kept_by_replay(self) -> bool:
+        """Whether it was kept because service did not show it worse."""
+        return self.trial is not None and self.trial.get("by") == REPLAY
 
     @property
     def has_weights(self) -> bool:
@@ -150,7 +159,8 @@ class Lineage:
                     file.unlink()
 
     def record_trial(self, number: int, trial: Mapping[str, Any]) -> None:
-        """Keep what service showed of one: a `verdict`, KEPT or ROLLED_BACK, and figures."""
+        """Keep what came of the trial of one: a `verdict`, KEPT or ROLLED_BACK, what it rests on
+        (`by`, SERVICE or REPLAY) or why no head could be tried (`refused`), and figures."""
         replace_json(self.generation(number).folder / _TRIAL, trial)
 
     def in_force(self) -> int:

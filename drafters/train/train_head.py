@@ -295,10 +295,8 @@ def _token_budget(texts: Texts, args: argparse.Namespace) -> int | None:
         return None
     if args.tokens is not None:
         return int(args.tokens)
-    # An update counts drafts of depth 0, which a response's first token is not.
-    drafted = sum(max(len(text.tokens) - text.prompt - 1, 0) for text in texts)
     epochs = args.epochs or (1.0 if args.selector else 3.0)
-    return max(round(epochs * drafted), 1)
+    return max(round(epochs * sum(text.drafted_tokens for text in texts)), 1)
 
 
 def _describe(head: DraftHead, texts: Texts, args: argparse.Namespace) -> str:

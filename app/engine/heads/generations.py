@@ -24,6 +24,7 @@ from drafters.learning.lineage import (
     CANDIDATE,
     FOLDER,
     KEPT,
+    REPLAY,
     ROLLED_BACK,
     STARTED_WITH,
     Generation,
@@ -297,15 +298,17 @@ class HeadGenerations:
                 self.trial = Trial(candidate, self.generation, self._random, self._plan)
                 logger.info("trial of generation %d against %d", candidate, self.generation)
                 if candidate in self._refused:  # at once: it may have ended an engine
-                    await self._end(view, self.trial, ROLLED_BACK, self._refused[candidate])
+                    why = self._refused[candidate]
+                    await self._end(view, self.trial, ROLLED_BACK, refused=why)
                     return
             if self.trial is None:
                 return
         trial = self.trial
         if self.generation == trial.drafting and (state := self._now()) is not None:
             trial.observe(state)
-            if (verdict := trial.verdict()) is not None:
-                await self._end(view, trial, verdict)
+            if (ended := trial.verdict()) is not None:
+                verdict, by = ended
+                await self._end(view, trial, verdict, by=by)
                 return
         if self.generation != trial.drafting:
             if not await self._load(view, trial.drafting, log=logging.DEBUG):
@@ -320,7 +323,7 @@ class HeadGenerations:
     async def _give_up(self, view: _View, trial: Trial, why: str) -> None:
         """End a trial of which a head cannot be loaded any more."""
         if trial.drafting == trial.candidate:
-            await self._end(view, trial, ROLLED_BACK, why)
+            await self._end(view, trial, ROLLED_BACK, refused=why)
         else:
             await self._break_off(view)
 
@@ -331,14 +334,14 @@ class HeadGenerations:
         await self._follow(view)
         await self._engine.drop_head()
 
-    async def _end(self, view: _View, trial: Trial, verdict: str, why: str | None = None) -> None:
-        """Put the better head in force, and keep what was seen."""
+    async def _end(self, view: _View, trial: Trial, verdict: str, **reason: str) -> None:
+        """Put the head in force that the verdict says, and keep what was seen. `reason` is `by`,
+        what the verdict rests on, or `refused`, why the candidate cannot be loaded."""
         assert self._engine is not None
         self.trial = None
-        record = {"verdict": verdict, **trial.figures()}
-        if why is not None:
-            record["refused"] = why
-        metrics.HEAD_TRIALS.labels(verdict.replace(" ", "_")).inc()
+        record = {"verdict": verdict, **reason, **trial.figures()}
+        label = "kept_by_replay" if reason.get("by") == REPLAY else verdict.replace(" ", "_")
+        metrics.HEAD_TRIALS.labels(label).inc()
         logger.info("draft head: generation %d was %s: %s", trial.candidate, verdict, record)
         self._unwritten = (trial.candidate, verdict, record)
         try:

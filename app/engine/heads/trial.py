@@ -1,4 +1,8 @@
-"""A trial of a draft head in service: does it make more tokens per second than the one in force?
+"""A trial of a draft head in service: does it make fewer tokens per second than the one in force?
+
+The replay has favoured it already (drafters/train/learner/proof.py), on the same answers for both
+heads, which resolves a smaller gain than service does. So the candidate is kept unless service
+shows that it is worse.
 
 The two draft in turn, for periods of equal decoding time under whatever requests come. Two periods
 that follow each other, one of each head in an order drawn by chance, are a pair; what counts is the
@@ -17,7 +21,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from drafters.config import HEAD
-from drafters.learning.lineage import KEPT, ROLLED_BACK
+from drafters.learning.lineage import KEPT, REPLAY, ROLLED_BACK, SERVICE
 from drafters.small_samples import CONFIDENCE, student_t
 
 
@@ -28,12 +32,14 @@ class TrialPlan:
     period_s: float = 10.0  # seconds of decoding
     # Seconds of decoding after a swap that count for no head: the policy learns what is accepted.
     settle_s: float = 1.0
-    # A period counts if so many tokens of the head are verified. On an engine that is too slow for
-    # that it lasts longer, `longest_s` at most, and counts then: the head drafts if its tokens are
-    # `least_share` of those that are written. At K = 0 only probes draft.
+    # A period counts if K is above 0 in so many of its steps. At K = 0 only probes draft.
+    least_share: float = 0.25
+    # A period that counts goes on until so many tokens of the head are verified, or `longest_s` are
+    # over: an engine may be slow.
     least_drafted: int = 50
-    least_share: float = 0.05
     longest_s: float = 60.0  # seconds of decoding
+    # Seconds of decoding in periods that do not count, after which the trial ends.
+    undrafted_s: float = 300.0
     # Pairs after which the figures are looked at. At one look or more of all, chance may decide
     # with 5%: each look gets an equal part of that.
     looks: tuple[int, ...] = (4, 8, 16, 32)
@@ -48,7 +54,8 @@ class TrialPlan:
 class _Sums:
     decode_s: float
     plain_s: float
-    tokens: float
+    steps: int
+    drafting_steps: int  # of `steps`: those with K above 0
     drafted: int
 
     @classmethod
@@ -57,13 +64,14 @@ class _Sums:
         return cls(
             decode_s=totals["decode_seconds"],
             plain_s=totals["plain_seconds"],
-            tokens=totals["tokens"],
+            steps=sum(totals["steps"]),
+            drafting_steps=sum(totals["steps"][1:]),
             drafted=totals["sources"][HEAD]["drafted"],
         )
 
 
 class Trial:
-    """Periods of a candidate and of the generation in force, until the figures say which is better.
+    """Periods of a candidate and of the generation in force, until there is a verdict.
 
     `drafting` is the generation that should draft now. Whoever swaps heads tells `begin` the state
     of the policy after each swap, and `observe` its states from then on.
@@ -80,6 +88,7 @@ class Trial:
         self._pair: dict[int, float] = {}  # of the pair under way, by generation
         self._since: _Sums | None = None  # where the period, or the settling before it, began
         self._settled = False
+        self._undrafted_s = 0.0  # seconds of decoding in periods that did not count
         self._aim: Any = None  # the policy's objective in this pair
         self.drafting = random.choice((candidate, incumbent))
 
@@ -108,16 +117,21 @@ class Trial:
             self._since = now
             self._settled = True
             return
-        plain_s, drafted = now.plain_s - since.plain_s, now.drafted - since.drafted
-        enough = drafted >= self.plan.least_drafted
-        drafts = enough or drafted > self.plan.least_share * (now.tokens - since.tokens)
+        drafting_steps = now.drafting_steps - since.drafting_steps
+        drafts = drafting_steps > 0
+        drafts &= drafting_steps >= self.plan.least_share * (now.steps - since.steps)
+        enough = now.drafted - since.drafted >= self.plan.least_drafted
         if drafts and not enough and decode_s < self.plan.longest_s:
             return
         self._since = now
-        # At K = 0 both heads are alike. That one head drafts and the other does not, says which is
-        # better, and counts; the turn passes on in any case, so that none is waited for.
+        plain_s = now.plain_s - since.plain_s
+        # At K = 0 both heads are alike. That K = 0 is chosen with one head and not with the other
+        # says which is better, and counts: the pair began with a head that drafts. The turn passes
+        # on in any case.
         if plain_s > 0 and (drafts or self._pair):
             self._pair[self.drafting] = plain_s / decode_s
+        else:
+            self._undrafted_s += decode_s
         self._next_period()
 
     def _follow(self, state: Mapping[str, Any]) -> None:
@@ -140,15 +154,19 @@ class Trial:
         self._pair.clear()
         self.drafting = self._random.choice((self.candidate, self.incumbent))
 
-    def verdict(self) -> str | None:
-        """KEPT or ROLLED_BACK; None while the figures do not say."""
+    def verdict(self) -> tuple[str, str] | None:
+        """KEPT or ROLLED_BACK, and whether SERVICE or the REPLAY has shown it; None while the trial
+        goes on. Where it ends and service has shown nothing, the replay has."""
         pairs, looks = len(self._pairs), self.plan.looks
-        if pairs not in looks or self._pair:
-            return None
-        low, high = self._interval()
-        if low > 1.0:
-            return KEPT
-        return ROLLED_BACK if high < 1.0 or pairs == looks[-1] else None
+        if pairs in looks and not self._pair:
+            low, high = self._interval()
+            if low > 1.0:
+                return KEPT, SERVICE
+            if high < 1.0:
+                return ROLLED_BACK, SERVICE
+            if pairs == looks[-1]:
+                return KEPT, REPLAY
+        return (KEPT, REPLAY) if self._undrafted_s >= self.plan.undrafted_s else None
 
     def _interval(self) -> tuple[float, float]:
         """The interval of the ratio of tokens per second, candidate to incumbent."""
@@ -159,7 +177,7 @@ class Trial:
 
     def figures(self) -> dict[str, Any]:
         """What was seen so far: speed-up over K = 0 of each (means of periods), their ratio and its
-        interval, which has `confidence`."""
+        interval, which has `confidence`, and the seconds of periods that did not count."""
         found: dict[str, Any] = {
             "generation": self.candidate,
             "against": self.incumbent,
@@ -169,6 +187,7 @@ class Trial:
             "ratio": None,
             "interval": None,
             "confidence": round(self.plan.confidence, 4),
+            "undrafted_s": round(self._undrafted_s, 1),
         }
         if self._pairs:
             candidates, incumbents = zip(*self._pairs, strict=True)

@@ -23,6 +23,12 @@ class Text:
     tokens: torch.Tensor  # int64 [n], prompt and response, its end token included
     prompt: int  # length of the prompt
 
+    @property
+    def drafted_tokens(self) -> int:
+        """Tokens that serving may draft: all of the response but its first one, which the target
+        writes before anything is drafted."""
+        return max(len(self.tokens) - self.prompt - 1, 0)
+
 
 class Texts:
     """Many texts: all tokens in one int32 tensor, and where each text lies."""

@@ -2,8 +2,10 @@
 
 Both heads draft behind answers that were held back. What counts is how many steps the same answers
 take: the ratio of the numbers of steps is that of the acceptance lengths. Its interval is made by
-resampling answers, each with its steps under both heads. On the texts of the mix the candidate is
-compared with the first head too: what each generation forgets a little of is much after ten.
+resampling prompts, each with the steps of its answers under both heads: answers to one prompt are
+much alike, and six of them do not tell what six prompts would. On the texts of the mix the
+candidate is compared with the first head too: what each generation forgets a little of is much
+after ten.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ class Comparison:
     """Two heads on the same answers."""
 
     answers: int
+    prompts: int  # different ones
     tokens: int  # written in steps that may have drafts: all but each answer's first
     before: float  # acceptance length of the head in force
     after: float  # of the candidate
     ratio: float  # after / before
-    interval: tuple[float, float] | None  # 95%, of the ratio; None of a single answer
+    interval: tuple[float, float] | None  # 95%, of the ratio; None of a single prompt
 
     @property
     def better(self) -> bool:
@@ -91,16 +94,18 @@ def replay(
     texts = [text for _, text in groups] + list(mix)
     before, after = (_steps(target, folder, texts, k) for folder in heads)
     tokens = torch.tensor([len(text.tokens) - text.prompt for text in texts]) - 1
+    prompts = _prompt_numbers(texts)
 
     def of(rows: list[int]) -> Comparison:
-        return compare(tokens[rows], before[rows], after[rows])
+        return compare(tokens[rows], before[rows], after[rows], prompts[rows])
 
     tenants = {tenant: [i for i, (name, _) in enumerate(groups) if name == tenant]
                for tenant in captured}  # fmt: skip
     own = len(groups)
     mix_against_first = None
     if mix and first is not None:
-        mix_against_first = compare(tokens[own:], _steps(target, first, mix, k), after[own:])
+        first_steps = _steps(target, first, mix, k)
+        mix_against_first = compare(tokens[own:], first_steps, after[own:], prompts[own:])
     return CandidateReplay(
         captured=of(list(range(own))),
         tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= LEAST_OF_TENANT},
@@ -115,16 +120,29 @@ def _steps(target: FrozenTarget, head: Path, texts: Sequence[Text], k: int) -> t
     return measure(loaded, target, _answers(texts, k), counts=[k]).results[k].steps
 
 
-def compare(tokens: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> Comparison:
-    """Compare by the steps that each answer takes; all are integers [answers]."""
+def _prompt_numbers(texts: Sequence[Text]) -> torch.Tensor:
+    """A number for each text's prompt, the same for equal prompts: int64 [texts]."""
+    numbers: dict[tuple[int, ...], int] = {}
+    prompts = (tuple(text.tokens[: text.prompt].tolist()) for text in texts)
+    return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts])
+
+
+def compare(
+    tokens: torch.Tensor, before: torch.Tensor, after: torch.Tensor, prompts: torch.Tensor
+) -> Comparison:
+    """Compare by the steps that each answer takes; all are integers [answers]. `prompts` says which
+    answers are to the same prompt."""
     count = int(tokens.sum())
+    unique, rows = prompts.unique(return_inverse=True)
     interval = None
-    if len(tokens) > 1:
-        ends = ratio_intervals(before[:, None], after, draw_weights(len(tokens), seed=0))
-        low, high = ends[0].tolist()
+    if len(unique) > 1:
+        steps = before.new_zeros(len(unique), 2).index_add(0, rows, torch.stack([before, after], 1))
+        weights = draw_weights(len(unique), seed=0)
+        low, high = ratio_intervals(steps[:, :1], steps[:, 1], weights)[0].tolist()
         interval = (round(low, 4), round(high, 4))
     return Comparison(
         answers=len(tokens),
+        prompts=len(unique),
         tokens=count,
         before=round(count / int(before.sum()), 4),
         after=round(count / int(after.sum()), 4),

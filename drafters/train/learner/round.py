@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, RoundFolder
-from drafters.train.learner.sequences import HELD_BACK, JUDGED_TOKENS, choose, is_held_back
+from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.optimisation.head_init import known_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
@@ -49,7 +50,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
-_LEAST_HELD_BACK = 2  # answers: of a single one the replay has no interval
+_LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
@@ -111,10 +112,11 @@ class Round:
         until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
         probable = self._probable(sequences)
         left_out = choice.left_out + Counter(improbable=len(sequences) - sum(probable))
-        kept = [item for item, keep in zip(sequences, probable, strict=True) if keep]
-        trained = [item for item in kept if not is_held_back(item.prompt)]
-        held_back = [item for item in kept if is_held_back(item.prompt)]
-        if not trained or len(held_back) < _LEAST_HELD_BACK:
+        count = len(choice.trained)
+        trained = list(compress(choice.trained, probable[:count]))
+        held_back = list(compress(choice.held_back, probable[count:]))
+        kept = trained + held_back
+        if not trained or count_prompts(held_back) < _LEAST_PROMPTS:
             self._work.finish(until)
             raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
         texts = [text_of(item) for item in trained]
@@ -128,7 +130,6 @@ class Round:
             for text in mix
             if is_held_back(text.tokens[: text.prompt].tolist())
         ]
-        apart = taken(apart, args.answer_tokens / HELD_BACK)
         Texts.of(texts + mixed).save(folder / _TEXTS)
         Texts.of([*map(text_of, held_back), *apart]).save(folder / _HELD_BACK)
         plan = {
@@ -142,6 +143,7 @@ class Round:
                 "sequences": len(trained),
                 "tokens": tokens,
                 "held_back": len(held_back),
+                "held_back_by": "prompt and answer" if choice.by_answer else "prompt",
                 "mixed": len(mixed),
                 "from": _when(min(item.at for item in kept)),
                 "to": _when(max(item.at for item in kept)),
@@ -201,7 +203,7 @@ class Round:
             limit_bytes=0,  # one pass reads them once: to keep them would save nothing
             with_final=options.loss == "distribution",
         )
-        drafted = sum(len(text.tokens) - text.prompt - 1 for text in texts)
+        drafted = sum(text.drafted_tokens for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
         start = weights_digest(head)
         trainer = Trainer(head, self._target, texts, states, progress, options, start)

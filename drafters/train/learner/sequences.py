@@ -3,6 +3,10 @@
 No tenant decides for the others: what a tenant gives grows with the square root of what it has, and
 is half of a round at most while there are others. What proves something is the number of answers:
 of those that judge only the beginning is used, and each tenant has enough of them to be protected.
+
+What judges is held back by its prompt. Where a few prompts are asked again and again, often none of
+them would be held back: there the prompt and its answer decide. The next answers are to the same
+prompts, so that this is what the candidate has to be good at.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ HELD_BACK = 8  # one prompt in so many is never trained on
 JUDGED_TOKENS = 256  # of an answer that is held back: more answers tell more than longer ones
 LEAST_OF_TENANT = 8  # answers that are held back of a tenant, for a verdict of its own
 _LEAST_ANSWER = 2  # tokens: the target writes the first one before anything is drafted
+# Prompts that are held back; with fewer the prompt and the answer decide. The interval of a replay
+# of three prompts is widened 2.7 times, of four 1.9 times (drafters/small_samples.py).
+_LEAST_PROMPTS = 4
 # Answers that are held back, where there are as many: of all tenants together, and of each. A few
 # more than a verdict needs, because the target may find some of them improbable.
 _HELD_BACK_IN_ALL, _HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
@@ -33,6 +40,7 @@ class Choice:
     held_back: list[Captured]
     left_out: Counter[str]  # reason -> sequences that nothing can be learned from
     until: float  # when the newest of all ended, those that are left out included
+    by_answer: bool  # whether the answer too decided what is held back
 
 
 def choose(
@@ -42,7 +50,7 @@ def choose(
     that to hold back, or more where that would be too few answers. `captured` is ascending by time;
     ids are below `vocabulary`, and prompts leave room for an answer in `max_length` tokens, at
     which answers are cut. Those that are held back are cut at JUDGED_TOKENS."""
-    trained, held_back = _Newest(answer_tokens), _Newest(answer_tokens // HELD_BACK, judges=True)
+    by_prompt, by_answer = _Split(answer_tokens), _Split(answer_tokens)
     left_out: Counter[str] = Counter()
     seen: set[bytes] = set()
     until = 0.0
@@ -51,21 +59,37 @@ def choose(
         if reason := _unusable(sequence, vocabulary, max_length):
             left_out[reason] += 1
             continue
-        judges = is_held_back(sequence.prompt)
-        room = max_length - len(sequence.prompt)
-        answer = sequence.answer[: min(room, JUDGED_TOKENS) if judges else room]
+        answer = sequence.answer[: max_length - len(sequence.prompt)]
         content = _digest(sequence.prompt, answer)
         if content in seen:
             left_out["duplicate"] += 1
             continue
         seen.add(content)
-        (held_back if judges else trained).add(replace(sequence, answer=answer))
-    return Choice(trained.of_all_tenants(), held_back.of_all_tenants(), left_out, until)
+        cut = replace(sequence, answer=answer)
+        by_prompt.add(cut, judges=is_held_back(sequence.prompt))
+        by_answer.add(cut, judges=_is_one_in_eight(content))
+    trained, held_back = by_prompt.chosen()
+    found = Choice(trained, held_back, left_out, until, by_answer=False)
+    if count_prompts(held_back) < _LEAST_PROMPTS:
+        trained, held_back = by_answer.chosen()
+        if count_prompts(held_back) > count_prompts(found.held_back):
+            return Choice(trained, held_back, left_out, until, by_answer=True)
+    return found
 
 
 def is_held_back(prompt: Sequence[int]) -> bool:
-    """Whether a prompt is never trained on: the same for equal prompts, in every round."""
-    return _digest(prompt)[0] % HELD_BACK == 0
+    """Whether a prompt is held back where there are many prompts: the same for equal prompts, in
+    every round."""
+    return _is_one_in_eight(_digest(prompt))
+
+
+def _is_one_in_eight(digest: bytes) -> bool:
+    return digest[0] % HELD_BACK == 0
+
+
+def count_prompts(sequences: Iterable[Captured]) -> int:
+    """How many different prompts sequences have."""
+    return len({tuple(sequence.prompt) for sequence in sequences})
 
 
 def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
@@ -85,6 +109,24 @@ def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
             return given | {tenant: int(part * root) for tenant, root in roots.items()}
         given |= {tenant: bounds.pop(tenant) for tenant in whole}
     return given
+
+
+class _Split:
+    """The newest sequences to train on, and others to judge by."""
+
+    def __init__(self, answer_tokens: int) -> None:
+        self._trained = _Newest(answer_tokens)
+        self._held_back = _Newest(answer_tokens // HELD_BACK, judges=True)
+
+    def add(self, sequence: Captured, *, judges: bool) -> None:
+        if judges:
+            self._held_back.add(replace(sequence, answer=sequence.answer[:JUDGED_TOKENS]))
+        else:
+            self._trained.add(sequence)
+
+    def chosen(self) -> tuple[list[Captured], list[Captured]]:
+        """Those to train on, and those that are held back."""
+        return self._trained.of_all_tenants(), self._held_back.of_all_tenants()
 
 
 class _Newest:

@@ -216,8 +216,9 @@ class Trainer:
         self._seen += counts > 0
         weight = torch.clamp(1.0 / self._seen.clamp(min=1), min=0.02) * (counts > 0)
         self.smoothed += weight * (losses.means.cpu() - self.smoothed)
+        # Tokens outside of the draft vocabulary count too, as they do in a budget of epochs.
         self.progress.advance(
-            int(counts[0]),
+            sum(text.drafted_tokens for text in texts),
             loss=float(losses.sums.sum() / losses.counts.sum().clamp(min=1)),
             first=self.loss_per_depth[0],
             last=self.loss_per_depth[-1],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as aerie
-from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, Lineage
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, REPLAY, Lineage
 
 COMPARED = {"ratio": 1.082, "interval": [1.05, 1.11]}
 
@@ -43,6 +43,15 @@ def test_the_table_says_what_is_known_of_each(folder: Path, capsys: pytest.Captu
         "1.030 (1.010 to 1.050)", "kept",
     ]  # fmt: skip
     assert cells[4][-1] == "refused: not better" and cells[5][-1] == "candidate"
+
+
+def test_the_table_says_what_the_replay_kept(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """At K = 0 a trial has no pairs, and so no ratio."""
+    record = {"verdict": KEPT, "by": REPLAY, "pairs": 0, "ratio": None, "interval": None}
+    Lineage(folder).record_trial(3, record)
+    assert aerie(["heads", "list", str(folder)]) == 0
+    row = capsys.readouterr().out.splitlines()[5]
+    assert [cell.strip("| ") for cell in row.split(" | ")][-2:] == ["-", "kept by the replay"]
 
 
 def test_json_has_all(folder: Path, capsys: pytest.CaptureFixture[str]):

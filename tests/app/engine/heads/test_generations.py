@@ -17,11 +17,12 @@ from app.engine.heads import generations
 from app.engine.heads.generations import HeadGenerations, SwapError
 from app.engine.heads.trial import TrialPlan
 from app.errors import ApiError
-from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, Lineage
+from app.observability import metrics
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, SERVICE, Lineage
 from tests.waiting import soon
 
 IN_TIME_S = 10.0
-PLAN = TrialPlan(period_s=2.0, settle_s=0.5, looks=(3, 6))
+PLAN = TrialPlan(period_s=2.0, settle_s=0.5, looks=(3, 6), undrafted_s=20.0)
 
 
 class FakeEngine:
@@ -37,6 +38,8 @@ class FakeEngine:
         self.random = Random(0)
         self.totals = {"decode_seconds": 0.0, "plain_seconds": 0.0, "tokens": 0.0}
         self.drafted = 0
+        self.steps = [0, 0]  # at K = 0, and above
+        self.drafts = True  # or K = 0 is in force
         self.staged = 0
 
     async def swap_head(self, folder: str, generation: int) -> float:
@@ -65,8 +68,9 @@ class FakeEngine:
         self.totals["plain_seconds"] += pace
         self.totals["tokens"] += 60.0
         self.drafted += 100
+        self.steps[self.drafts] += 20
         sources = {"head": {"drafted": self.drafted, "accepted": 0}}
-        totals = {**self.totals, "sources": sources}
+        totals = {**self.totals, "steps": list(self.steps), "sources": sources}
         return {"objective": "throughput", "k": 5, "tpot_s": None, "totals": totals}
 
 
@@ -143,7 +147,7 @@ def test_a_better_candidate_is_kept(scene: Scene) -> None:
     )
     trial = scene.lineage.generation(1).trial
     assert trial is not None
-    assert trial["verdict"] == KEPT
+    assert (trial["verdict"], trial["by"]) == (KEPT, SERVICE)
     assert trial["against"] == 0
     assert trial["ratio"] == pytest.approx(1.4, rel=0.05)
     assert scene.engine.in_force == 1
@@ -160,8 +164,31 @@ def test_a_worse_candidate_is_rolled_back_and_not_tried_again(scene: Scene) -> N
         scene.looks(),
     )
     assert scene.lineage.generation(1).verdict == ROLLED_BACK
+    assert (scene.lineage.generation(1).trial or {})["by"] == SERVICE
     assert scene.lineage.in_force() == 0
     assert scene.heads.trial is None
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_candidate_that_service_does_not_show_to_be_worse_is_kept_by_the_replay(
+    scene: Scene, drafts: bool
+) -> None:
+    """With drafts after the last look, at K = 0 after some time: the learner waits for it."""
+    scene.engine.drafts = drafts
+    ended = metrics.HEAD_TRIALS.labels("kept_by_replay")
+    before = ended._value.get()
+    scene.add()
+    scene.play(
+        scene.until(lambda: scene.lineage.generation(1).trial is not None),
+        scene.until(lambda: scene.heads.trial is None and scene.engine.in_force == 1),
+        scene.looks(),
+    )
+    generation = scene.lineage.generation(1)
+    assert generation.trial is not None
+    assert (generation.verdict, generation.kept_by_replay) == (KEPT, True)
+    assert generation.trial["pairs"] == (PLAN.looks[-1] if drafts else 0)
+    assert scene.lineage.in_force() == 1
+    assert ended._value.get() == before + 1
 
 
 def test_the_newest_candidate_is_tried_and_older_ones_are_not(scene: Scene) -> None:
@@ -180,6 +207,7 @@ def test_a_candidate_that_is_refused_is_rolled_back(scene: Scene) -> None:
     trial = scene.lineage.generation(1).trial
     assert trial is not None
     assert (trial["verdict"], trial["refused"]) == (ROLLED_BACK, "hidden_size is 3")
+    assert "by" not in trial
     assert scene.engine.in_force == 0
 
 

@@ -22,7 +22,7 @@ from app.engine.heads.trial import TrialPlan
 from app.engine.supervisor import Engine
 from app.errors import ApiError
 from app.settings import load
-from drafters.learning.lineage import CANDIDATE, KEPT, ROLLED_BACK, Lineage
+from drafters.learning.lineage import CANDIDATE, KEPT, ROLLED_BACK, SERVICE, Lineage
 from tests.drafters import engine_job
 from tests.drafters.noised_head import noised
 from tests.waiting import soon
@@ -75,7 +75,7 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
         await soon(lambda: lineage.generation(better).trial is not None, IN_TIME_S, told)
         assert lineage.in_force() == better
         trial = lineage.generation(better).trial or {}
-        assert trial["verdict"] == KEPT
+        assert (trial["verdict"], trial["by"]) == (KEPT, SERVICE)
         assert trial["interval"][0] > 1.0
         assert trial["speedup"] > trial["speedup_against"]
         await soon(lambda: heads.generation == better, IN_TIME_S, told)
@@ -83,7 +83,7 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
         worse = add(lineage, noised(HEAD, tmp / "worse", 1.0), tmp)
         await soon(lambda: lineage.generation(worse).trial is not None, IN_TIME_S, told)
         trial = lineage.generation(worse).trial or {}
-        assert trial["verdict"] == ROLLED_BACK
+        assert (trial["verdict"], trial["by"]) == (ROLLED_BACK, SERVICE)
         assert trial["against"] == better
         await soon(lambda: heads.generation == better, IN_TIME_S, told)
         assert lineage.in_force() == better

@@ -6,7 +6,13 @@ import random
 import pytest
 import torch
 
-from drafters.train.learner.proof import CandidateReplay, Comparison, compare
+from drafters.train.data.token_sequences import Text
+from drafters.train.learner.proof import (
+    CandidateReplay,
+    Comparison,
+    _prompt_numbers,
+    compare,
+)
 
 
 def comparison(faster: float, answers: int = 60) -> Comparison:
@@ -15,7 +21,7 @@ def comparison(faster: float, answers: int = 60) -> Comparison:
     before = [draw.randint(40, 60) for _ in range(answers)]
     after = [max(round(steps / faster + draw.uniform(-1, 1)), 1) for steps in before]
     tokens = torch.full((answers,), 100)
-    return compare(tokens, torch.tensor(before), torch.tensor(after))
+    return compare(tokens, torch.tensor(before), torch.tensor(after), torch.arange(answers))
 
 
 def replay(captured: float, mix: float = 1.0, **tenants: float) -> CandidateReplay:
@@ -27,11 +33,34 @@ def replay(captured: float, mix: float = 1.0, **tenants: float) -> CandidateRepl
 
 
 def test_the_ratio_of_steps_is_that_of_acceptance_lengths():
-    found = compare(torch.tensor([10, 20]), torch.tensor([6, 9]), torch.tensor([4, 6]))
-    assert (found.answers, found.tokens) == (2, 30)
+    tokens, prompts = torch.tensor([10, 20]), torch.tensor([0, 1])
+    found = compare(tokens, torch.tensor([6, 9]), torch.tensor([4, 6]), prompts)
+    assert (found.answers, found.prompts, found.tokens) == (2, 2, 30)
     assert (found.before, found.after, found.ratio) == (2.0, 3.0, 1.5)
     assert found.interval is not None and found.interval[0] <= 1.5 <= found.interval[1]
-    assert compare(torch.tensor([9]), torch.tensor([4]), torch.tensor([3])).interval is None
+    one = torch.tensor([9]), torch.tensor([4]), torch.tensor([3]), torch.tensor([0])
+    assert compare(*one).interval is None
+
+
+def test_many_answers_to_few_prompts_prove_no_more_than_the_prompts():
+    """The fault: five prompts, answered six times each, counted as 30 independent answers, and a
+    head that is better on three of the prompts was better with 95% confidence."""
+    steps = torch.tensor([42, 45, 48, 51, 51])
+    before, after = torch.full((30,), 50), steps.repeat(6)
+    tokens, prompts = torch.full((30,), 100), torch.arange(5).repeat(6)
+    found = compare(tokens, before, after, prompts)
+    assert (found.answers, found.prompts, found.better) == (30, 5, False)
+    assert found.interval == compare(tokens[:5], before[:5], after[:5], prompts[:5]).interval
+    apart = compare(tokens, before, after, torch.arange(30))
+    assert apart.better and apart.ratio == found.ratio
+    gain = compare(tokens, before, after - 8, prompts)
+    assert gain.better, "on all five prompts"
+
+
+def test_equal_prompts_have_one_number():
+    texts = [Text(torch.tensor(row), 2) for row in ([1, 2, 3], [1, 2, 4], [2, 1, 3], [1, 2, 3, 4])]
+    texts.append(Text(torch.tensor([1, 2, 3]), 1))
+    assert _prompt_numbers(texts).tolist() == [0, 0, 1, 0, 2]
 
 
 def test_a_better_candidate_is_favoured():
@@ -44,7 +73,8 @@ def test_a_candidate_that_is_not_better_is_refused(faster: float):
 
 
 def test_a_single_answer_proves_nothing():
-    one = compare(torch.tensor([100]), torch.tensor([50]), torch.tensor([25]))
+    tokens, before, after = torch.tensor([100]), torch.tensor([50]), torch.tensor([25])
+    one = compare(tokens, before, after, torch.tensor([0]))
     assert CandidateReplay(one, {}, None).objection() == "not better on captured answers"
 
 

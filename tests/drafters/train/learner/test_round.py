@@ -23,6 +23,7 @@ from drafters.train.learner import round as rounds
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.round import Round
 from drafters.train.learner.round_folder import RoundFolder
+from drafters.train.learner.sequences import is_held_back
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import NewHead
@@ -96,6 +97,8 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert facts["replay"]["mix"]["answers"] >= 1
     data = facts["data"]
     assert data["sequences"] + data["held_back"] == 60 and data["mixed"] >= 15
+    assert data["held_back_by"] == "prompt"
+    assert facts["replay"]["captured"]["prompts"] == data["held_back"]
     assert data["tenants"] == {"alice": data["tokens"]}
     assert (data["from"], data["to"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:17:39+00:00")
     assert facts["training"]["steps"] > 10 and facts["selector_training"] is None
@@ -112,6 +115,51 @@ def test_of_few_long_answers_a_better_head_becomes_a_candidate_too(options: argp
     found = run(options)
     assert found.provenance["data"]["held_back"] >= 5
     assert found.verdict == CANDIDATE, found.provenance["replay"]
+
+
+def test_a_service_of_five_prompts_learns(options: argparse.Namespace, target: FrozenTarget):
+    """None of them is held back as a prompt, so that nothing could be proven."""
+    five = [prompt for prompt in prompts(60, seed=3) if not is_held_back(prompt)][:5]
+    sampled = dict(respond(target, five * 12, steps=STEPS, temperature=1.0, seed=0))
+    write(options.folder, "a", [
+        Captured(1000.0 + n, "alice", 0, five[n % 5], text.tokens[text.prompt :].tolist(), [])
+        for n, text in sorted(sampled.items())
+    ])  # fmt: skip
+    options.least_log_probability = -20.0  # a target of random weights is sure of nothing
+    options.epochs = 1.0
+    facts = run(options).provenance
+    data, captured = facts["data"], facts["replay"]["captured"]
+    assert data["held_back_by"] == "prompt and answer"
+    assert data["sequences"] + data["held_back"] + sum(data["left_out"].values()) == 60
+    assert captured["answers"] == data["held_back"] >= captured["prompts"]
+    assert 2 <= captured["prompts"] <= 5
+    assert captured["interval"] is not None
+
+
+def test_answers_to_a_single_prompt_are_not_trained_on(
+    options: argparse.Namespace, target: FrozenTarget
+):
+    """Its replay would have no interval, so that the candidate would be refused."""
+    sampled = respond(target, [[5, 9, 40]] * 30, steps=STEPS, temperature=1.0, seed=0)
+    write(options.folder, "a", [
+        Captured(1000.0 + n, "alice", 0, [5, 9, 40], text.tokens[text.prompt :].tolist(), [])
+        for n, text in sampled
+    ])  # fmt: skip
+    options.least_log_probability = -20.0
+    with pytest.raises(ValueError, match="too little can be learned from"):
+        run(options)
+
+
+def test_every_text_of_the_mix_that_is_held_back_is_replayed(
+    options: argparse.Namespace, target: FrozenTarget
+):
+    """An eighth of what is trained on would be too few to see a loss of 2%."""
+    texts = [text for _, text in answers(target, 24, 9)]
+    held_back = [text for text in texts if is_held_back(text.tokens[: text.prompt].tolist())]
+    options.answer_tokens, options.epochs = 8 * STEPS, 1.0
+    mix = run(options).provenance["replay"]["mix"]
+    assert mix["answers"] == len(held_back) > 1
+    assert mix["tokens"] == sum(text.drafted_tokens for text in held_back)
 
 
 def test_the_next_round_goes_on_from_the_head_in_force(

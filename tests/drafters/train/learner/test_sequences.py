@@ -98,6 +98,39 @@ def test_a_prompt_is_on_one_side_only_whoever_sends_it_and_however_often():
     assert not trained & held_back and len(trained | held_back) == 400
     assert 25 <= len(held_back) <= 80
     assert all(is_held_back(list(prompt)) for prompt in held_back)
+    assert not chosen.by_answer
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_where_prompts_are_few_answers_are_held_back_too(held_back: bool):
+    """The fault: of five prompts none is held back with 51%, and the service never learned; or one
+    is, of whose answers no interval is made."""
+    draw, prompts = random.Random(1), list[list[int]]()
+    while len(prompts) < 5:
+        prompt = [draw.randrange(1000) for _ in range(12)]
+        if is_held_back(prompt) == (held_back and not prompts):
+            prompts.append(prompt)
+    items = [
+        Captured(float(n), "a", 0, prompts[n % 5], [draw.randrange(1000) for _ in range(20)], [])
+        for n in range(400)
+    ]
+    chosen = choose(items, answer_tokens=10**6, vocabulary=1000, max_length=100)
+    assert chosen.by_answer
+    assert len(chosen.trained) + len(chosen.held_back) == 400
+    assert 25 <= len(chosen.held_back) <= 80
+    for part in (chosen.trained, chosen.held_back):
+        assert {tuple(item.prompt) for item in part} == set(map(tuple, prompts))
+    later = choose(items[200:], answer_tokens=10**6, vocabulary=1000, max_length=100)
+    assert [item for item in later.held_back if item in chosen.trained] == []
+
+
+def test_answers_are_held_back_where_they_bring_more_prompts_alone():
+    """Of three prompts that are asked once each nothing is gained by looking at answers."""
+    chosen = choose(sequences("a", 3), answer_tokens=1000, vocabulary=1000, max_length=100)
+    by_prompt = {tuple(item.prompt) for item in sequences("a", 3) if is_held_back(item.prompt)}
+    held_back = {tuple(item.prompt) for item in chosen.held_back}
+    assert len(held_back) >= len(by_prompt)
+    assert chosen.by_answer == (len(held_back) > len(by_prompt))
 
 
 def test_what_cannot_be_learned_from_is_left_out_and_counted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 from drafters.model.config import SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
-from drafters.train.data.token_sequences import Text, Texts
+from drafters.train.data.token_sequences import Text, Texts, batches
 from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.head_init import HeadPlan, new_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, partitions_for
@@ -33,8 +34,16 @@ def texts() -> Texts:
 def trainer(
     target: FrozenTarget, texts: Texts, tokens: int, options: LoopOptions = OPTIONS,
     method: str = "p-eagle", folder: Path = Path(), start: str | None = None,
+    draft_vocabulary: Sequence[int] | None = None,
 ) -> Trainer:  # fmt: skip
-    plan = HeadPlan(method=method, layers=1, taps=(0, 1, 2), mask_token=3, seed=2)  # type: ignore[arg-type]
+    plan = HeadPlan(
+        method=method,  # type: ignore[arg-type]
+        layers=1,
+        taps=(0, 1, 2),
+        draft_vocabulary=draft_vocabulary,
+        mask_token=3,
+        seed=2,
+    )
     head = new_head(target, plan, torch.float32)
     states = StateStore(
         target, texts, (0, 1, 2), folder=folder, limit_bytes=0,
@@ -52,6 +61,20 @@ def test_head_learns_text_with_a_period(target: FrozenTarget, texts: Texts, meth
     # Each depth on its own: an unreachable depth keeps its loss and hides in the mean.
     for early, late in zip(first.smoothed.tolist(), long.smoothed.tolist(), strict=True):
         assert late < 0.3 * early
+
+
+@pytest.mark.parametrize("draft_vocabulary", [None, [4, 5, 6]])
+def test_an_epoch_is_one_pass_whatever_the_draft_vocabulary(
+    target: FrozenTarget, texts: Texts, draft_vocabulary: list[int] | None
+) -> None:
+    """The fault: a budget counted all tokens and an update those in the draft vocabulary, so that
+    an epoch of a head that drafts half of them was two passes."""
+    budget = sum(text.drafted_tokens for text in texts)
+    run = trainer(target, texts, budget, draft_vocabulary=draft_vocabulary)
+    run.run()
+    one_pass = batches(texts, tokens=OPTIONS.batch_tokens, generator=torch.Generator())
+    assert run.progress.tokens == budget
+    assert abs(run.progress.steps - len(list(one_pass))) <= 1  # batches depend on the order
 
 
 def test_everything_of_a_head_is_trained(target: FrozenTarget, texts: Texts) -> None:

@@ -182,8 +182,9 @@ def count_prompts(payload: Mapping[str, Any]) -> int:
     """How many prompts a completions request has: vLLM does the work of a constraint and of the bad
     words for each of them, all on the event loop and without a pause."""
     prompt = payload.get("prompt")
-    several = isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt[:1])
-    return len(prompt) if several else 1
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return 1
 
 
 def check_schema(

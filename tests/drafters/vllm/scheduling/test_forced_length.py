@@ -158,3 +158,10 @@ def test_deep_schemas_and_tags_are_infinite_and_no_error() -> None:
         content = {"type": "optional", "content": content}
     assert of_schema(schema) == math.inf
     assert of_format(content) == math.inf
+
+
+def test_requests_with_one_schema_have_it_read_once() -> None:
+    schema = json.dumps({"const": "read once"})
+    before = forced_length.cache_info().hits
+    assert forced_length("JSON", schema) == forced_length("JSON", schema)
+    assert forced_length.cache_info().hits == before + 1

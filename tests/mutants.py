@@ -28,8 +28,9 @@ class Faults(NamedTuple):
 
 FAULTS = {
     "drafters/control/acceptance.py": Faults(
-        "control/test_acceptance",
+        "control/test_acceptance control/sources/test_lookup_gains",
         [
+            ("by_equal[equal] += 1", "by_equal[compared] += 1"),
             ("* count / drafted_before", ""),
             ("self._fade(requests)", "pass"),
             ("share *= rate", "share = rate"),
@@ -106,7 +107,7 @@ FAULTS = {
         "control/sources/test_planner",
         [
             ("self._lookups is not None and LOOKUP in self._in_use", "self._lookups is not None"),
-            ("beside = best_worth(survival, prices)", "beside = best_worth(survival, [0.0] * 99)"),
+            ("best_worth(survival, prices)", "best_worth(survival, [0.0] * 99)"),
         ],
     ),
     "drafters/control/sources/draft_plan.py": Faults(
@@ -119,7 +120,7 @@ FAULTS = {
     "drafters/control/sources/lookup_gains.py": Faults(
         "control/sources/test_lookup_gains",
         [
-            ("histograms[index][1][equal] += 1", "histograms[index][1][compared] += 1"),
+            ("by_class.setdefault(match_class(length), [])", "by_class.setdefault(0, [])"),
         ],
     ),
     "drafters/control/sources/verification_costs.py": Faults(

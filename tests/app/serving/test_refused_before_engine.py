@@ -29,7 +29,7 @@ def reached(
         async with gateway(adapter, **(given or {})) as post:
             prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
             response = await post(path, "one", **{"max_tokens": 4, **prompt, **body})
-            error = response.json().get("error", {})
+            error = response.json()["error"] if response.status_code != 200 else {}
             return response.status_code, error.get("param"), len(core.requests)
 
     return asyncio.run(scenario())

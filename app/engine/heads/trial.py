@@ -118,8 +118,8 @@ class Trial:
             self._settled = True
             return
         drafting_steps = now.drafting_steps - since.drafting_steps
-        drafts = drafting_steps > 0
-        drafts &= drafting_steps >= self.plan.least_share * (now.steps - since.steps)
+        least = max(1.0, self.plan.least_share * (now.steps - since.steps))
+        drafts = drafting_steps >= least
         enough = now.drafted - since.drafted >= self.plan.least_drafted
         if drafts and not enough and decode_s < self.plan.longest_s:
             return

@@ -7,6 +7,7 @@ import os
 import signal
 from functools import partial
 from importlib.metadata import entry_points
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from app.engine.configuration.cpu import cpu_machine, environment
@@ -119,7 +120,10 @@ def block_terminal_signals() -> None:
     Ctrl-C in a terminal, and the terminal's end, reach the whole process group. They must drain the
     gateway rather than kill its engine.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    from_terminal = {signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
+    resource_tracker.ensure_running()  # later it would unblock SIGINT again in the thread it is in
+    signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
 
 
 def _refuse_logits_processors(config: Any) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -146,6 +147,8 @@ def test_damaged_bytes(gateway: Gateway) -> None:
             return b"", b""
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()  # the loop may end, and closes no sockets
 
     async def client() -> None:
         for data in cases:

@@ -129,8 +129,7 @@ def test_stopping_while_starting(launch: Any, terminal: bool) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_while_it_warms_up(launch: Any) -> None:
-    """In the first requests, or in the calibration, which would last for a minute. The engine's
-    processes hear it too."""
+    """In the first requests, or in the calibration, which would last for a minute."""
     gateway = launch("--enforce-eager", AERIE_CALIBRATION_S="60")
     gateway.wait_phase("warming")
     gateway.signal(signal.SIGINT, whole_terminal=True)
@@ -154,3 +153,17 @@ def test_the_model_runs_in_the_engines_own_process(gateway: Gateway) -> None:
     names = [child.name() for child in children]
     assert sum("EngineCore" in name for name in names) == 1
     assert not any("Worker" in name for name in names)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_no_thread_of_the_engine_hears_the_terminal(gateway: Gateway) -> None:
+    """Or Ctrl-C would begin to end the engine under the requests that the gateway drains."""
+    if not gateway.owned:
+        pytest.skip("this gateway's processes are not ours to see")
+    terminal = 1 << signal.SIGINT - 1 | 1 << signal.SIGHUP - 1
+    for child in psutil.Process(gateway.process.pid).children(recursive=True):
+        if "EngineCore" not in child.name():
+            continue
+        for status in Path(f"/proc/{child.pid}/task").glob("*/status"):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            assert int(fields["SigBlk"], 16) & terminal == terminal, fields["Name"]

@@ -1,0 +1,176 @@
+"""What each mechanism of the controller is worth: tokens without it over tokens with all of them.
+
+Each is switched off in turn, under the same loads and with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any
+from unittest.mock import patch
+
+from bench.simulate.compare import CPU_K_MAX, OUTPUT, PROMPT, MakeTrace, calibrate, traces
+from bench.simulate.engine import Request, SimulatedEngine
+from bench.simulate.fit import FITTED_WORKLOAD, Place
+from bench.simulate.hardware import Hardware
+from bench.simulate.traces import Clients
+from drafters.control import cost_table
+from drafters.control.controller import Controller
+from drafters.control.tuning import Tuning
+from drafters.small_samples import student_t
+
+NOISE = 0.08  # of a step on a shared machine: standard deviation of its logarithm (bench/LOG.md)
+STEPS = 3000  # of a steady load
+MAX_REQUESTS = 48
+NEVER = 10**9
+
+
+class WithoutProbes(Controller):
+    """No other K is tried."""
+
+    def _begin_probe(self, predictions: Any) -> None:
+        pass
+
+
+class WithoutWaiting(Controller):
+    """K = 0 is left as soon as another K looks better."""
+
+    def _pays_to_leave_zero(self, predictions: Any) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A part of the controller, and how it is switched off."""
+
+    name: str
+    tuning: Tuning | None = None  # None: as shipped
+    controller: type[Controller] = Controller
+    any_order: bool = False  # costs may fall with K
+
+    def off(self) -> AbstractContextManager[Any]:
+        """What is patched while it is off."""
+        if not self.any_order:
+            return nullcontext()
+        return patch.object(cost_table, "monotone", lambda values, weights: list(values))
+
+
+def _tuned(name: str, **changes: Any) -> Mechanism:
+    return Mechanism(name, tuning=replace(Tuning(), **changes))
+
+
+ALL = Mechanism("none")
+MECHANISMS = (
+    _tuned("pace that all K share", pace_memory_steps=NEVER),
+    Mechanism("costs that never fall with K", any_order=True),
+    _tuned("doubt that grows with a cost's age", cost_noise=0.0),
+    _tuned("noise learnt from steps", noise_memory_steps=NEVER),
+    _tuned("bound on outliers", outlier_deviations=math.inf),
+    _tuned("plain steps count once settled", settling_s=0.0),
+    Mechanism("wait before K = 0 is left", controller=WithoutWaiting),
+    Mechanism("probes", controller=WithoutProbes),
+    _tuned("optimism of probes", optimism=0.0),
+    _tuned("limit of what probes lose", probe_share=math.inf),
+    _tuned("hysteresis", hysteresis=0.0),
+    _tuned("predictions that hold for 16 steps", prediction_steps=1, unsettled_prediction_steps=1),
+    _tuned("new predictions while the batch is new", unsettled_prediction_steps=16),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AblationRun:
+    """One load under the controller."""
+
+    tokens_per_second: float
+    gauge_error: float | None  # size of the logarithm of the gauge over the truth; steady loads
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """A mechanism switched off, over all loads and seeds."""
+
+    name: str
+    steady: float  # tokens without it over tokens with all, the geometric mean
+    steady_interval: float  # half of the 95% interval
+    moving: float
+    moving_interval: float
+    gauge_error: float  # without it, the mean over the steady loads
+
+
+def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[Worth]:
+    """Yield all mechanisms together, then without each of them. `places` are the steady loads, and
+    the hardware of the last one is used under the moving loads."""
+    base_steady, base_moving = _runs(ALL, places, seeds)
+    for mechanism in (ALL, *MECHANISMS):
+        steady, moving = _runs(mechanism, places, seeds)
+        errors = [run.gauge_error for run in steady if run.gauge_error is not None]
+        yield Worth(
+            mechanism.name,
+            *_ratio(steady, base_steady),
+            *_ratio(moving, base_moving),
+            mean(errors),
+        )
+
+
+def _runs(
+    mechanism: Mechanism, places: Sequence[Place], seeds: Sequence[int]
+) -> tuple[list[AblationRun], list[AblationRun]]:
+    closed = [make for make, is_open in traces().values() if not is_open]
+    with mechanism.off():
+        steady = [_steady(mechanism, place, seed) for place in places for seed in seeds]
+        moving = [_moving(mechanism, places[-1], make, seed) for make in closed for seed in seeds]
+    return steady, moving
+
+
+def _controller(mechanism: Mechanism, place: Place, rng: random.Random) -> Controller:
+    made = mechanism.controller(place.k_max, tuning=mechanism.tuning)
+    made.load_calibration(calibrate(place.hardware, place.k_max, MAX_REQUESTS, rng))
+    return made
+
+
+def _steady(mechanism: Mechanism, place: Place, seed: int) -> AblationRun:
+    rng = random.Random(seed)
+    policy = _controller(mechanism, place, rng)
+    trace = Clients(
+        [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=NEVER)
+    )
+    engine = SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
+    totals = engine.run(STEPS)
+    sums = policy.snapshot()["totals"]
+    gauge = sums["plain_seconds"] / sums["decode_seconds"]
+    rate = totals.expected_tokens / totals.expected_s
+    truth = rate / place.hardware.rate(place.concurrency, 0, list(place.survival))
+    return AblationRun(rate, abs(math.log(gauge / truth)))
+
+
+def _moving(mechanism: Mechanism, place: Place, make: MakeTrace, seed: int) -> AblationRun:
+    rng, arrivals = random.Random(seed), random.Random(f"{seed} arrivals")
+    lengths = random.Random(f"{seed} lengths")
+    policy = _controller(mechanism, place, rng)
+    trace = make(lambda: Request(place.survival, PROMPT, lengths.randint(*OUTPUT)), arrivals)
+    engine = SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
+    totals = engine.run()
+    return AblationRun(totals.tokens / totals.elapsed_s, None)
+
+
+def _ratio(runs: Sequence[AblationRun], base: Sequence[AblationRun]) -> tuple[float, float]:
+    """Geometric mean of the ratios of paired runs, and half of its 95% interval."""
+    logarithms = [
+        math.log(run.tokens_per_second / other.tokens_per_second)
+        for run, other in zip(runs, base, strict=True)
+    ]
+    error = stdev(logarithms) / math.sqrt(len(logarithms))
+    return math.exp(mean(logarithms)), error * student_t(0.975, len(logarithms) - 1)
+
+
+def on_cpu(hardware: Hardware, survival: Sequence[float]) -> list[Place]:
+    """Steady loads of 1, 4, 16 and 32 users on a CPU."""
+    return [
+        Place("cpu", FITTED_WORKLOAD, users, CPU_K_MAX, hardware, tuple(survival))
+        for users in (1, 4, 16, 32)
+    ]

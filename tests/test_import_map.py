@@ -154,7 +154,7 @@ MAP: dict[str, set[str]] = {
     | BASE
     | {f"bench.{part}" for part in ("kernels", "parts", "quality", "served", "sweep", "trace")},
     "bench.simulate": {"bench.errors", "bench.simulate.curve", "bench.sweep"}
-    | {"drafters.markdown"}
+    | {"drafters.markdown", "drafters.small_samples"}
     | ENGINE
     | POLICY,
     "bench.simulate.curve": set(),

@@ -91,7 +91,7 @@ class AblationRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class MechanismWorth:
     """A mechanism switched off, over all loads and seeds."""
 
     name: str
@@ -102,14 +102,14 @@ class Worth:
     gauge_error: float  # without it, the mean over the steady loads
 
 
-def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[Worth]:
+def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[MechanismWorth]:
     """Yield all mechanisms together, then without each of them. `places` are the steady loads, and
     the hardware of the last one is used under the moving loads."""
     base_steady, base_moving = _runs(ALL, places, seeds)
     for mechanism in (ALL, *MECHANISMS):
         steady, moving = _runs(mechanism, places, seeds)
         errors = [run.gauge_error for run in steady if run.gauge_error is not None]
-        yield Worth(
+        yield MechanismWorth(
             mechanism.name,
             *_ratio(steady, base_steady),
             *_ratio(moving, base_moving),

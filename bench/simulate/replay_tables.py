@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from bench.errors import reports_errors
-from bench.simulate.ablation import Worth, ablation, on_cpu
+from bench.simulate.ablation import MechanismWorth, ablation, on_cpu
 from bench.simulate.compare import (
     STEPS,
     Moving,
@@ -109,7 +109,7 @@ def _report(
     return "\n".join(lines)
 
 
-def _worths(worths: Iterable[Worth]) -> str:
+def _worths(worths: Iterable[MechanismWorth]) -> str:
     rows = [["switched off", "steady loads", "moving loads", "error of the gauge"]]
     for worth in worths:
         ratios = [

@@ -149,7 +149,7 @@ class DraftHead(nn.Module):
         size = self.config.draft_vocab_size
         if ids.shape != (size,) or bool((ids.diff() <= 0).any()):
             raise ValueError(f"a draft vocabulary is {size} ascending ids, got {tuple(ids.shape)}")
-        self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()
         self.t2d[ids] = True
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import compress
@@ -41,7 +41,12 @@ from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, RoundFolder
 from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
-from drafters.train.optimisation.head_init import known_head, weights_digest
+from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
+from drafters.train.optimisation.head_init import (
+    known_head,
+    replace_draft_tokens,
+    weights_digest,
+)
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
@@ -132,11 +137,14 @@ class Round:
         ]
         Texts.of(texts + mixed).save(folder / _TEXTS)
         Texts.of([*map(text_of, held_back), *apart]).save(folder / _HELD_BACK)
+        parent = self._in_force()
+        change = self._vocabulary_change(parent, texts, mix)
         plan = {
             "round": f"{time.time_ns():x}",
             "until": until,
             "began": time.time(),
-            "parent": self._in_force(),
+            "parent": parent,
+            "draft_vocabulary": asdict(change),
             "seed": seed,
             "held_back_of": [item.tenant for item in held_back],
             "data": {
@@ -145,6 +153,7 @@ class Round:
                 "held_back": len(held_back),
                 "held_back_by": "prompt and answer" if choice.by_answer else "prompt",
                 "mixed": len(mixed),
+                "new_draft_tokens": len(change.added),
                 "from": _when(min(item.at for item in kept)),
                 "to": _when(max(item.at for item in kept)),
                 "tenants": _tokens_by_tenant(trained),
@@ -159,12 +168,25 @@ class Round:
         means = mean_log_probabilities(self._target, Texts.of(map(text_of, sequences)))
         return [mean >= self._args.least_log_probability for mean in means]
 
+    def _vocabulary_change(
+        self, parent: int, captured: Sequence[Text], mix: Sequence[Text]
+    ) -> VocabularyChange:
+        """Which tokens the candidate drafts otherwise than its parent; none where that may draft
+        all. Texts of the mix that are held back do not count."""
+        head = known_head(self._target, self._head_of(parent), self._target.dtype)
+        if not head.config.draft_vocab_size:
+            return VocabularyChange([], [])
+        mix = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
+        return vocabulary_change(head.t2d.cpu(), captured, mix, self._target.end_tokens)
+
     def _train(self, plan: dict[str, Any]) -> None:
         """Train the parent's head on."""
         if any((self._work.round / name).exists() for name in (_TRAINED, _CANDIDATE)):
             return
         args = self._args
         head = known_head(self._target, self._head_of(plan["parent"]), self._target.dtype)
+        if (change := plan["draft_vocabulary"])["added"]:
+            replace_draft_tokens(head, self._target, change["added"], change["dropped"])
         self._spare_copies(head)
         options = replace(
             _HEAD, k_train=args.k, muon_lr=args.muon_lr, adam_lr=args.adam_lr, seed=plan["seed"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from drafters.model.checkpoint import load_head
 from drafters.model.config import HeadConfig, Method, SelectorConfig
@@ -21,6 +22,7 @@ from drafters.train.target import FrozenTarget
 # With more layers P-EAGLE accepts more (paper, table 5: acceptance length 2.69 / 3.58 / 3.92 with
 # 1 / 2 / 4), at the cost of one pass; EAGLE-3 would pay for them in each of K passes.
 LAYERS: dict[Method, int] = {"p-eagle": 4, "eagle3": 1}
+_RIDGE = 1e-6  # keeps a fit of fewer rows than numbers from failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,43 @@ def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftH
     if problems := target_problems(head.config, size, own):
         raise ValueError(f"--init: {folder} is a head for another target: {'; '.join(problems)}")
     return _lend(target, head, dtype)
+
+
+@torch.no_grad()
+def replace_draft_tokens(
+    head: DraftHead, target: FrozenTarget, added: Sequence[int], dropped: Sequence[int]
+) -> None:
+    """Let a head draft the target ids `added` in the place of `dropped`, which are as many.
+
+    Training has moved the output rows far from the target's, with which they began. A new token's
+    row is made from the target's by the affine map that best makes those that stay from theirs:
+    with its own it would be drafted far too often.
+    """
+    assert head.lm_head is not None  # it has a draft vocabulary
+    matrix = head.lm_head.weight
+    drafted = head.to_target(torch.arange(len(matrix), device=matrix.device))
+    stays = ~torch.isin(drafted, torch.tensor(dropped, device=matrix.device))
+    new = torch.tensor(added, device=matrix.device)
+    rows = matrix[stays]
+    made = _affine(target.lm_head[drafted[stays]], rows, target.lm_head[new])
+    ids = torch.cat([drafted[stays], new])
+    order = ids.argsort()
+    matrix.copy_(torch.cat([rows, made.to(matrix.dtype)])[order])
+    head.set_draft_vocabulary(ids[order])
+
+
+def _affine(inputs: torch.Tensor, outputs: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """What the affine map that fits `outputs` to `inputs` by least squares makes of `new`; all
+    [rows, size]."""
+
+    def widened(rows: torch.Tensor) -> torch.Tensor:
+        return functional.pad(rows.double(), (0, 1), value=1.0)
+
+    known = widened(inputs)
+    square = known.T @ known
+    ridge = _RIDGE * square.diagonal().mean() * torch.eye(len(square), device=square.device)
+    found = torch.linalg.solve(square + ridge, known.T @ outputs.double())
+    return widened(new) @ found
 
 
 def weights_digest(head: DraftHead) -> str:

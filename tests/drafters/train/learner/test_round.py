@@ -346,6 +346,23 @@ def test_a_selector_is_trained_on_too(
     assert "fc.weight" in changed
 
 
+def test_a_head_drafts_the_tokens_of_its_traffic(
+    options: argparse.Namespace, new_head: NewHead, target: FrozenTarget
+):
+    """Also those that its first draft vocabulary left out."""
+    written = {token for item in served(target, "alice", 60, seed=1) for token in item.answer}
+    others = [token for token in range(VOCABULARY - 1) if token not in written]
+    head = new_head(draft_vocab_size=64)
+    head.set_draft_vocabulary(torch.tensor(sorted([*others, *sorted(written)][:64])))
+    save_head(head, options.head)
+    found = run(options)
+    before, after = (load_head(folder).t2d for folder in (options.head, found.folder))
+    added = (after & ~before).nonzero()[:, 0].tolist()
+    assert len(added) == found.provenance["data"]["new_draft_tokens"] == 64 // 8
+    assert set(added) <= written
+    assert int(after.sum()) == 64
+
+
 def random_ids(tenant: str, count: int) -> list[Captured]:
     draw = random.Random(4)
     return [

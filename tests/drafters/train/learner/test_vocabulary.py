@@ -1,0 +1,67 @@
+"""Which tokens a head may draft after a round."""
+
+from __future__ import annotations
+
+import torch
+
+from drafters.train.data.token_sequences import Text
+from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
+from drafters.train.optimisation.head_init import replace_draft_tokens
+from drafters.train.target import FrozenTarget
+from tests.drafters.train.conftest import NewHead
+from tests.drafters.train.tiny import VOCABULARY
+
+VOCABULARY_OF_FORTY = torch.arange(40) < 24  # ids that may be drafted
+
+
+def answer(*tokens: int) -> Text:
+    return Text(torch.tensor([39, *tokens]), 1)
+
+
+def change(captured: list[Text], mix: list[Text]) -> VocabularyChange:
+    return vocabulary_change(VOCABULARY_OF_FORTY, captured, mix, always=[0])
+
+
+def test_a_commoner_token_takes_the_place_of_a_rarer_one() -> None:
+    mix = [answer(*range(3, 24), *range(3, 24))]  # 0, 1 and 2 are in no text, and 0 ends texts
+    found = change([answer(30, 30, 30, 31), answer(31, 30)], mix)
+    assert found == VocabularyChange(added=[30, 31], dropped=[1, 2])
+
+
+def test_a_token_of_one_answer_is_left_out_however_often_it_is_there() -> None:
+    assert change([answer(30, 30, 30), answer(5)], []).added == []
+
+
+def test_what_others_have_as_often_stays() -> None:
+    mix = [answer(*range(1, 24), *range(1, 24))]
+    assert change([answer(30), answer(30)], mix).added == []
+
+
+def test_a_prompt_does_not_count() -> None:
+    assert change([answer(5), answer(6)], []).added == []  # 39 is in both prompts
+
+
+def test_an_eighth_changes_at_most() -> None:
+    tokens = range(25, 39)
+    found = change([answer(*tokens), answer(*tokens)], [])
+    assert len(found.added) == len(found.dropped) == 24 // 8
+
+
+def test_tokens_keep_their_rows_and_new_ones_get_such_as_training_would_make(
+    new_head: NewHead, target: FrozenTarget
+) -> None:
+    head = new_head(draft_vocab_size=64)
+    head.set_draft_vocabulary(torch.arange(10, 74))
+    assert head.lm_head is not None
+    with torch.no_grad():
+        head.lm_head.weight.copy_(2.0 * target.lm_head[10:74] + 0.5)
+    before = dict(zip(range(10, 74), head.lm_head.weight.detach().clone(), strict=True))
+    replace_draft_tokens(head, target, added=[3, 90], dropped=[12, 40])
+    drafted = head.to_target(torch.arange(64)).tolist()
+    assert drafted == sorted(drafted)
+    assert set(drafted) == set(range(10, 74)) - {12, 40} | {3, 90}
+    assert head.t2d.nonzero()[:, 0].tolist() == drafted
+    for token, row in zip(drafted, head.lm_head.weight, strict=True):
+        expected = before.get(token, 2.0 * target.lm_head[token] + 0.5)
+        torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-3)
+    assert VOCABULARY > 90

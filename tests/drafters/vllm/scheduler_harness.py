@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 from vllm import SamplingParams
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -31,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from drafters.control.policy import Load, Step
+from drafters.train.embedded import EMBEDDED
 from drafters.vllm.scheduling.limits import MAX_K
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
 from drafters.vllm.v1.drafter import Drafter, Ints
@@ -38,7 +40,9 @@ from drafters.vllm.v1.layout import Layout, Rows
 from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
 
-MODELS = Path(__file__).parents[3] / "models" / "embedded"
+if not current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
 MASK, SHARED = 99, -1.0  # token and hidden state of a masked position
 CARRIED = 0.25  # by which a state that a pass hands on differs from the one that it read
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
@@ -470,7 +474,7 @@ def configuration(
     """For the embedded models, small in every way that the scheduler knows. `head` may be a folder,
     `parallel` then says whether it is P-EAGLE's."""
     return EngineArgs(
-        model=str(MODELS / "target"),
+        model=str(EMBEDDED / "target"),
         max_model_len=LONGEST,
         max_num_seqs=SEQUENCES,
         max_num_batched_tokens=batched,
@@ -480,7 +484,7 @@ def configuration(
         per_request_spec_decode_metrics="summary",
         speculative_config={
             "method": "eagle3",
-            "model": str(MODELS / head),
+            "model": str(EMBEDDED / head),
             "num_speculative_tokens": K_MAX,
             "parallel_drafting": head == "p-eagle" if parallel is None else parallel,
         },

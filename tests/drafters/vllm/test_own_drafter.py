@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import ModelConfig, VllmConfig, get_current_vllm_config
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.engine.input_processor import InputProcessor
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-import torch  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.config import ModelConfig, get_current_vllm_config  # noqa: E402
-from vllm.exceptions import VLLMValidationError  # noqa: E402
-from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
-from vllm.v1.engine.input_processor import InputProcessor  # noqa: E402
-
-from drafters.config import LOOKUP_DRAFTER, DrafterConfig  # noqa: E402
-from drafters.model.checkpoint import save_head  # noqa: E402
-from drafters.model.config import HeadConfig  # noqa: E402
-from drafters.model.head import DraftHead  # noqa: E402
-from drafters.vllm import own_drafter  # noqa: E402
-from drafters.vllm.own_drafter import (  # noqa: E402
+from drafters.config import LOOKUP_DRAFTER, DrafterConfig
+from drafters.model.checkpoint import save_head
+from drafters.model.config import HeadConfig
+from drafters.model.head import DraftHead
+from drafters.train.embedded import EMBEDDED
+from drafters.vllm import own_drafter
+from drafters.vllm.own_drafter import (
     accept_undrafted,
     chooses_k,
     has_own_drafter,
@@ -34,14 +31,9 @@ from drafters.vllm.own_drafter import (  # noqa: E402
     looks_up,
     refuse,
 )
-from drafters.vllm.v1.parallel import ParallelDrafter  # noqa: E402
-from drafters.vllm.v1.sequential import SequentialDrafter  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import MODELS, configuration  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm.config import VllmConfig
+from drafters.vllm.v1.parallel import ParallelDrafter
+from drafters.vllm.v1.sequential import SequentialDrafter
+from tests.drafters.vllm.scheduler_harness import configuration
 
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -155,7 +147,7 @@ ONLY_V1: list[tuple[dict[str, Any], str]] = [
 
 def with_head(folder: Path, **keys: Any) -> VllmConfig:
     """The embedded target with a random P-EAGLE head of another shape, as vLLM reads it."""
-    given = HeadConfig.load(MODELS / "p-eagle")
+    given = HeadConfig.load(EMBEDDED / "p-eagle")
     save_head(DraftHead(replace(given, **keys)), folder)
     return configuration(head=str(folder), parallel=True)
 
@@ -178,7 +170,7 @@ def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
 ) -> None:
     """The fault: they loaded, and failed in the warm-up or drafted from freed blocks."""
     if "layer_types" in keys:
-        layers = HeadConfig.load(MODELS / "p-eagle").num_hidden_layers
+        layers = HeadConfig.load(EMBEDDED / "p-eagle").num_hidden_layers
         keys = keys | {"layer_types": keys["layer_types"] * layers}
     config = with_head(tmp_path, **keys)
     refuse(config)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
-from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
-
-from drafters.vllm.scheduling import scheduler, step_recorder  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import SchedulerHarness, ScriptedPolicy, configuration  # noqa: E402
-
-if TYPE_CHECKING:
-    from drafters.control.policy import Step
+from drafters.control.policy import Step
+from drafters.vllm.scheduling import scheduler, step_recorder
+from tests.drafters.vllm.scheduler_harness import SchedulerHarness, ScriptedPolicy, configuration
 
 LEARNING_S = 0.01
 

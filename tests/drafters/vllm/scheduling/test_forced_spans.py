@@ -9,37 +9,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xgrammar as xgr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output import ConstraintBounds
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+from vllm.v1.structured_output.request import get_structured_output_key
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-xgr = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
-from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
-from vllm.v1.structured_output import ConstraintBounds  # noqa: E402
-from vllm.v1.structured_output.backend_guidance import GuidanceGrammar  # noqa: E402
-from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: E402
-from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
-    XgrammarBackend,
-    XgrammarGrammar,
-)
-from vllm.v1.structured_output.request import get_structured_output_key  # noqa: E402
-
-from drafters.control.policy import Span  # noqa: E402
-from drafters.vllm.scheduling.forced_length import forced_length  # noqa: E402
-from drafters.vllm.scheduling.forced_spans import (  # noqa: E402
+from drafters.control.policy import Span
+from drafters.train.embedded import EMBEDDED
+from drafters.vllm.scheduling.forced_length import forced_length
+from drafters.vllm.scheduling.forced_spans import (
     LONGEST_FORCED,
     LONGEST_TEXT,
     ForcedSpans,
     encoder,
     forced_text,
 )
-from tests.drafters.vllm.scheduler_harness import MODELS  # noqa: E402
-from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema  # noqa: E402
+from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema
 
 MOST = 10
-TOKENIZER = AutoTokenizer.from_pretrained(str(MODELS / "target"))
+TOKENIZER = AutoTokenizer.from_pretrained(str(EMBEDDED / "target"))
 BYTES = xgr.TokenizerInfo.from_huggingface(TOKENIZER).decoded_vocab
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm import SamplingParams
 
 from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS

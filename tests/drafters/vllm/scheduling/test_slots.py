@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from drafters.control.policy import Load

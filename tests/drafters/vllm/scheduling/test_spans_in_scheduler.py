@@ -3,37 +3,29 @@ limit, and counted as what they are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from vllm import SamplingParams  # noqa: E402
-from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request  # noqa: E402
-
-from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES  # noqa: E402
-from drafters.control.policy import Step  # noqa: E402
-from drafters.control.sources.draft_plan import DraftPlan  # noqa: E402
-from drafters.vllm.scheduling.forced_spans import forced_text  # noqa: E402
-from drafters.vllm.scheduling.limits import MAX_K  # noqa: E402
-from drafters.vllm.scheduling.step_output import WorkerStepOutput  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
+from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES
+from drafters.control.policy import Step
+from drafters.control.sources.draft_plan import DraftPlan
+from drafters.vllm.scheduling.forced_spans import forced_text
+from drafters.vllm.scheduling.limits import MAX_K
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
+from tests.drafters.vllm.scheduler_harness import (
     K_MAX,
     SchedulerHarness,
     ScriptedPolicy,
     configuration,
 )
-from tests.drafters.vllm.scheduling.test_forced_spans import BYTES, COMPACT, TOKENIZER  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vllm.config import VllmConfig
+from tests.drafters.vllm.scheduling.test_forced_spans import BYTES, COMPACT, TOKENIZER
 
 ALWAYS = tuple(0.9 * n for n in range(K_MAX + 1))
 SCHEMA = {

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from drafters.config import GRAMMAR, HEAD, LOOKUP
 from drafters.control.policy import Load, Match, Policy, SourceCounts, Step
 from drafters.vllm.scheduling import step_recorder

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
-
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling

@@ -11,9 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import logits_processor

@@ -11,9 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from drafters.vllm.verification.seeded_sampling import (

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.utils import cpu_triton_utils
 
 from drafters.vllm.verification import seeded_sampling, synthetic

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from app.settings import REPOSITORY
 from drafters.config import MAX_DEFERRED_STEPS
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import SelectorConfig
+from drafters.train.embedded import EMBEDDED
 from tests.drafters import engine_job
 
 pytestmark = engine_job.marks()
@@ -39,7 +39,7 @@ HEADS = ["eagle3", "selector"]
 
 def with_random_selector(folder: Path) -> Path:
     """The embedded P-EAGLE head with a path selector that changes some of its drafts."""
-    head = load_head(REPOSITORY / "models" / "embedded" / "p-eagle")
+    head = load_head(EMBEDDED / "p-eagle")
     torch.manual_seed(0)
     for parameter in head.add_selector(SelectorConfig(16)).parameters():
         torch.nn.init.normal_(parameter, std=0.25)

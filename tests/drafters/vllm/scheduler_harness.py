@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from copy import copy
 from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
 from drafters.train.embedded import EMBEDDED
 from drafters.vllm.scheduling.limits import MAX_K
@@ -175,25 +175,6 @@ class WatchedSequential(Watched, SequentialDrafter):
     """EAGLE-3's."""
 
 
-class ScriptedPolicy:
-    """A policy that does as it is told."""
-
-    k_max, k, max_unobserved_steps = K_MAX, 0, 1
-
-    @property
-    def k_limit(self) -> int:
-        return self.k
-
-    def choose(self, load: Load) -> int:
-        return self.k
-
-    def plan(self) -> None:
-        """The head alone drafts."""
-
-    def observe(self, step: Step) -> None:
-        """It learns nothing."""
-
-
 class Grammar:
     """A request's grammar, which leaves `keep(n)` of n drafts and takes every token."""
 
@@ -226,8 +207,7 @@ class SchedulerHarness:
         self.scheduler = DraftingScheduler(
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
-        self.scheduler.policy = self.told = ScriptedPolicy()
-        self.asked = ScriptedPolicy()  # as it was told in the step before
+        self.scheduler.policy = self.told = Fixed(0, K_MAX)
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -334,7 +314,6 @@ class SchedulerHarness:
         offered = scheduled.scheduled_spec_decode_tokens
         # Less than was told, and 1 or more, where the pass would not fit behind a full step.
         assert min(k, 1) <= scheduled.num_spec_tokens_to_schedule <= k
-        self.seen["cut k"] += scheduled.num_spec_tokens_to_schedule < k
         k = scheduled.num_spec_tokens_to_schedule
         drafts = self.drafter.draft(k, offered, sampled, [states], common, GREEDY)
         assert (drafts is None) == (k == 0)
@@ -353,17 +332,14 @@ class SchedulerHarness:
             ran = self.scheduler.recorder.recent[-1]
             self._check_load(ran.load)
             self._check_verified(ran, offered, lengths, kept)
-        self.asked = copy(self.told)
-        self.asked.k = k
         self.cut = {}
         if drafts is not None:
-            self._check_counts(drafts)
+            self._check_counts(drafts, k)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
             for name, row in zip(names, drafts, strict=True):
                 request = self.requests[name]
                 if not request.is_finished() and len(request.spec_token_ids) < len(row):
                     self.cut[name] = len(row)
-        self.seen["steps"] += 1
 
     def _check_counts_sent(
         self, outputs: Any, offered: dict[str, list[int]], made: dict[str, int]
@@ -386,7 +362,6 @@ class SchedulerHarness:
                 }
                 assert sent == {figure: self.verified[name, figure] for figure in sent}
                 assert counts is not self.requests[name].spec_decode_metrics or output.finish_reason
-                self.seen["counts followed"] += followed
 
     def _check_verified(
         self, step: Step, offered: dict[str, list[int]], made: dict[str, int], kept: dict[str, int]
@@ -417,9 +392,9 @@ class SchedulerHarness:
             assert load.draft_tokens_at(k) == sum(min(limit, k) for limit in limits)
         self.seen["limited"] += bool(load.requests_by_draft_limit)
 
-    def _check_counts(self, drafts: list[list[int]]) -> None:
+    def _check_counts(self, drafts: list[list[int]], k: int) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
-            assert len(row) <= min(self._limit(name), self.asked.k)
+            assert len(row) <= min(self._limit(name), k)
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's

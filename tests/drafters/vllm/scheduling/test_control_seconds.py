@@ -6,14 +6,15 @@ import pytest
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Step
 from drafters.vllm.scheduling import scheduler, step_recorder
-from tests.drafters.vllm.scheduler_harness import SchedulerHarness, ScriptedPolicy, configuration
+from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration
 
 LEARNING_S = 0.01
 
 
-class Slow(ScriptedPolicy):
+class Slow(Fixed):
     """Takes its time to learn, on a clock that stands still otherwise."""
 
     now = 0.0
@@ -43,7 +44,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
     harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
-    harness.scheduler.policy = harness.told = told = Slow()
+    harness.scheduler.policy = harness.told = told = Slow(0, K_MAX)
     told.max_unobserved_steps = max_unobserved_steps
     for module in (scheduler, step_recorder):
         monkeypatch.setattr(module, "perf_counter", told.clock)

@@ -188,8 +188,6 @@ def test_a_constraint_is_measured_once_a_request(monkeypatch: pytest.MonkeyPatch
         assert spans.after_newest(answer, MOST)
         answer.add(token)
     assert measured == ["GRAMMAR"]
-    spans.forget_ended({})
-    assert not spans._is_short
 
 
 def text_of(backend: Backend, constraint: dict[str, Any], beginning: str) -> str:
@@ -247,19 +245,6 @@ def test_spans_are_compared_with_the_tokens_that_came() -> None:
     assert spans.after_newest(answer, 0) == []
     spans.after_newest(answer, 3)
     assert spans.take_seen() == (Span(1, 0),)
-
-
-def test_a_request_that_ended_is_forgotten() -> None:
-    answer, spans = (
-        COMPACT.answer({"choice": ["positive", "negative"]}),
-        ForcedSpans(Manager(), MOST),
-    )
-    answer.add(TOKENIZER.encode("pos", add_special_tokens=False)[0])
-    assert spans.after_newest(answer, MOST)
-    spans.forget_ended({answer.request_id: answer})
-    assert spans._ahead
-    spans.forget_ended({})
-    assert not spans._ahead
 
 
 def test_nothing_is_drafted_while_the_model_thinks() -> None:

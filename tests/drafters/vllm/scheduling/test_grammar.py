@@ -10,24 +10,20 @@ from itertools import cycle
 import pytest
 from vllm.config import VllmConfig
 
+from bench.simulate.fixed import Fixed
 from drafters.control.acceptance import Acceptance
 from drafters.control.policy import Step
 from drafters.control.tuning import Tuning
-from tests.drafters.vllm.scheduler_harness import (
-    K_MAX,
-    Grammar,
-    SchedulerHarness,
-    ScriptedPolicy,
-    configuration,
-)
+from tests.drafters.vllm.scheduler_harness import K_MAX, Grammar, SchedulerHarness, configuration
 
 K = 3
 
 
-class Learning(ScriptedPolicy):
+class Learning(Fixed):
     """Learns acceptance, as the controller does."""
 
     def __init__(self) -> None:
+        super().__init__(0, K_MAX)
         self.acceptance = Acceptance(K_MAX, Tuning())
 
     def observe(self, step: Step) -> None:

@@ -14,9 +14,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from bench.simulate.fixed import Fixed
 from drafters.config import MAX_K
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
-from tests.drafters.vllm.scheduler_harness import K_MAX, ScriptedPolicy, configuration
+from tests.drafters.vllm.scheduler_harness import K_MAX, configuration
 
 LIMITS = {"free": None, "one": 1, "none": 0}
 
@@ -37,7 +38,7 @@ class Steps:
         self.scheduler = AsyncDraftingScheduler(
             config, cache, StructuredOutputManager(config), size, log_stats=True
         )
-        self.scheduler.policy = self.policy = ScriptedPolicy()
+        self.scheduler.policy = self.policy = Fixed(0, K_MAX)
         self.requests: dict[str, Request] = {}
         for name, limit in LIMITS.items():
             extra = None if limit is None else {MAX_K: limit}

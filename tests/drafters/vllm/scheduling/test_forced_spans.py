@@ -40,9 +40,7 @@ BYTES = xgr.TokenizerInfo.from_huggingface(TOKENIZER).decoded_vocab
 class Manager:
     """What forced spans read of vLLM's StructuredOutputManager."""
 
-    def __init__(self, tokenizer: Any = TOKENIZER) -> None:
-        self.tokenizer = tokenizer
-        self.thinks = False
+    tokenizer, thinks = TOKENIZER, False
 
     def _get_constraint_bounds(self, request: Any, tokens: Any) -> ConstraintBounds:
         return ConstraintBounds(1, 1) if self.thinks else ConstraintBounds(0, 0)

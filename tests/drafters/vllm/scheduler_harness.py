@@ -50,11 +50,10 @@ GREEDY = SimpleNamespace(all_greedy=True)  # what a drafter reads of SamplingMet
 
 
 class Model:
-    """In the drafter's place: stores keys, checks what the pass attends to, drafts at random."""
+    """In the place of the head: stores keys, and checks what the pass attends to."""
 
-    def __init__(self, drafter: Watched, random: Random) -> None:
+    def __init__(self, drafter: Watched) -> None:
         self.drafter = drafter
-        self.random = random
         self.keys: dict[int, tuple[int, int, float]] = {}  # slot -> position, token, state
 
     def combine_hidden_states(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -135,7 +134,7 @@ class Watched(Drafter):
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
         self._deferred, self._defers = [], min(3, window)
-        self.model = Model(self, harness.random)
+        self.model = Model(self)
         # By row of the batch: where its text ends, and what was drafted behind it.
         self.text_ends: dict[int, int] = {}
         self.drafted: dict[int, list[int]] = {}
@@ -193,7 +192,7 @@ class SchedulerHarness:
 
     def __init__(
         self, config: VllmConfig, *, seed: int, blocks: int, window: int, letters: int = 2,
-        longest: int = LONGEST, context: int = 0,
+        context: int = 0,
     ) -> None:  # fmt: skip
         """`config` says which kind of head drafts."""
         self.random = Random(seed)
@@ -226,7 +225,7 @@ class SchedulerHarness:
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         parallel = config.speculative_config.parallel_drafting
         kind = WatchedParallel if parallel else WatchedSequential
-        self.max_model_len = self.effective_drafter_max_model_len = longest
+        self.max_model_len = self.effective_drafter_max_model_len = LONGEST
         self.drafter = kind(config, self, window, context)
 
     def token(self) -> int:

@@ -9,8 +9,6 @@ the turn before is added. The result has for each engine "cached" tokens and "te
 order, and the number of KV cache "groups".
 """
 
-# ruff: noqa: E402
-# What decides how Triton and vLLM load comes first.
 from __future__ import annotations
 
 import json
@@ -19,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# What decides how Triton and vLLM load comes first.
 if json.loads(Path(sys.argv[1]).read_text())["v2"]:
     from engine_drafts_v2 import RestlessAsyncScheduler as Scheduler  # before vllm
 else:

@@ -7,7 +7,6 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -91,15 +91,16 @@ CASES = {
 }  # fmt: skip
 
 
-def randomise(module: torch.nn.Module) -> None:
-    """Weights under which every part of the module moves what comes out."""
+def randomise(module: torch.nn.Module, biases: float = 1.0) -> None:
+    """Weights under which every part of the module moves what comes out; `biases` is the standard
+    deviation of these."""
     for name, parameter in module.named_parameters():
         if "sinks" in name:
             torch.nn.init.normal_(parameter)
         elif parameter.dim() == 1 and "bias" not in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.4)
         elif parameter.dim() == 1 or "bias" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=biases)
         elif "embed" in name or "mask_hidden" in name:
             torch.nn.init.normal_(parameter)
         else:
@@ -112,7 +113,7 @@ class RandomTarget:
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
         self.model: Any = model.eval()
-        randomise(model)
+        randomise(model, biases=0.3)
         self.folder = folder
         model.save_pretrained(folder)
         self._streams: list[torch.Tensor] = []

@@ -176,9 +176,7 @@ def test_a_killed_run_is_continued(
 ) -> None:
     target.fingerprint  # noqa: B018 - computed here, not in the child
     killed = _store(target, texts, tmp_path)
-    child = multiprocessing.get_context("fork").Process(
-        target=_die, args=(killed, monkeypatch, at)
-    )  # fmt: skip
+    child = multiprocessing.get_context("fork").Process(target=_die, args=(killed, monkeypatch, at))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL

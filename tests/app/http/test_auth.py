@@ -241,6 +241,7 @@ def test_models_that_a_key_may_not_use() -> None:
         for body in ({"model": "aerie-embedded"}, {}, {"model": None}):
             error = refused(await post(client, **body), 403, "model_not_allowed")
             assert error["param"] == "model"
+        refused(await tokenize(client, "/tokenize"), 403, "model_not_allowed")
         assert (await post(client, key=OTHER)).status_code == 200
         assert engine.fake.usages == [(0, None)]
 
@@ -361,13 +362,6 @@ def test_tokenizing_takes_a_place(path: str) -> None:
         assert (await tokenize(client, path)).status_code == 200
 
     run(check, max_running="1", max_waiting="0")
-
-
-def test_who_may_not_use_the_model_may_not_tokenize_for_it() -> None:
-    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-        refused(await tokenize(client, "/tokenize"), 403, "model_not_allowed")
-
-    run(check, 'models = ["other"]')
 
 
 def test_work_of_the_tokenizer_that_nobody_waits_for_is_paid_as_charged() -> None:
@@ -509,10 +503,7 @@ LONG_LIST = ["x"] * 1000
     ("path", "body", "param"),
     [
         (PATH, {"prompt": "x", "n": TOO_MANY}, "n"),
-        (PATH, {"prompt": "x", "n": 129}, "n"),
-        (PATH, {"prompt": ["x", "y"], "n": 65}, "n"),
         (PATH, {"prompt": LONG_LIST}, "prompt"),
-        (PATH, {"prompt": [[1]] * 1000}, "prompt"),
         ("/v1/chat/completions", {"messages": [], "n": TOO_MANY}, "n"),
         ("/invocations", {"prompt": "x", "n": TOO_MANY}, "n"),
     ],

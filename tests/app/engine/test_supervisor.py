@@ -96,7 +96,7 @@ class Life:
 
 
 def run(life: Life, *acts: Act) -> int:
-    """Do the acts beside the engine's life, which then stops; returns how often it was announced."""
+    """Do the acts beside the engine's life, and stop it; returns how often it was announced."""
     announced: list[int] = []
 
     async def both() -> None:

@@ -6,14 +6,10 @@ blocks, headers and kinds of tools, with texts and schemas of our own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from fastapi.testclient import TestClient
+from tests.app.serving.test_dialects import STREAMING, TOOL_ANSWER, Gateway
 
-from tests.app.serving.test_dialects import STREAMING, TOOL_ANSWER
-
-Gateway = Callable[..., TestClient]
 CACHED = {"cache_control": {"type": "ephemeral"}}
 DRAFT_07 = "http://json-schema.org/draft-07/schema#"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 MODEL = "aerie-embedded"
 POLL_S = 0.1
@@ -146,6 +147,12 @@ class Gateway:
         self.ready_after_s = time.monotonic() - self.started_at
         return self
 
+    def engine_core(self) -> psutil.Process | None:
+        """The process of the engine core, if it is there."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next((child for child in children if "EngineCore" in child.name()), None)
+
     def wait_phase(self, phase: str, timeout_s: float = 240.0) -> None:
         """Until /readyz names this phase, which comes before readiness."""
         self.wait_bound()
@@ -193,6 +200,17 @@ class Gateway:
         while (found := self._group()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return found
+
+    @contextlib.contextmanager
+    def serving(self, ready_within_s: float = 240.0) -> Iterator[Gateway]:
+        """Once it is ready; at the end it is stopped, and leaves nothing behind."""
+        try:
+            yield self.wait_ready(ready_within_s)
+            code = self.stop()
+            assert code == 0, f"exit code {code} after SIGTERM{self.tail()}"
+            assert self.leftovers() == [], "processes outlived the gateway"
+        finally:
+            self.kill()
 
     def _group(self) -> list[str]:
         """Running processes of this gateway's group (Linux; empty elsewhere)."""

@@ -22,6 +22,7 @@ from deploy.grafana.dashboard_queries import DashboardQuery, queries
 from deploy.grafana.picture import Span, picture
 from docs.metrics import exported as declared
 
+from .bodies import greedy
 from .gateway import MODEL, Gateway
 from .prometheus import RULES, Prometheus, scraping
 from .prompts import PROMPTS
@@ -127,13 +128,7 @@ def load(
 
 
 def complete(http: httpx.Client, number: int) -> int:
-    body = {
-        "model": MODEL,
-        "prompt": PROMPTS[number % len(PROMPTS)],
-        "max_tokens": 96,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    body = greedy(PROMPTS[number % len(PROMPTS)], max_tokens=96)
     return http.post("/v1/completions", json=body).status_code
 
 
@@ -141,7 +136,7 @@ def fail(http: httpx.Client, url: str) -> None:
     """A deadline that passes, and a header beyond the bound."""
     late = http.post(
         "/v1/completions",
-        json={"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 1500, "ignore_eos": True},
+        json=greedy(PROMPTS[0], max_tokens=1500),
         headers={"x-request-timeout": "0.05"},
     )
     assert late.status_code == 504

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import anthropic
@@ -61,6 +61,20 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     log = tmp_path_factory.mktemp("drafting") / "gateway.log"
     with Gateway.launch(log, ["--enforce-eager"]).serving() as running:
         yield running
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways of the embedded model with these options and variables, and kills them."""
+    started: list[Gateway] = []
+
+    def start(*args: str, **env: str) -> Gateway:
+        started.append(Gateway.launch(tmp_path / f"gateway{len(started)}.log", args, env))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.kill()
 
 
 @pytest.fixture(scope="package")

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,6 +30,7 @@ from .wire import GENERATED, HELD, JSON, chunks, metric, read_events, wait_for_m
 
 SOAK_S = float(os.environ.get("AERIE_SOAK_S", "60"))
 CLIENTS = 48
+EAGER = "--enforce-eager"  # a start is sooner
 # Growth of the gateway's memory over the second half of a soak, in MiB and per minute of it.
 GROWTH_MIB, GROWTH_PER_MINUTE = 16.0, 4.0
 FAKE_TIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -41,20 +41,6 @@ pytestmark = [
     ),
     pytest.mark.timeout(300 + 2 * SOAK_S),
 ]
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
-    started: list[Gateway] = []
-
-    def start(*args: str, **env: str) -> Gateway:
-        log = tmp_path / f"gateway{len(started)}.log"
-        started.append(Gateway.launch(log, ["--enforce-eager", *args], env))
-        return started[-1]
-
-    yield start
-    for gateway in started:
-        gateway.kill()
 
 
 def ask(gateway: Gateway) -> httpx.Response:
@@ -73,7 +59,8 @@ def test_a_full_disk_under_the_logs(launch: Any, tmp_path: Path) -> None:
     if not os.access("/dev/full", os.W_OK):
         pytest.skip("needs /dev/full")
     (tmp_path / "gateway0.log").symlink_to("/dev/full")
-    gateway = launch("--access-log", "--log-level", "debug", PYTHONUNBUFFERED="")
+    options = (EAGER, "--access-log", "--log-level", "debug")
+    gateway = launch(*options, PYTHONUNBUFFERED="")
     gateway.log = None  # it cannot be read
     gateway.wait_ready()
     assert ask(gateway).status_code == 200
@@ -93,7 +80,8 @@ def test_a_full_disk_under_the_caches(launch: Any, tmp_path: Path) -> None:
     try:
         (cache / "filling").write_bytes(b"x" * 40_000)
         gateway = launch(
-            *("--calibration-s", "1", "--calibration-file", str(cache / "full" / "costs.json")),
+            *(EAGER, "--calibration-s", "1"),
+            *("--calibration-file", str(cache / "full" / "costs.json")),
             VLLM_CACHE_ROOT=str(cache),
             TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
             XDG_CACHE_HOME=str(cache),
@@ -113,7 +101,7 @@ def test_jumps_of_the_clock(launch: Any, tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
     gateway = launch(
-        *("--hang-timeout-s", "20", "--request-timeout-s", "120"),
+        *(EAGER, "--hang-timeout-s", "20", "--request-timeout-s", "120"),
         LD_PRELOAD=FAKE_TIME,
         FAKETIME_TIMESTAMP_FILE=str(clock),
         FAKETIME_NO_CACHE="1",
@@ -137,7 +125,7 @@ def test_jumps_of_the_clock(launch: Any, tmp_path: Path) -> None:
 
 
 def test_sigterm_in_the_middle_cuts_off_at_the_deadline(launch: Any) -> None:
-    gateway = launch("--drain-timeout-s", "1").wait_ready()
+    gateway = launch(EAGER, "--drain-timeout-s", "1").wait_ready()
     with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
         endless = greedy(max_tokens=1900, n=16, stream=True)
         with http.stream("POST", "/v1/completions", json=endless) as response:
@@ -230,7 +218,7 @@ class Soak:
 
 def test_a_soak_leaks_nothing(launch: Any) -> None:
     """At saturation, with clients that vanish, nonsense, and the engine killed after a quarter."""
-    gateway = launch("--max-num-seqs", "16", "--max-waiting", "16").wait_ready()
+    gateway = launch(EAGER, "--max-num-seqs", "16", "--max-waiting", "16").wait_ready()
     with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
         generated = metric(http, GENERATED)
         soak = Soak(gateway, 1)

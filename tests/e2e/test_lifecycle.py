@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,6 @@ from .wire import assert_error
 
 HEAD = Path(__file__).parents[2] / "models" / "embedded" / "p-eagle"
 BIND_WITHIN_S = 8.0
-REFUSE_WITHIN_S = 60.0
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Any]:
-    started: list[Gateway] = []
-
-    def start(*args: str, **env: str) -> Gateway:
-        started.append(Gateway.launch(tmp_path / f"gateway{len(started)}.log", args, env))
-        return started[-1]
-
-    yield start
-    for gateway in started:
-        gateway.kill()
 
 
 def assert_refuses(gateway: Gateway, within_s: float, *words: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +19,9 @@ from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest, RateLimi
 from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Identity, Tenant
 from app.http.request_context import RequestContext
+from app.llm.engine_load import EngineLoad
 from app.settings import load
+from tests.clock import Clock
 
 IN_TIME_S = 10.0
 TIMEOUT_S = 0.3
@@ -70,13 +71,6 @@ class Line:
                 if not (answers and self.state == "unheard"):
                     sink.write(data)
         sink.close()
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Gateways:
@@ -182,11 +176,10 @@ def test_it_is_released_without_another_request(
 
 
 def test_the_controller_runs_that_in_the_background() -> None:
-    settings = load({"redis_url": "redis://127.0.0.1:1/0"}, {}, preset="embedded")
-    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
+    settings = load({"redis_url": "redis://127.0.0.1:1/0"}, {})
 
     async def scenario() -> None:
-        admission = AdmissionController(settings, load_view)
+        admission = AdmissionController(settings, EngineLoad(capacity=8))
         (task,) = admission.background
         async with admission.open():
             await asyncio.sleep(0)
@@ -280,11 +273,8 @@ class Switching(MemoryLimiter):
 
 @pytest.mark.parametrize("away_from", ["start", "tokens", "end", "never"])
 def test_a_request_is_released_where_it_was_counted(tenant: Tenant, away_from: str) -> None:
-    settings = load({}, {}, preset="embedded")
-    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
-
     async def scenario() -> None:
-        admission = AdmissionController(settings, load_view)
+        admission = AdmissionController(load({}, {}), EngineLoad(capacity=8))
         admission.limiter = limiter = Switching()
         context = RequestContext(admission, Identity(tenant))
         limiter.away = away_from == "start"

@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.renderers import renderer_from_config
-from vllm.v1.engine.input_processor import InputProcessor
 
 from app.admission.controller import ANONYMOUS
 from app.endpoints import declared
 from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Phase
 from app.http.body.limits import BodyLimits, body_limits
-from app.llm.first_token import settle_first_token
 from app.main import create_app
 from app.routes.operations import metered_paths
 from app.routes.response_store import StoredItem, StoredResponse
 from app.serving.adapter import Adapter
 from app.settings import load
+from tests.app.fake_engine import FakeLlm
 from tests.app.phased_engine import PhasedEngine
 
 SETTINGS = load({}, {}, preset="embedded")
@@ -46,28 +43,11 @@ MOST_GROWTH = 1.1
 Body = dict[str, Any]
 
 
-class EngineCore:
-    """What the serving classes ask of vLLM's engine client. Every request gets one token, but for
-    a stream without end, which gets one every `CHUNK_S`."""
+class EndlessLlm(FakeLlm):
+    """Every request gets one token, but for a stream without end, which gets one every
+    `CHUNK_S`."""
 
-    errored = False
-
-    def __init__(self) -> None:
-        options = {"model": SETTINGS.model.model, "dtype": "float32", "enforce_eager": True}
-        self.vllm_config = AsyncEngineArgs(**options).create_engine_config()  # type: ignore[arg-type]
-        self.model_config = self.vllm_config.model_config
-        self.renderer = renderer_from_config(self.vllm_config)
-        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
-
-    def check_admission(self, requests: int) -> None:
-        """There is always room."""
-
-    def generate(
-        self, prompt: Any, params: Any, request_id: str, **_: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return settle_first_token(self._tokens(params, request_id))
-
-    async def _tokens(self, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[Any]:
         params.update_from_tokenizer(self.renderer.get_tokenizer())  # as AsyncLLM does, in the loop
         endless = params.ignore_eos
         while True:
@@ -82,11 +62,12 @@ class EngineCore:
 class ReadyEngine(PhasedEngine):
     """An engine without processes that serves from the start."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self) -> None:
         super().__init__(SETTINGS)
-        self._adapter = Adapter(core, SETTINGS, declared())  # type: ignore[arg-type]
+        llm = EndlessLlm("")
+        self._adapter = Adapter(llm, SETTINGS, declared())  # type: ignore[arg-type]
         self._adapter.warm_up()
-        self._max_model_len = core.model_config.max_model_len
+        self._max_model_len = llm.model_config.max_model_len
         self.phase = Phase.READY
         self.load.capacity = 256
 
@@ -167,7 +148,7 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def engine() -> ReadyEngine:
-    engine = ReadyEngine(EngineCore())
+    engine = ReadyEngine()
     freeze_gc()  # as the supervisor does
     return engine
 

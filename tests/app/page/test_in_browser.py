@@ -83,18 +83,6 @@ def test_the_first_visit(page: Page) -> None:
     assert page.tab.locator(".model").inner_text() == "aerie-embedded"
 
 
-def test_a_second_visit_loads_no_file_again(page: Page) -> None:
-    page.open()
-    statuses: dict[str, int] = {}
-    page.tab.on("response", lambda one: statuses.setdefault(one.url, one.status))
-    page.tab.reload()
-    page.tab.locator(".welcome").wait_for()
-    with httpx.Client(base_url=page.url) as http:
-        tag = http.get("/").headers["etag"]
-        assert http.get("/", headers={"if-none-match": tag}).status_code == 304
-    assert statuses[f"{page.url}/"] in (200, 304)
-
-
 def test_an_answers_tokens_are_those_that_the_engine_counted(page: Page) -> None:
     page.open()
     with httpx.Client(base_url=page.url) as http:

@@ -255,17 +255,18 @@ def test_what_is_no_request(data: bytes) -> None:
     run(scenario)
 
 
+async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send byte by byte until the server has closed."""
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+
 def test_slow_headers() -> None:
     async def scenario(server: Server) -> None:
         reader, writer = await server.open()
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                for byte in b"GET / HTTP/1.1\r\n" + b"x" * 1000:
-                    writer.write(bytes([byte]))
-                    await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
+        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"x" * 1000))
         async with asyncio.timeout(PLENTY_S):
             refusal(await reader.read(), 408)
         dripping.cancel()
@@ -291,14 +292,7 @@ def test_a_slow_body_ends_even_if_nobody_reads_it(
     async def scenario(server: Server) -> None:
         reader, writer = await server.open()
         writer.write(b"POST " + path + b" HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                for _ in range(1000):
-                    writer.write(b"x")
-                    await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
+        dripping = asyncio.create_task(drip(writer, b"x" * 1000))
         async with asyncio.timeout(PLENTY_S):
             with contextlib.suppress(ConnectionError):
                 await reader.read()

@@ -141,13 +141,10 @@ def test_an_offer_admits_no_other_reading_of_a_body(rest: bytes) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("more", "status"),
-    [(b"a: b\r\n" * 101, 431), (b"long: " + b"x" * 33_000 + b"\r\n", 431)],
-)
-def test_the_bounds_of_the_head_hold(more: bytes, status: int) -> None:
+@pytest.mark.parametrize("more", [b"a: b\r\n" * 101, b"long: " + b"x" * 33_000 + b"\r\n"])
+def test_the_bounds_of_the_head_hold(more: bytes) -> None:
     async def scenario(server: Server) -> None:
-        refusal(await server.say(post(H2C + more, BODIES["a length"])), status)
+        refusal(await server.say(post(H2C + more, BODIES["a length"])), 431)
         assert not server.app.scopes
 
     run(scenario)

@@ -45,18 +45,13 @@ def test_failures_are_counted_never_raised(against: Any, script: Script) -> None
 
 
 def test_no_server_is_a_failure() -> None:
-    async def run() -> Any:
+    async def ask() -> None:
         async with Client("http://127.0.0.1:9") as client:
-            return await client.stream(JOB)
+            assert "Connect" in (await client.stream(JOB)).failure
+            with pytest.raises(RuntimeError, match="/v1/models"):
+                await client.json("GET", "/v1/models")
 
-    assert "Connect" in asyncio.run(run()).failure
-
-    async def ask() -> Any:
-        async with Client("http://127.0.0.1:9") as client:
-            return await client.json("GET", "/v1/models")
-
-    with pytest.raises(RuntimeError, match="/v1/models"):
-        asyncio.run(ask())
+    asyncio.run(ask())
 
 
 def test_a_moving_limit_moves_the_load() -> None:

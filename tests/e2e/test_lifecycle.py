@@ -66,7 +66,7 @@ def test_readiness_names_the_phase_while_starting(gateway: Gateway) -> None:
 @pytest.mark.parametrize("line", ["POST /v1/chat/completions", "POST /v1/completions"])
 def test_requests_while_starting_are_told_to_retry(gateway: Gateway, line: str) -> None:
     responses = starting(gateway, line)
-    assert responses, "asked once, after the first 503 from /readyz"
+    assert responses, "asked once, as soon as the port was bound"
     for response in responses:
         assert_error(response, 503)
         assert int(response.headers["retry-after"]) >= 1

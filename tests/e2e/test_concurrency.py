@@ -44,7 +44,8 @@ def completed_at_once(gateway: Gateway, bodies: list[JSON]) -> list[str]:
 
     async def run() -> list[str]:
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
-            answers = await asyncio.gather(*(client.post("/v1/completions", json=b) for b in bodies))
+            calls = [client.post("/v1/completions", json=body) for body in bodies]
+            answers = await asyncio.gather(*calls)
             return [text_of(answer.raise_for_status().json()) for answer in answers]
 
     return asyncio.run(run())

@@ -145,10 +145,9 @@ def test_no_thread_of_the_engine_hears_the_terminal(gateway: Gateway) -> None:
     """Or Ctrl-C would begin to end the engine under the requests that the gateway drains."""
     if not gateway.owned:
         pytest.skip("this gateway's processes are not ours to see")
+    core = gateway.engine_core()
+    assert core is not None
     terminal = 1 << signal.SIGINT - 1 | 1 << signal.SIGHUP - 1
-    for child in psutil.Process(gateway.process.pid).children(recursive=True):
-        if "EngineCore" not in child.name():
-            continue
-        for status in Path(f"/proc/{child.pid}/task").glob("*/status"):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-            assert int(fields["SigBlk"], 16) & terminal == terminal, fields["Name"]
+    for status in Path(f"/proc/{core.pid}/task").glob("*/status"):
+        fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+        assert int(fields["SigBlk"], 16) & terminal == terminal, fields["Name"]

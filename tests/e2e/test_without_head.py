@@ -105,9 +105,7 @@ def explain(headless_http: httpx.Client, number: int, drafted: list[int], plain:
     prompt = headless_http.post(
         "/tokenize", json={"model": MODEL, "prompt": PROMPTS[number]}
     ).json()["tokens"]
-    body = greedy(
-        prompt + plain[:at], max_tokens=1, logprobs=5, return_tokens_as_token_ids=True
-    )
+    body = greedy(prompt + plain[:at], max_tokens=1, logprobs=5, return_tokens_as_token_ids=True)
     answer: JSON = headless_http.post("/v1/completions", json=body).json()
     top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     ours, theirs = (top.get(f"token_id:{t}") for t in (drafted[at], plain[at]))

@@ -11,9 +11,7 @@ import os
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +21,7 @@ from app.doctor import models
 from app.doctor.examination import check_models, check_start
 from app.doctor.gpus import GpuDevice
 from app.settings import REPOSITORY, load
+from tests.http_server import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PAIR = {"model": "org/target", "drafter": "org/head", "port": "0"}
@@ -63,7 +62,7 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """GET and HEAD of repository descriptions and of files, whole or by range."""
 
     protocol_version = "HTTP/1.1"
@@ -110,18 +109,12 @@ class Hub(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     Hub.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Hub) as url:
+        yield url
 
 
 def doctor(home: Path, **environment: str) -> dict[str, dict[str, str]]:

@@ -274,38 +274,34 @@ def test_every_route_is_attacked(limits: BodyLimits) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> None:
+async def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> None:
     """Gaps that the machine makes by itself are measured first, without a body. A body that holds
     up the stream does so each time."""
     slow: list[str] = []
-
-    async def measure() -> None:
-        quiet = Gateway(create_app(SETTINGS, engine))
-        async with quiet.beside_a_stream():
-            await asyncio.sleep(50 * CHUNK_S)
-        noise = max(quiet.gaps)
-        for path, what, body in worst(limits):
-            data = json.dumps(body).encode()
-            assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
-            for _ in range(TRIES):
-                gateway = Gateway(quiet.app)
-                keep_the_worst(gateway.app)
-                async with gateway.beside_a_stream():
-                    began = time.process_time()
-                    status, answer = await gateway.post(path, data)
-                    seconds = time.process_time() - began
-                assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
-                assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
-                # Too few probes for a 99th percentile: none of them may be slow.
-                gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
-                figures = f"{seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
-                print(f"{path} {what}: {status}, {figures}", flush=True)
-                if gap <= MOST_GAP_S and livez <= MOST_LIVEZ_S:
-                    break
-            else:
-                slow.append(f"{path} {what}: {figures}")
-
-    asyncio.run(measure())
+    quiet = Gateway(create_app(SETTINGS, engine))
+    async with quiet.beside_a_stream():
+        await asyncio.sleep(50 * CHUNK_S)
+    noise = max(quiet.gaps)
+    for path, what, body in worst(limits):
+        data = json.dumps(body).encode()
+        assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
+        for _ in range(TRIES):
+            gateway = Gateway(quiet.app)
+            keep_the_worst(gateway.app)
+            async with gateway.beside_a_stream():
+                began = time.process_time()
+                status, answer = await gateway.post(path, data)
+                seconds = time.process_time() - began
+            assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
+            assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
+            # Too few probes for a 99th percentile: none of them may be slow.
+            gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
+            figures = f"{seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
+            print(f"{path} {what}: {status}, {figures}", flush=True)
+            if gap <= MOST_GAP_S and livez <= MOST_LIVEZ_S:
+                break
+        else:
+            slow.append(f"{path} {what}: {figures}")
     assert not slow
 
 
@@ -314,20 +310,16 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
+async def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
     """All of the worst bodies at once, after they were sent once for what is loaded and cached."""
-
-    async def measure() -> None:
-        gateway = Gateway(create_app(SETTINGS, engine))
-        keep_the_worst(gateway.app)
-        bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
-        assert len(bodies) >= 20
-        for path, data in bodies:
-            await gateway.post(path, data)
-        keep_the_worst(gateway.app)
-        before = resident_bytes()
-        await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
-        await asyncio.sleep(0.1)
-        assert resident_bytes() < MOST_GROWTH * before
-
-    asyncio.run(measure())
+    gateway = Gateway(create_app(SETTINGS, engine))
+    keep_the_worst(gateway.app)
+    bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
+    assert len(bodies) >= 20
+    for path, data in bodies:
+        await gateway.post(path, data)
+    keep_the_worst(gateway.app)
+    before = resident_bytes()
+    await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
+    await asyncio.sleep(0.1)
+    assert resident_bytes() < MOST_GROWTH * before

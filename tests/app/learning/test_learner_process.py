@@ -127,9 +127,7 @@ time.sleep(60)
 """
 
 
-def test_it_ends_when_the_gateway_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     """With the command of the real one, and another module in its place."""
     (tmp_path / "stand_in_learner.py").write_text(LEARNER)
     told = tmp_path / "told"

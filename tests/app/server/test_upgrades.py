@@ -59,7 +59,7 @@ async def test_the_body_arrives_however_it_is_split(offer: bytes, body: bytes, s
             if not closes:
                 assert b"HTTP/1.1 200 OK" in await reader.readuntil(END)
         writer.close()
-        assert server.app.bodies == [5] if closes else [5, 5]
+        assert server.app.bodies == ([5] if closes else [5, 5])
 
 
 async def test_many_offers_one_behind_the_other() -> None:

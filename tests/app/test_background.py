@@ -133,6 +133,7 @@ async def test_every_task_of_the_gateway_comes_back(
 
     async def defect(*arguments: object) -> None:
         raise RuntimeError("a defect")
+
     engine = FakeEngine(settings)
     gateway = create_app(settings, engine)
     transport = httpx.ASGITransport(gateway)

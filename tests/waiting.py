@@ -14,13 +14,16 @@ _PAUSE_S = 0.002
 
 
 def until(
-    happened: Callable[[], Any], within_s: float = IN_TIME_S, what: Callable[[], Any] | str = ""
+    happened: Callable[[], Any],
+    within_s: float = IN_TIME_S,
+    what: Callable[[], Any] | str = "",
+    every_s: float = _PAUSE_S,
 ) -> float:
     """Seconds until `happened()` is true. The test fails with `what` if it is not `within_s`."""
     began = time.monotonic()
     while not happened():
         _fail_if_late(began, within_s, what)
-        time.sleep(_PAUSE_S)
+        time.sleep(every_s)
     return time.monotonic() - began
 
 

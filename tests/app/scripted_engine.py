@@ -158,7 +158,7 @@ class ScriptedEngine:
                     ended = new[-1] == self.tokenizer.eos_token_id
                     reason = FinishReason.STOP if ended else FinishReason.LENGTH
                     del running[name]
-                logprobs = None if params.logprobs is None else _logprobs(new, params.logprobs)
+                logprobs = None if params.logprobs is None else logprobs_of(new, params.logprobs)
                 snapshot = deepcopy(counts[name]) if self.k else None
                 if snapshot is not None and reports_tokens(params):
                     snapshot = by_source[name].attached_to(snapshot)
@@ -179,7 +179,7 @@ class ScriptedEngine:
                 yield ready
 
 
-def _logprobs(tokens: list[int], alternatives: int) -> LogprobsLists:
+def logprobs_of(tokens: list[int], alternatives: int) -> LogprobsLists:
     """The chosen token first, and others behind it."""
     ids = np.array([[token, *range(10, 10 + alternatives)] for token in tokens])
     values = np.tile(-0.5 - np.arange(alternatives + 1, dtype=np.float32), (len(tokens), 1))

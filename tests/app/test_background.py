@@ -46,19 +46,14 @@ class Work:
     [ValueError("x"), RecursionError(), MemoryError(), asyncio.CancelledError(), None],
     ids=lambda end: type(end).__name__,
 )
-def test_whatever_ends_it_it_comes_back(
+async def test_whatever_ends_it_it_comes_back(
     caplog: pytest.LogCaptureFixture, end: BaseException | None
 ) -> None:
-    before = failures("work")
-
-    async def scenario() -> None:
-        work = Work(end)
-        async with BackgroundTask("work", work, first_retry_s=0.01) as task:
-            await soon(lambda: work.starts == 2)
-            assert task.detail == {"state": "running", "failures": 1}
-        assert task.state == "stopped"
-
-    asyncio.run(scenario())
+    before, work = failures("work"), Work(end)
+    async with BackgroundTask("work", work, first_retry_s=0.01) as task:
+        await soon(lambda: work.starts == 2)
+        assert task.detail == {"state": "running", "failures": 1}
+    assert task.state == "stopped"
     assert failures("work") - before == 1
     [record] = caplog.records
     assert record.levelname == "ERROR"
@@ -66,32 +61,27 @@ def test_whatever_ends_it_it_comes_back(
     assert (record.exc_info is None) == (end is None), "a stack, to find the defect with"
 
 
-def test_each_further_end_waits_twice_as_long_up_to_a_bound(
+async def test_each_further_end_waits_twice_as_long_up_to_a_bound(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        work = Work(*4 * [ValueError()])
-        async with BackgroundTask("work", work, first_retry_s=0.1, max_retry_s=0.3):
-            await soon(lambda: work.starts == 5)
-
-    asyncio.run(scenario())
+    work = Work(*4 * [ValueError()])
+    async with BackgroundTask("work", work, first_retry_s=0.1, max_retry_s=0.3):
+        await soon(lambda: work.starts == 5)
     assert [record.args[2] for record in caplog.records if record.args] == [0.1, 0.2, 0.3, 0.3]
 
 
-def test_what_is_final_is_raised_and_counts_for_nothing() -> None:
+async def test_what_is_final_is_raised_and_counts_for_nothing() -> None:
     before = failures("work")
     task = BackgroundTask("work", Work(KeyError()), final=(LookupError,))
     with pytest.raises(KeyError):
-        asyncio.run(task.run())
+        await task.run()
     assert (task.detail, failures("work")) == ({"state": "stopped", "failures": 0}, before)
 
 
-def test_it_can_be_cancelled_in_its_pause() -> None:
-    async def scenario() -> None:
-        async with BackgroundTask("work", Work(ValueError()), first_retry_s=3600) as task:
-            await soon(lambda: task.state == "waiting")
-
-    asyncio.run(asyncio.wait_for(scenario(), IN_TIME_S))
+async def test_it_can_be_cancelled_in_its_pause() -> None:
+    task = BackgroundTask("work", Work(ValueError()), first_retry_s=3600)
+    async with asyncio.timeout(IN_TIME_S), task:
+        await soon(lambda: task.state == "waiting")
 
 
 class FakeEngine(Engine):
@@ -132,7 +122,7 @@ class FakeSpeculationClient:
         ("engine_watch", f"{__name__}.FakeEngine._end_of"),
     ],
 )
-def test_every_task_of_the_gateway_comes_back(
+async def test_every_task_of_the_gateway_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, broken: str
 ) -> None:
     """Killed once by a defect; then what it watches is watched again, and readiness shows it."""
@@ -144,37 +134,32 @@ def test_every_task_of_the_gateway_comes_back(
     async def defect(*arguments: object) -> None:
         raise RuntimeError("a defect")
 
-    async def scenario() -> None:
-        engine = FakeEngine(settings)
-        gateway = create_app(settings, engine)
-        transport = httpx.ASGITransport(gateway)
-        async with (
-            httpx.AsyncClient(transport=transport, base_url="http://gateway") as client,
-            gateway.router.lifespan_context(gateway),
-        ):
-            with monkeypatch.context() as patch:
-                patch.setattr(broken, defect)
-                if task != "keys_file":  # those wait, and begin again with their engine
-                    await restart(engine)
-                await soon(lambda: failures(task) > before)
-            shown = (await client.get("/readyz")).json()["background"]
-            assert set(shown) == {"keys_file", "speculation_metrics", "engine_watch"}
-            assert shown[task]["failures"] >= 1
-            every = {
-                one.name: one for one in (*engine.background, *gateway.state.admission.background)
-            }
-            await soon(lambda: {one.state for one in every.values()} == {"running"})
+    engine = FakeEngine(settings)
+    gateway = create_app(settings, engine)
+    transport = httpx.ASGITransport(gateway)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://gateway") as client,
+        gateway.router.lifespan_context(gateway),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, defect)
+            if task != "keys_file":  # those wait, and begin again with their engine
+                await restart(engine)
+            await soon(lambda: failures(task) > before)
+        shown = (await client.get("/readyz")).json()["background"]
+        assert set(shown) == {"keys_file", "speculation_metrics", "engine_watch"}
+        assert shown[task]["failures"] >= 1
+        every = {one.name: one for one in (*engine.background, *gateway.state.admission.background)}
+        await soon(lambda: {one.state for one in every.values()} == {"running"})
 
-            assert (await client.get("/readyz")).json()["keys_file"] == "current"
-            keys.write_text("")
-            await soon(lambda: gateway.state.admission.keys.stale)
-            ready = await client.get("/readyz")
-            assert (ready.status_code, ready.json()["keys_file"]) == (200, "stale")
-            keys.write_text(keys_of("two"))
-            await soon(lambda: gateway.state.admission.identify(b"two") is not None)
-            assert gateway.state.admission.identify(b"one") is None
-
-    asyncio.run(scenario())
+        assert (await client.get("/readyz")).json()["keys_file"] == "current"
+        keys.write_text("")
+        await soon(lambda: gateway.state.admission.keys.stale)
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["keys_file"]) == (200, "stale")
+        keys.write_text(keys_of("two"))
+        await soon(lambda: gateway.state.admission.identify(b"two") is not None)
+        assert gateway.state.admission.identify(b"one") is None
 
 
 async def restart(engine: FakeEngine) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from app.cli import _parser, main
 from app.commands.command_line import FIRST, split
-from app.settings import Settings, load, section_of
+from app.settings import load, section_of
 
 
 def test_every_setting_is_an_option() -> None:
@@ -73,9 +72,6 @@ def test_options_that_are_not_ours_are_vllms(
         (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
          "--speculative-config: {\"method\": \"ngram\""),
         (["--lora-modules", "a=b"], "--lora-modules: cannot work here: adapters"),
-        (["--ssl-keyfile", "k.pem"], "--ssl-keyfile: cannot work here: the gateway speaks plain"),
-        (["--worker-cls", "x.Y"], "--worker-cls: cannot work here"),
-        (["--return-tokens-as-token-ids"], "ids: cannot work here: requests ask for it"),
         (["--kv-cache-dtype", "fp9"], "--kv-cache-dtype: invalid choice"),
         (["--api-key", "secret", "b"], "admission.api_key: Value error, takes one key"),
         (["--sse-keep-alive-interval", "0"], "--sse-keep-alive-interval: 0 cannot work here"),
@@ -92,31 +88,6 @@ def test_what_of_vllms_cannot_work_is_refused_with_a_word(
 ) -> None:
     assert main(["serve", "some/model", *line]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_the_command_line_of_vllm_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options that name a setting, options of the engine, and parts of JSON."""
-    taken: list[Settings] = []
-    monkeypatch.setattr("app.cli._refuse_unfit_models", lambda *_: None)
-    monkeypatch.setattr("app.server.run.serve", taken.append)
-    line = """
-        some/model --served-model-name it --gpu_memory_utilization 0.8 -tp 2 --kv-cache-dtype fp8
-        --no-enable-prefix-caching --enable-auto-tool-choice --tool-call-parser hermes
-        --compilation-config.mode 0 --dtype half --api-key k --max-model-len 32k
-    """
-    config = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 4}
-    config["parallel_drafting"] = True
-    assert main(["serve", *line.split(), "--speculative-config", json.dumps(config)]) == 0
-    (settings,) = taken
-    assert (settings.speculation.drafter, settings.speculation.k) == ("a/head", 4)
-    assert settings.model.model == "some/model"
-    assert settings.model.dtype == "float16"
-    assert settings.engine.tensor_parallel_size == 2
-    assert settings.engine.max_model_len == 32_000
-    assert settings.engine.enable_prefix_caching is False
-    assert settings.engine.engine_args["kv_cache_dtype"] == "fp8"
-    assert settings.engine.engine_args["compilation_config"].mode == 0
-    assert settings.admission.guarded
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor"])

@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.renderers import renderer_from_config
-from vllm.v1.engine.input_processor import InputProcessor
 
 from app.admission.controller import ANONYMOUS
 from app.endpoints import declared
 from app.engine.freeze_gc import freeze_gc
 from app.engine.supervisor import Phase
 from app.http.body.limits import BodyLimits, body_limits
-from app.llm.first_token import settle_first_token
 from app.main import create_app
 from app.routes.operations import metered_paths
 from app.routes.response_store import StoredItem, StoredResponse
 from app.serving.adapter import Adapter
 from app.settings import load
+from tests.app.fake_engine import FakeLlm
 from tests.app.phased_engine import PhasedEngine
 
 SETTINGS = load({}, {}, preset="embedded")
@@ -46,28 +43,11 @@ MOST_GROWTH = 1.1
 Body = dict[str, Any]
 
 
-class EngineCore:
-    """What the serving classes ask of vLLM's engine client. Every request gets one token, but for
-    a stream without end, which gets one every `CHUNK_S`."""
+class EndlessLlm(FakeLlm):
+    """Every request gets one token, but for a stream without end, which gets one every
+    `CHUNK_S`."""
 
-    errored = False
-
-    def __init__(self) -> None:
-        options = {"model": SETTINGS.model.model, "dtype": "float32", "enforce_eager": True}
-        self.vllm_config = AsyncEngineArgs(**options).create_engine_config()  # type: ignore[arg-type]
-        self.model_config = self.vllm_config.model_config
-        self.renderer = renderer_from_config(self.vllm_config)
-        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
-
-    def check_admission(self, requests: int) -> None:
-        """There is always room."""
-
-    def generate(
-        self, prompt: Any, params: Any, request_id: str, **_: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return settle_first_token(self._tokens(params, request_id))
-
-    async def _tokens(self, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[Any]:
         params.update_from_tokenizer(self.renderer.get_tokenizer())  # as AsyncLLM does, in the loop
         endless = params.ignore_eos
         while True:
@@ -82,11 +62,12 @@ class EngineCore:
 class ReadyEngine(PhasedEngine):
     """An engine without processes that serves from the start."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self) -> None:
         super().__init__(SETTINGS)
-        self._adapter = Adapter(core, SETTINGS, declared())  # type: ignore[arg-type]
+        llm = EndlessLlm("")
+        self._adapter = Adapter(llm, SETTINGS, declared())  # type: ignore[arg-type]
         self._adapter.warm_up()
-        self._max_model_len = core.model_config.max_model_len
+        self._max_model_len = llm.model_config.max_model_len
         self.phase = Phase.READY
         self.load.capacity = 256
 
@@ -167,7 +148,7 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def engine() -> ReadyEngine:
-    engine = ReadyEngine(EngineCore())
+    engine = ReadyEngine()
     freeze_gc()  # as the supervisor does
     return engine
 
@@ -293,38 +274,34 @@ def test_every_route_is_attacked(limits: BodyLimits) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> None:
+async def test_no_body_holds_up_a_stream(engine: ReadyEngine, limits: BodyLimits) -> None:
     """Gaps that the machine makes by itself are measured first, without a body. A body that holds
     up the stream does so each time."""
     slow: list[str] = []
-
-    async def measure() -> None:
-        quiet = Gateway(create_app(SETTINGS, engine))
-        async with quiet.beside_a_stream():
-            await asyncio.sleep(50 * CHUNK_S)
-        noise = max(quiet.gaps)
-        for path, what, body in worst(limits):
-            data = json.dumps(body).encode()
-            assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
-            for _ in range(TRIES):
-                gateway = Gateway(quiet.app)
-                keep_the_worst(gateway.app)
-                async with gateway.beside_a_stream():
-                    began = time.process_time()
-                    status, answer = await gateway.post(path, data)
-                    seconds = time.process_time() - began
-                assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
-                assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
-                # Too few probes for a 99th percentile: none of them may be slow.
-                gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
-                figures = f"{seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
-                print(f"{path} {what}: {status}, {figures}", flush=True)
-                if gap <= MOST_GAP_S and livez <= MOST_LIVEZ_S:
-                    break
-            else:
-                slow.append(f"{path} {what}: {figures}")
-
-    asyncio.run(measure())
+    quiet = Gateway(create_app(SETTINGS, engine))
+    async with quiet.beside_a_stream():
+        await asyncio.sleep(50 * CHUNK_S)
+    noise = max(quiet.gaps)
+    for path, what, body in worst(limits):
+        data = json.dumps(body).encode()
+        assert len(data) <= limits.size, f"{path} {what}: the limits do not let it through"
+        for _ in range(TRIES):
+            gateway = Gateway(quiet.app)
+            keep_the_worst(gateway.app)
+            async with gateway.beside_a_stream():
+                began = time.process_time()
+                status, answer = await gateway.post(path, data)
+                seconds = time.process_time() - began
+            assert status in (200, 400, 413), f"{path} {what}: {status} {answer[:200]!r}"
+            assert b"not found" not in answer, f"{path} {what}: {answer[:200]!r}"
+            # Too few probes for a 99th percentile: none of them may be slow.
+            gap, livez = max(gateway.gaps) - noise, max(gateway.livez) - noise
+            figures = f"{seconds:.3f} s, gap {gap:.3f} s, livez {livez:.3f} s"
+            print(f"{path} {what}: {status}, {figures}", flush=True)
+            if gap <= MOST_GAP_S and livez <= MOST_LIVEZ_S:
+                break
+        else:
+            slow.append(f"{path} {what}: {figures}")
     assert not slow
 
 
@@ -333,20 +310,16 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
+async def test_memory_is_given_back(engine: ReadyEngine, limits: BodyLimits) -> None:
     """All of the worst bodies at once, after they were sent once for what is loaded and cached."""
-
-    async def measure() -> None:
-        gateway = Gateway(create_app(SETTINGS, engine))
-        keep_the_worst(gateway.app)
-        bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
-        assert len(bodies) >= 20
-        for path, data in bodies:
-            await gateway.post(path, data)
-        keep_the_worst(gateway.app)
-        before = resident_bytes()
-        await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
-        await asyncio.sleep(0.1)
-        assert resident_bytes() < MOST_GROWTH * before
-
-    asyncio.run(measure())
+    gateway = Gateway(create_app(SETTINGS, engine))
+    keep_the_worst(gateway.app)
+    bodies = [(path, json.dumps(body).encode()) for path, _, body in worst(limits)]
+    assert len(bodies) >= 20
+    for path, data in bodies:
+        await gateway.post(path, data)
+    keep_the_worst(gateway.app)
+    before = resident_bytes()
+    await asyncio.gather(*[gateway.post(path, data) for path, data in bodies])
+    await asyncio.sleep(0.1)
+    assert resident_bytes() < MOST_GROWTH * before

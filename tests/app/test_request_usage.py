@@ -165,7 +165,7 @@ def test_what_has_ended_counts_as_before_and_is_dropped(
     assert usage.sequences == []
 
 
-def test_requests_do_not_share_their_usage() -> None:
+async def test_requests_do_not_share_their_usage() -> None:
     async def request_usage(i: int) -> bool:
         mine = RequestUsage(priority=i)
         set_current_usage(mine)
@@ -175,10 +175,7 @@ def test_requests_do_not_share_their_usage() -> None:
     async def seen() -> RequestUsage | None:
         return current_usage()
 
-    async def scenario() -> list[bool]:
-        return await asyncio.gather(*(asyncio.create_task(request_usage(i)) for i in range(10)))
-
-    assert all(asyncio.run(scenario()))
+    assert all(await asyncio.gather(*(asyncio.create_task(request_usage(i)) for i in range(10))))
 
 
 @pytest.mark.parametrize(("policy", "priority"), [("priority", -3), ("fcfs", 0)])
@@ -198,7 +195,7 @@ def test_what_the_tenant_may_reaches_the_engine(policy: str, priority: int) -> N
 
 
 @pytest.mark.parametrize(("answer", "paid"), [(7, 7), (None, 100)], ids=["counted", "refused"])
-def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
+async def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
     answer: int | None, paid: int
 ) -> None:
     """A refusal that comes after the work has no count."""
@@ -208,11 +205,8 @@ def test_the_tokenizers_work_is_entered_as_counted_or_as_charged(
         assert usage.tokenized == 100, "whoever leaves now pays what was charged"
         return answer
 
-    async def request() -> None:
-        set_current_usage(usage)
-        assert await count_tokenized(call, lambda _, count: count)("text") == answer
-
-    asyncio.run(request())
+    set_current_usage(usage)
+    assert await count_tokenized(call, lambda _, count: count)("text") == answer
     assert usage.tokenized == paid
 
 

@@ -6,6 +6,7 @@ compared, and `AERIE_WRITE_GOLDEN=1` writes them anew.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -41,26 +42,31 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 IMAGE = ("--set", "image.repository=registry.example/aerie")
 
 
-def render(*arguments: str) -> str:
-    done = helm("template", "aerie", str(CHART), "--namespace", "serving", *arguments)
+def render(*arguments: str, chart: Path = CHART) -> str:
+    done = helm("template", "aerie", str(chart), "--namespace", "serving", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def kept(case: str) -> list[dict[str, Any]]:
-    text = (HERE / f"{case}.golden.yaml").read_text("utf-8")
+def parsed(text: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def built(helm_folder: Path, into: Path) -> tuple[Path, str]:
-    """The chart as `build.sh` packages it, and what that printed."""
+def kept(case: str) -> list[dict[str, Any]]:
+    return parsed((HERE / f"{case}.golden.yaml").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as `build.sh` packages it."""
+    into = tmp_path_factory.mktemp("package")
     done = subprocess.run(
-        [str(helm_folder / "build.sh"), str(into)],
+        [str(CHART.parent / "build.sh"), str(into)],
         env={**os.environ, "HELM": str(HELM)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (package,) = into.glob("*.tgz")
-    return package, done.stdout
+    (file,) = into.glob("*.tgz")
+    return file
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -121,34 +127,9 @@ def test_wrong_values_are_refused(values: list[str], words: str) -> None:
 
 
 @needs_helm
-def test_the_package_holds_rules_and_dashboards_of_the_repository(tmp_path: Path) -> None:
-    """A copy of the repository's deploy/ with a rule, its test and a dashboard in it."""
-    deploy = tmp_path / "deploy"
-    shutil.copytree(CHART.parent, deploy / "helm")
-    (deploy / "prometheus").mkdir()
-    (deploy / "grafana").mkdir()
-    rules = {"groups": [{"name": "aerie", "rules": [{"alert": "Down", "expr": "up == 0"}]}]}
-    (deploy / "prometheus" / "aerie.rules.yml").write_text(yaml.safe_dump(rules))
-    (deploy / "prometheus" / "aerie.test.yml").write_text("groups:\n- x\ntests:\n- y\n")
-    (deploy / "grafana" / "aerie.json").write_text('{"title": "{{ braces }}"}')
-    package, printed = built(deploy / "helm", tmp_path / "out")
-    assert "rules: 1, dashboards: 1" in printed
-    switches = ["--set", "prometheusRule.enabled=true,dashboards.enabled=true"]
-    done = helm("template", "aerie", str(package), *IMAGE, *switches)
-    assert done.returncode == 0, done.stderr
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
-    assert of_kind(documents, "PrometheusRule")["spec"] == rules
-    boards = [d["data"] for d in documents if d["metadata"]["name"] == "aerie-dashboards"]
-    assert [json.loads(board["aerie.json"])["title"] for board in boards] == ["{{ braces }}"]
-
-
-@needs_helm
-def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(tmp_path: Path) -> None:
-    package, _ = built(CHART.parent, tmp_path)
+def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(package: Path) -> None:
     switches = "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://docs.example/aerie/"
-    done = helm("template", "aerie", str(package), *IMAGE, "--set", switches)
-    assert done.returncode == 0, done.stderr
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    documents = parsed(render(*IMAGE, "--set", switches, chart=package))
     for group in of_kind(documents, "PrometheusRule")["spec"]["groups"]:
         for rule in group["rules"]:
             if "alert" in rule:
@@ -159,8 +140,7 @@ def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(tmp_path: 
 
 @needs_helm
 def test_names_can_be_others() -> None:
-    text = render(*IMAGE, "--set", "nameOverride=llm,fullnameOverride=chat")
-    documents = [document for document in yaml.safe_load_all(text) if document]
+    documents = parsed(render(*IMAGE, "--set", "nameOverride=llm,fullnameOverride=chat"))
     deployment = of_kind(documents, "Deployment")
     assert deployment["metadata"]["name"] == of_kind(documents, "Service")["metadata"]["name"]
     assert deployment["metadata"]["name"] == "chat"
@@ -168,12 +148,10 @@ def test_names_can_be_others() -> None:
 
 
 @needs_helm
-def test_the_package_of_this_repository_renders(tmp_path: Path) -> None:
-    package, _ = built(CHART.parent, tmp_path)
-    switches = ["prometheusRule.enabled=true", "dashboards.enabled=true"]
-    done = helm("template", "aerie", str(package), *IMAGE, "--set", ",".join(switches))
-    assert done.returncode == 0, done.stderr
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+def test_the_package_holds_rules_and_dashboards_of_the_repository(package: Path) -> None:
+    """All of them as they are, braces included, and no tests of rules."""
+    switches = "prometheusRule.enabled=true,dashboards.enabled=true"
+    documents = parsed(render(*IMAGE, "--set", switches, chart=package))
     groups = of_kind(documents, "PrometheusRule")["spec"]["groups"]
     sources = (REPOSITORY / "deploy" / "prometheus" / "rules").glob("*.yml")
     written = [group for file in sources for group in yaml.safe_load(file.read_text())["groups"]]
@@ -201,22 +179,26 @@ def test_kubernetes_takes_it(case: str) -> None:
     assert checked >= 5
 
 
+def environ_of(case: str, folder: Path) -> dict[str, str]:
+    """The gateway's variables in the pod; its file is in `folder`."""
+    (container,) = pod(case)["containers"]
+    own = {entry["name"]: entry.get("value", "x") for entry in container["env"]}
+    file = folder / "aerie.toml"
+    file.write_text(of_kind(kept(case), "ConfigMap")["data"]["aerie.toml"])
+    return {
+        **{name: value for name, value in own.items() if name.startswith("AERIE_")},
+        "AERIE_CONFIG": str(file),
+    }
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_pod_s_settings_are_the_gateway_s(case: str, tmp_path: Path) -> None:
     """Environment and file load as they would in the pod."""
     (container,) = pod(case)["containers"]
-    environ = {
-        entry["name"]: entry.get("value", "x")
-        for entry in container["env"]
-        if entry["name"].startswith("AERIE_")
-    }
-    assert {name.removeprefix("AERIE_").lower() for name in environ} - {"config", "preset"} <= set(
-        section_of()
-    )
-    (config,) = [d for d in kept(case) if d["kind"] == "ConfigMap"]
-    file = tmp_path / "aerie.toml"
-    file.write_text(config["data"]["aerie.toml"])
-    settings = load({}, {**environ, "AERIE_CONFIG": str(file)})
+    environ = environ_of(case, tmp_path)
+    names = {name.removeprefix("AERIE_").lower() for name in environ}
+    assert names - {"config", "preset"} <= set(section_of())
+    settings = load({}, environ)
     assert settings.server.port == container["ports"][0]["containerPort"]
     assert settings.server.host == "0.0.0.0"
     if case == "gpu":
@@ -261,12 +243,8 @@ def test_the_pod_starts_among_the_variables_of_services(case: str, tmp_path: Pat
     assert links["AERIE_PORT"].startswith("tcp://")
     assert load({}, links) == load({}, {})
     (container,) = pod(case)["containers"]
-    own = {e["name"]: e.get("value", "x") for e in container["env"] if "AERIE_" in e["name"]}
-    file = tmp_path / "aerie.toml"
-    (config,) = [d for d in kept(case) if d["kind"] == "ConfigMap"]
-    file.write_text(config["data"]["aerie.toml"])
-    environ = {**links, **own, "AERIE_CONFIG": str(file)}
-    assert load({}, environ).server.port == container["ports"][0]["containerPort"]
+    settings = load({}, {**links, **environ_of(case, tmp_path)})
+    assert settings.server.port == container["ports"][0]["containerPort"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -363,7 +341,7 @@ def _ours() -> set[str]:
 
 
 def _vllms() -> set[str]:
-    spec = pytest.importorskip("importlib.util").find_spec("vllm")
+    spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("vllm is not installed")
     source = Path(spec.submodule_search_locations[0]) / "v1" / "metrics" / "loggers.py"
@@ -402,17 +380,12 @@ def test_autoscalers_name_what_they_scale() -> None:
 def test_selectors_match() -> None:
     documents = kept("gpu")
     labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    for kind, path in (
-        ("Service", ("selector",)),
-        ("PodDisruptionBudget", ("selector", "matchLabels")),
-    ):
-        selector: Any = of_kind(documents, kind)["spec"]
-        for key in path:
-            selector = selector[key]
-        assert selector.items() <= labels.items()
-    service = of_kind(documents, "Service")["metadata"]["labels"]
-    monitor = of_kind(documents, "ServiceMonitor")["spec"]
-    assert monitor["selector"]["matchLabels"].items() <= service.items()
+    service = of_kind(documents, "Service")
+    assert service["spec"]["selector"].items() <= labels.items()
+    budget = of_kind(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert budget.items() <= labels.items()
+    monitor = of_kind(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitor.items() <= service["metadata"]["labels"].items()
 
 
 def _series(name: str, pod: str, values: str, **labels: str) -> dict[str, str]:

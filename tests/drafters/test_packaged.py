@@ -197,53 +197,34 @@ def test_the_second_time_nothing_is_converted(fast: list[Path]) -> None:
     assert len(fast) == 1
 
 
-def damage_bytes(folder: Path) -> None:
-    """Same size, one byte other."""
-    content = bytearray((folder / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
-
-
-def truncate(folder: Path) -> None:
-    os.truncate(folder / "model.safetensors", 100)
-
-
-def remove(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-def scribble(folder: Path) -> None:
-    (folder / MANIFEST).write_text('{"files": {"config.json"')
-
-
-def lose(folder: Path) -> None:
-    (folder / MANIFEST).unlink()
-
-
-def empty(folder: Path) -> None:
-    (folder / MANIFEST).write_text('{"files": {}}')
+def last_byte_changed(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("name", "damage", "words"),
     [
-        (damage_bytes, "model.safetensors is not what was written"),
-        (truncate, "model.safetensors has 100 bytes"),
-        (remove, "tokenizer.json is missing"),
-        (scribble, "manifest.json is damaged"),
-        (lose, "manifest.json is missing"),
-        (empty, "manifest.json names no files"),
+        ("model.safetensors", last_byte_changed, "model.safetensors is not what was written"),
+        ("model.safetensors", lambda content: content[:100], "model.safetensors has 100 bytes"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        (MANIFEST, lambda content: b'{"files": {"config.json"', "manifest.json is damaged"),
+        (MANIFEST, None, "manifest.json is missing"),
+        (MANIFEST, lambda content: b'{"files": {}}', "manifest.json names no files"),
     ],
 )
 def test_a_damaged_checkpoint_is_converted_again(
     fast: list[Path],
     caplog: pytest.LogCaptureFixture,
-    damage: Callable[[Path], None],
+    name: str,
+    damage: Callable[[bytes], bytes] | None,
     words: str,
 ) -> None:
+    """A file with other contents, or without the file (None)."""
     folder = Path(resolve(NAME))
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    damage(folder)
+    (folder / name).unlink()
+    if damage is not None:
+        (folder / name).write_bytes(damage(before[name]))
     with caplog.at_level(logging.WARNING):
         assert resolve(NAME) == str(folder)
     assert words in caplog.text
@@ -269,7 +250,7 @@ def test_a_copy_beside_the_code_comes_first_and_a_damaged_one_does_not(
     assert shipped.parent == packaged.SHIPPED
     assert resolve(NAME) == str(shipped) == str(find(NAME))
     assert cached() == []
-    truncate(shipped)
+    os.truncate(shipped / "model.safetensors", 100)
     assert resolve(NAME).startswith(str(packaged.cache_folder()))
     assert "the cache is used instead" in caplog.text
 

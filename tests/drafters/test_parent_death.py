@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 GONE_WITHIN_S = 10.0
@@ -60,14 +61,15 @@ if __name__ == "__main__":
 
 # A parent that has gone before its child asks for the signal.
 LATE = """
-import os, sys, time
+import os, time
 from drafters.parent_death import end_with_parent
+parent = os.getpid()
 if os.fork():
     os._exit(0)
-while os.getppid() == int(sys.argv[1]):
+while os.getppid() == parent:
     time.sleep(0.01)
 print(os.getpid(), flush=True)
-end_with_parent(int(sys.argv[1]))
+end_with_parent(parent)
 print("goes on", flush=True)
 """
 
@@ -93,10 +95,7 @@ class Parent:
 
     def assert_gone(self) -> None:
         self.process.wait(GONE_WITHIN_S)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while left := [child for child in self.children if running(child)]:
-            assert time.monotonic() < deadline, f"outlived their parent: {left}"
-            time.sleep(0.01)
+        until(lambda: not any(map(running, self.children)), GONE_WITHIN_S, "children outlive it")
 
 
 def running(process: psutil.Process) -> bool:
@@ -125,6 +124,15 @@ def start(parents: list[Parent], folder: Path, source: str, children: int) -> Pa
     return parents[-1]
 
 
+def printed(code: str) -> list[str]:
+    """The words that a process prints that runs `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60,
+        check=True,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
 @pytest.mark.parametrize(
     "end",
     [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM, signal.SIGSEGV, None],
@@ -150,10 +158,7 @@ def test_the_end_of_a_child_ends_its_own(parents: list[Parent], tmp_path: Path) 
     if worker.ppid() != core.pid:  # made within one tick of the clock
         core, worker = worker, core
     core.kill()
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while running(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not running(worker), GONE_WITHIN_S)
     assert running(psutil.Process(parent.process.pid))
 
 
@@ -163,21 +168,12 @@ def test_a_spawned_child_ends_while_it_still_imports(parents: list[Parent], tmp_
     parent.assert_gone()
 
 
-def test_a_parent_that_has_gone_before_is_noticed(tmp_path: Path) -> None:
-    code = f"import os, sys\nsys.argv = ['late', str(os.getpid())]\n{LATE}"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() != []
-    assert "goes on" not in done.stdout
+def test_a_parent_that_has_gone_before_is_noticed() -> None:
+    words = printed(LATE)
+    assert len(words) == 1 and words[0].isdigit(), words
 
 
-def test_other_threads_children_are_left_alone(tmp_path: Path) -> None:
+def test_other_threads_children_are_left_alone() -> None:
     """The signal comes with the end of a thread: a pool's children would go with a passing one."""
     code = """
 import os, threading, time
@@ -194,12 +190,4 @@ with children_end_with_this_process():
     thread.join()
 print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == ["7"]
+    assert printed(code) == ["7"]

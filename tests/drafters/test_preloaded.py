@@ -95,20 +95,6 @@ def test_scripts_share_the_import_and_nothing_else(folder: Path, preloaded: Prel
     ]
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "output"),
-    [("1 / 0", 1, "ZeroDivisionError"), ("raise SystemExit(3)", 3, ""),
-     ("import os; os.abort()", -signal.SIGABRT, "")],
-)  # fmt: skip
-def test_a_script_fails_by_itself(
-    folder: Path, preloaded: Preloaded, script: str, code: int, output: str
-) -> None:
-    (folder / "failing.py").write_text(script)
-    assert run(preloaded, folder / "failing.py") == code
-    assert output in (folder / "output").read_text()
-    assert run(preloaded, folder / "script.py") == 0
-
-
 def test_what_takes_too_long_ends_with_all_that_it_started(
     folder: Path, preloaded: Preloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,12 @@ STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "s
 PATHS = pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 
 
+def greedy(prompt: object = "def read(", max_tokens: int = 16, **changes: object) -> JSON:
+    """A completion of exactly so many tokens, each the most likely."""
+    body = {"model": MODEL, "prompt": prompt, "temperature": 0, "ignore_eos": True}
+    return {**body, "max_tokens": max_tokens, **changes}
+
+
 class Raw(float):
     """A number that goes over the wire exactly as written, though `json` could not hold it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as wire
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as calls
 
-SPANS_WITHIN_S = 20.0
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,12 @@ class Collector(calls.TraceServiceServicer):
 
     def wait(self, trace: str, count: int) -> list[Span]:
         """The spans of a trace, the earliest first, once there are `count`."""
-        deadline = time.monotonic() + SPANS_WITHIN_S
-        while len(found := [span for span in self.spans if span.trace == trace]) < count:
-            assert time.monotonic() < deadline, f"{count} spans wanted of {trace}: {found}"
-            time.sleep(0.05)
-        return found
+
+        def found() -> list[Span]:
+            return [span for span in self.spans if span.trace == trace]
+
+        until(lambda: len(found()) >= count, what=lambda: f"{count} of {trace}: {found()}")
+        return found()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import anthropic
@@ -50,26 +50,31 @@ def direct() -> Iterator[None]:
         yield
 
 
-def serve(url: str | None, log: Path, args: list[str]) -> Iterator[Gateway]:
-    if url:
-        yield Gateway.attach(url)
-        return
-    gateway = Gateway.launch(log, args)
-    try:
-        yield gateway.wait_ready()
-        code = gateway.stop()
-        assert code == 0, f"exit code {code} after SIGTERM{gateway.tail()}"
-        assert gateway.leftovers() == [], "processes outlived the gateway"
-    finally:
-        gateway.kill()
-
-
 @pytest.fixture(scope="package")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The embedded model, drafter on, all else as it comes but compilation, which takes a minute
     where it is the first; the default model's gateway compiles. It ends with the last test of this
     folder: until the session's end it would idle beside all others."""
-    yield from serve(URL, tmp_path_factory.mktemp("drafting") / "gateway.log", ["--enforce-eager"])
+    if URL:
+        yield Gateway.attach(URL)
+        return
+    log = tmp_path_factory.mktemp("drafting") / "gateway.log"
+    with Gateway.launch(log, ["--enforce-eager"]).serving() as running:
+        yield running
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways of the embedded model with these options and variables, and kills them."""
+    started: list[Gateway] = []
+
+    def start(*args: str, **env: str) -> Gateway:
+        started.append(Gateway.launch(tmp_path / f"gateway{len(started)}.log", args, env))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.kill()
 
 
 @pytest.fixture(scope="package")
@@ -110,9 +115,9 @@ def context_length(http: httpx.Client) -> int:
 
 @pytest.fixture(autouse=True)
 def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Blames the test that took the gateway down, not the next one."""
+    """Blames the test that took the shared gateway down, not the next one."""
     yield
-    if "http" in request.fixturenames:
+    if {"gateway", "http"} <= set(request.fixturenames):
         shared: Gateway = request.getfixturevalue("gateway")
         assert shared.alive(), f"this test ended the gateway{shared.tail()}"
         ready = request.getfixturevalue("http").get("/readyz")

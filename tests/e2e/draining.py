@@ -10,17 +10,12 @@ from typing import Any
 
 import httpx
 
-from .gateway import MODEL, POLL_S, STOP_WITHIN_S, Gateway
+from .bodies import greedy
+from .gateway import POLL_S, STOP_WITHIN_S, Gateway
 from .wire import assert_error, chunks, read_events
 
-BODY = {
-    "model": MODEL,
-    "prompt": "def f(",
-    "temperature": 0,
-    "ignore_eos": True,
-    "max_tokens": 500,  # seconds, and far less than the drain may last
-    "stream": True,
-}
+# Takes seconds, and far less than the drain may last.
+BODY = greedy("def f(", max_tokens=500, stream=True)
 
 
 def assert_it_drains(

@@ -10,18 +10,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 MODEL = "aerie-embedded"
 POLL_S = 0.1
 # Hosting platforms kill what has not ended 30 s after SIGTERM.
 STOP_WITHIN_S = 25.0
 LEFTOVERS_WITHIN_S = 5.0
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+# What is asked of each gateway as soon as its port is bound: method, path, body.
+TOO_EARLY: list[tuple[str, str, object]] = [
+    (
+        "POST",
+        "/v1/chat/completions",
+        {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    ),
+    ("POST", "/v1/completions", {"model": MODEL, "prompt": "a", "stream": True}),
+    ("GET", "/ping", None),
+]
 
 
 def free_port() -> int:
@@ -115,48 +125,46 @@ class Gateway:
         self.while_starting.setdefault(f"{method} {path}", []).append(response)
         return response
 
-    def wait_bound(self, timeout_s: float = 30.0) -> None:
+    def _wait(
+        self, path: str, done: Callable[[httpx.Response], bool], what: str, timeout_s: float
+    ) -> httpx.Response:
+        """The first answer that is what is waited for."""
         deadline = time.monotonic() + timeout_s
-        with httpx.Client(base_url=self.url, timeout=10, trust_env=False) as http:
-            while self._see(http, "GET", "/livez") is None:
-                assert self.alive(), f"the gateway exited before it bound its port{self.tail()}"
-                assert time.monotonic() < deadline, (
-                    f"port not bound after {timeout_s} s{self.tail()}"
-                )
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
+            while (seen := self._see(http, "GET", path)) is None or not done(seen):
+                assert self.alive(), f"the gateway exited before it was {what}{self.tail()}"
+                assert time.monotonic() < deadline, f"not {what} after {timeout_s} s{self.tail()}"
                 time.sleep(POLL_S)
+        return seen
+
+    def wait_bound(self) -> None:
+        self._wait("/livez", lambda _: True, "bound to its port", 30.0)
         self.bound_after_s = time.monotonic() - self.started_at
 
     def wait_ready(self, timeout_s: float = 240.0) -> Gateway:
         self.wait_bound()
-        deadline = time.monotonic() + timeout_s
         with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
-            while (seen := self._see(http, "GET", "/readyz")) is None or seen.status_code != 200:
-                if len(self.while_starting.get("GET /readyz", ())) == 1:
-                    self._see(http, "POST", "/v1/chat/completions", CHAT)
-                    self._see(
-                        http,
-                        "POST",
-                        "/v1/completions",
-                        {"model": MODEL, "prompt": "a", "stream": True},
-                    )
-                    self._see(http, "GET", "/ping")
-                assert self.alive(), f"the gateway exited while starting{self.tail()}"
-                assert time.monotonic() < deadline, f"not ready after {timeout_s} s{self.tail()}"
-                time.sleep(POLL_S)
+            for method, path, body in TOO_EARLY:
+                self._see(http, method, path, body)
+        self._wait("/readyz", lambda seen: seen.status_code == 200, "ready", timeout_s)
         self.ready_after_s = time.monotonic() - self.started_at
         return self
+
+    def engine_core(self) -> psutil.Process | None:
+        """The process of the engine core, if it is there."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next((child for child in children if "EngineCore" in child.name()), None)
 
     def wait_phase(self, phase: str, timeout_s: float = 240.0) -> None:
         """Until /readyz names this phase, which comes before readiness."""
         self.wait_bound()
-        deadline = time.monotonic() + timeout_s
-        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
-            while (seen := self._see(http, "GET", "/readyz")) is None or (
-                seen.status_code == 503 and seen.json()["phase"] != phase
-            ):
-                assert self.alive(), f"the gateway exited while starting{self.tail()}"
-                assert time.monotonic() < deadline, f"not {phase} after {timeout_s} s{self.tail()}"
-                time.sleep(POLL_S)
+        seen = self._wait(
+            "/readyz",
+            lambda seen: seen.status_code != 503 or seen.json()["phase"] == phase,
+            phase,
+            timeout_s,
+        )
         assert seen.status_code == 503, f"ready, and not seen {phase}{self.tail()}"
 
     def wait_exit(self, timeout_s: float) -> int:
@@ -193,6 +201,17 @@ class Gateway:
         while (found := self._group()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return found
+
+    @contextlib.contextmanager
+    def serving(self, ready_within_s: float = 240.0) -> Iterator[Gateway]:
+        """Once it is ready; at the end it is stopped, and leaves nothing behind."""
+        try:
+            yield self.wait_ready(ready_within_s)
+            code = self.stop()
+            assert code == 0, f"exit code {code} after SIGTERM{self.tail()}"
+            assert self.leftovers() == [], "processes outlived the gateway"
+        finally:
+            self.kill()
 
     def _group(self) -> list[str]:
         """Running processes of this gateway's group (Linux; empty elsewhere)."""

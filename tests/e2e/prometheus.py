@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import until
+
 from .gateway import free_port
 
 PROGRAM = shutil.which("prometheus")
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules"
 START_WITHIN_S = 30.0
-SERIES_WITHIN_S = 30.0
 CONFIGURATION = """\
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: ["{rules}/*.yml"]
@@ -52,10 +53,7 @@ class Prometheus:
 
     def wait(self, expr: str) -> None:
         """Until the expression, a comparison, has a result."""
-        deadline = time.monotonic() + SERIES_WITHIN_S
-        while not self.values(expr):
-            assert time.monotonic() < deadline, f"never came true: {expr}"
-            time.sleep(0.2)
+        until(lambda: self.values(expr), what=f"never came true: {expr}", every_s=0.2)
 
 
 @contextlib.contextmanager

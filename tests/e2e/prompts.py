@@ -15,3 +15,6 @@ HEADS = [
 NAMES = ["token", "header", "window", "record"]
 
 PROMPTS = [head.format(name) for name in NAMES for head in HEADS]
+# The same function four times, and its first half.
+_FUNCTION = PROMPTS[0].strip()
+REPEATED = "\n\n".join([_FUNCTION] * 4) + "\n\n" + _FUNCTION[: len(_FUNCTION) // 2]

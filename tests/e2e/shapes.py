@@ -19,24 +19,9 @@ DETAILS = {
     "rejected_prediction_tokens",
 }
 COMMON = DETAILS | {"id", "object", "created", "model", "choices", "index", "system_fingerprint"}
-CHAT = COMMON | {
-    "annotations",
-    "function_call",
-    "tool_calls",
-    "role",
-    "message",
-    "top_logprobs",
-    "token",
-}
-CHUNK = COMMON | {
-    "annotations",
-    "function_call",
-    "tool_calls",
-    "role",
-    "delta",
-    "top_logprobs",
-    "token",
-}
+MESSAGE = {"annotations", "function_call", "tool_calls", "role", "top_logprobs", "token"}
+CHAT = COMMON | MESSAGE | {"message"}
+CHUNK = COMMON | MESSAGE | {"delta"}
 COMPLETION = COMMON | {"text"}
 
 

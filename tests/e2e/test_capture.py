@@ -25,7 +25,8 @@ from drafters.learning.lineage import KEPT, REFUSED, Lineage
 from tests.drafters.noised_head import noised
 from tests.waiting import until
 
-from .gateway import MODEL, Gateway
+from .bodies import greedy
+from .gateway import Gateway
 from .wire import JSON, assert_error, metric
 
 TARGET = REPOSITORY / "models" / "embedded" / "target"
@@ -37,11 +38,6 @@ STREAMS = 16
 SWAPS = (0, 1, 0, 1)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> None:
-    """In place of the check of the shared gateway, which these tests do not use."""
 
 
 class Served:
@@ -60,8 +56,7 @@ class Served:
         }
 
     def complete(self, tenant: str, **changes: Any) -> dict[str, Any]:
-        asked = {"model": MODEL, "prompt": "def read(", "temperature": 0, "ignore_eos": True}
-        answer = self.clients[tenant].post("/v1/completions", json=asked | changes)
+        answer = self.clients[tenant].post("/v1/completions", json=greedy(**changes))
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
@@ -172,9 +167,8 @@ def test_who_is_excluded_and_what_is_short_is_not_written(learning: Served) -> N
 
 def test_a_client_that_leaves_is_captured_as_far_as_it_got(learning: Served) -> None:
     before = learning.count
-    body = {"model": MODEL, "prompt": "def left(", "max_tokens": 1500, "ignore_eos": True}
-    client = learning.clients["search"]
-    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+    body = greedy("def left(", max_tokens=1500, stream=True)
+    with learning.clients["search"].stream("POST", "/v1/completions", json=body) as stream:
         for number, _ in enumerate(stream.iter_lines()):
             if number > 80:
                 break
@@ -216,10 +210,7 @@ def head(client: httpx.Client) -> JSON:
 
 
 def text(client: httpx.Client, number: int) -> str:
-    body = {
-        "model": MODEL, "temperature": 0, "max_tokens": 200, "ignore_eos": True,
-        "prompt": f"Write a story about {number} birds and a river.",
-    }  # fmt: skip
+    body = greedy(f"Write a story about {number} birds and a river.", max_tokens=200)
     answer = client.post("/v1/completions", json=body)
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])

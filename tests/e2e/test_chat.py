@@ -73,12 +73,6 @@ def test_without_a_limit_it_ends_with_the_context(http: httpx.Client, context_le
     assert body["usage"]["total_tokens"] == context_length
 
 
-def test_a_stop_string_that_never_comes_changes_nothing(http: httpx.Client) -> None:
-    body = chat(http, stop="\u2603\u2603\u2603")
-    assert text_of(body) == text_of(chat(http))
-    assert body["choices"][0]["finish_reason"] == "length"
-
-
 def test_greedy_choices_are_equal(http: httpx.Client) -> None:
     """n > 1 with temperature 0 is legal, if pointless."""
     body = chat(http, n=3)
@@ -102,6 +96,7 @@ def test_top_logprobs_are_the_k_most_likely(http: httpx.Client, k: int) -> None:
     content = body["choices"][0]["logprobs"]["content"]
     assert len(content) == 8
     for token in content:
+        assert bytes(token["bytes"]).decode(errors="replace") == token["token"]
         values = [t["logprob"] for t in token["top_logprobs"]]
         assert len(values) == k
         assert values == sorted(values, reverse=True)
@@ -113,13 +108,11 @@ def test_top_logprobs_are_the_k_most_likely(http: httpx.Client, k: int) -> None:
 
 
 def test_fewer_top_logprobs_are_a_prefix_of_more(http: httpx.Client) -> None:
-    few = chat(http, logprobs=True, top_logprobs=2, max_tokens=6)["choices"][0]["logprobs"][
-        "content"
-    ]
-    many = chat(http, logprobs=True, top_logprobs=10, max_tokens=6)["choices"][0]["logprobs"][
-        "content"
-    ]
-    for a, b in zip(few, many, strict=True):
+    few, many = (
+        chat(http, logprobs=True, top_logprobs=k, max_tokens=6)["choices"][0]["logprobs"]
+        for k in (2, 10)
+    )
+    for a, b in zip(few["content"], many["content"], strict=True):
         assert [t["logprob"] for t in a["top_logprobs"]] == pytest.approx(
             [t["logprob"] for t in b["top_logprobs"][:2]], abs=1e-3
         )
@@ -143,24 +136,8 @@ def test_an_unlikely_sample_is_not_forced_into_the_list(http: httpx.Client) -> N
     assert outside, "32 samples at temperature 2 never left the top two"
 
 
-def test_logprob_tokens_spell_the_content(http: httpx.Client) -> None:
-    # Beyond its end the model may write special tokens, which a text leaves out unasked.
-    body = chat(http, logprobs=True, top_logprobs=1, skip_special_tokens=False)
-    content = body["choices"][0]["logprobs"]["content"]
-    joined = "".join(t["token"] for t in content)
-    if "\ufffd" in joined:
-        pytest.skip("a character was split over tokens")
-    assert joined.startswith(text_of(body))
-    assert len(content) == 24
-    assert all(bytes(t["bytes"]).decode() == t["token"] for t in content)
-
-
 def test_no_logprobs_unless_asked(http: httpx.Client) -> None:
     assert chat(http)["choices"][0]["logprobs"] is None
-
-
-def test_seed_repeats_at_temperature_zero(http: httpx.Client) -> None:
-    assert text_of(chat(http, seed=7)) == text_of(chat(http, seed=7)) == text_of(chat(http, seed=8))
 
 
 def test_seed_repeats_a_sample(http: httpx.Client) -> None:

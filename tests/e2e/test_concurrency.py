@@ -11,14 +11,13 @@ import httpx
 import openai
 import pytest
 
-from .gateway import MODEL, Gateway
-from .wire import JSON, metric, post_chunks, text_of, wait_for_metric
+from .bodies import greedy
+from .gateway import Gateway
+from .wire import ACTIVE, GENERATED, JSON, metric, post_chunks, text_of, wait_for_metric
 
 CLIENTS = 32
 # A float tie may fall the other way in another batch; more than this is a fault.
 SAME = 0.95
-ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-GENERATED = "vllm:generation_tokens_total"
 ABORT_WITHIN_S = 15.0
 ADMIT_WITHIN_S = 20.0
 # 127,000 tokens: far more than a fast machine makes before the clients leave, or a slow one's
@@ -27,13 +26,7 @@ LONG_CLIENTS, COPIES = 8, 8
 
 
 def request(i: int) -> JSON:
-    return {
-        "model": MODEL,
-        "prompt": f"# part {i}\ndef step_{i}(value):\n    return ",
-        "temperature": 0,
-        "ignore_eos": True,
-        "max_tokens": 16 + i,
-    }
+    return greedy(f"# part {i}\ndef step_{i}(value):\n    return ", max_tokens=16 + i)
 
 
 def gather(url: str, calls: list[Callable[[openai.AsyncOpenAI], Awaitable[str]]]) -> list[str]:
@@ -42,6 +35,18 @@ def gather(url: str, calls: list[Callable[[openai.AsyncOpenAI], Awaitable[str]]]
             base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client:
             return list(await asyncio.gather(*(call(client) for call in calls)))
+
+    return asyncio.run(run())
+
+
+def completed_at_once(gateway: Gateway, bodies: list[JSON]) -> list[str]:
+    """The texts of whole answers."""
+
+    async def run() -> list[str]:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
+            calls = [client.post("/v1/completions", json=body) for body in bodies]
+            answers = await asyncio.gather(*calls)
+            return [text_of(answer.raise_for_status().json()) for answer in answers]
 
     return asyncio.run(run())
 
@@ -84,15 +89,7 @@ def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> 
     ]
     bodies = [{**request(i), "max_tokens": 40, **kinds[i % 4]} for i in range(16)]
     reference = [text_of(http.post("/v1/completions", json=b).json()) for b in bodies]
-
-    async def run() -> list[JSON]:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
-            answers = await asyncio.gather(
-                *(client.post("/v1/completions", json=b) for b in bodies)
-            )
-            return [a.json() for a in answers]
-
-    texts = [text_of(b) for b in asyncio.run(run())]
+    texts = completed_at_once(gateway, bodies)
     assert all(texts[i] in {"red", "green"} for i in range(0, 16, 4)), texts[::4]
     assert all("e" not in texts[i] for i in range(2, 16, 4)), texts[2::4]
     same = sum(texts[i] == reference[i] for i in range(3, 16, 4))
@@ -101,23 +98,9 @@ def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> 
 
 def test_seeded_requests_whose_prompts_are_read_in_steps(gateway: Gateway) -> None:
     """More prompt tokens at once than a step takes: some prompts are cut, and sampled in vain."""
-    bodies = [
-        {
-            "model": MODEL, "prompt": f"# part {i}\n" + "value = compute(value)\n" * 200,
-            "seed": i, "temperature": 1.0, "max_tokens": 8, "ignore_eos": True,
-        }
-        for i in range(16)
-    ]  # fmt: skip
-
-    async def run() -> list[str]:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
-            answers = await asyncio.gather(
-                *(client.post("/v1/completions", json=b) for b in bodies)
-            )
-            return [text_of(a.raise_for_status().json()) for a in answers]
-
-    texts = asyncio.run(run())
-    assert len(set(texts)) > 8, "seeds are not used"
+    long = "value = compute(value)\n" * 200
+    bodies = [greedy(f"# part {i}\n{long}", 8, seed=i, temperature=1.0) for i in range(16)]
+    assert len(set(completed_at_once(gateway, bodies))) > 8, "seeds are not used"
 
 
 def long_body(context_length: int, streaming: bool) -> bytes:

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from app.settings import REPOSITORY
 
-from .gateway import MODEL, Gateway
+from .bodies import greedy
+from .gateway import Gateway
 from .wire import JSON, assert_error, metric
 
 EMBEDDED = REPOSITORY / "models" / "embedded"
@@ -26,11 +27,6 @@ UNKNOWN = 8000  # a token that the warm-up does not meet; its embedding is NaN
 START_S = 240.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * START_S)]
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> None:
-    """In place of the check of the shared gateway, which these tests do not use."""
 
 
 def damaged(source: str, folder: Path, tensor: str, row: int | slice, value: float) -> Path:
@@ -53,22 +49,14 @@ def damaged_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatewa
     target = damaged("target", folder / "target", "model.embed_tokens.weight", UNKNOWN, torch.nan)
     head = damaged("p-eagle", folder / "head", "norm.weight", slice(None), 0.0)
     arguments = ["--model", str(target), "--drafter", str(head), "--enforce-eager"]
-    gateway = Gateway.launch(folder / "gateway.log", arguments)
-    try:
-        yield gateway.wait_ready(START_S)
-    finally:
-        gateway.kill()
+    with Gateway.launch(folder / "gateway.log", arguments).serving(START_S) as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="module")
 def http(damaged_gateway: Gateway) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=damaged_gateway.url, timeout=60, trust_env=False) as client:
         yield client
-
-
-def body(prompt: object = "def read(", **changes: object) -> JSON:
-    asked = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 16}
-    return {**asked, "ignore_eos": True, **changes}
 
 
 def test_a_head_of_which_nothing_is_accepted_is_told(
@@ -94,6 +82,6 @@ def test_a_head_of_which_nothing_is_accepted_is_told(
 )
 def test_a_request_that_meets_it_ends_with_an_error(http: httpx.Client, changes: JSON) -> None:
     before = metric(http, "aerie_requests_non_finite_total")
-    response = http.post("/v1/completions", json=body(**changes))
+    response = http.post("/v1/completions", json=greedy(**changes))
     assert_error(response, 500, code="non_finite_output")
     assert metric(http, "aerie_requests_non_finite_total") > before

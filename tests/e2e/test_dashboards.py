@@ -22,6 +22,7 @@ from deploy.grafana.dashboard_queries import DashboardQuery, queries
 from deploy.grafana.picture import Span, picture
 from docs.metrics import exported as declared
 
+from .bodies import greedy
 from .gateway import MODEL, Gateway
 from .prometheus import RULES, Prometheus, scraping
 from .prompts import PROMPTS
@@ -127,13 +128,7 @@ def load(
 
 
 def complete(http: httpx.Client, number: int) -> int:
-    body = {
-        "model": MODEL,
-        "prompt": PROMPTS[number % len(PROMPTS)],
-        "max_tokens": 96,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    body = greedy(PROMPTS[number % len(PROMPTS)], max_tokens=96)
     return http.post("/v1/completions", json=body).status_code
 
 
@@ -141,18 +136,11 @@ def fail(http: httpx.Client, url: str) -> None:
     """A deadline that passes, and a header beyond the bound."""
     late = http.post(
         "/v1/completions",
-        json={"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 1500, "ignore_eos": True},
+        json=greedy(PROMPTS[0], max_tokens=1500),
         headers={"x-request-timeout": "0.05"},
     )
     assert late.status_code == 504
-    shout(url)
-
-
-def shout(url: str) -> None:
-    """A header beyond the bound: the connection is refused and closed."""
     address = urlsplit(url)
-    assert address.hostname
-    assert address.port
     with socket.create_connection((address.hostname, address.port), 10) as connection:
         connection.sendall(
             b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 65536 + b"\r\n\r\n"

@@ -25,12 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(READY_WITHIN_S + 200)]
 @pytest.fixture(scope="module")
 def default_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The gateway as `make serve` starts it, with nothing said; ended before the next module."""
-    gateway = Gateway.launch(tmp_path_factory.mktemp("default") / "gateway.log", preset=None)
-    try:
-        yield gateway.wait_ready(READY_WITHIN_S)
-        assert gateway.stop() == 0, gateway.tail()
-    finally:
-        gateway.kill()
+    log = tmp_path_factory.mktemp("default") / "gateway.log"
+    with Gateway.launch(log, preset=None).serving(READY_WITHIN_S) as gateway:
+        yield gateway
 
 
 def ask(gateway: Gateway, question: str, **options: object) -> tuple[str, httpx.Headers]:

@@ -13,31 +13,16 @@ from .bodies import CHAT, COMPLETIONS, PATHS, RESPONSES, STREAMING, VALID, send
 from .gateway import MODEL
 from .wire import JSON, assert_error
 
-TOOL: JSON = {"type": "function", "function": {"name": "f", "parameters": {}}}
+# Of each kind of refusal, one that shows that it reaches the client; the others, value by value:
+# tests/app/validation.
 FIELDS: dict[str, tuple[str, JSON, set[str]]] = {
-    "messages-empty": (CHAT, {"messages": []}, {"messages"}),
-    "messages-null": (CHAT, {"messages": None}, {"messages"}),
-    "messages-a-string": (CHAT, {"messages": "hi"}, {"messages"}),
     "messages-an-object": (CHAT, {"messages": {"role": "user", "content": "hi"}}, {"messages"}),
-    "message-a-string": (CHAT, {"messages": ["hi"]}, {"messages[0]"}),
     "message-null": (CHAT, {"messages": [None]}, {"messages[0]"}),
     "message-empty": (CHAT, {"messages": [{}]}, {"messages[0]", "messages[0].role"}),
-    "role-unknown": (
-        CHAT,
-        {"messages": [{"role": "nobody", "content": "x"}]},
-        {"messages[0].role"},
-    ),
     "role-a-number": (CHAT, {"messages": [{"role": 5, "content": "x"}]}, {"messages[0].role"}),
-    "role-missing": (CHAT, {"messages": [{"content": "x"}]}, {"messages[0].role"}),
-    "content-missing": (CHAT, {"messages": [{"role": "user"}]}, {"messages[0].content"}),
     "content-null": (
         CHAT,
         {"messages": [{"role": "user", "content": None}]},
-        {"messages[0].content"},
-    ),
-    "content-a-number": (
-        CHAT,
-        {"messages": [{"role": "user", "content": 5}]},
         {"messages[0].content"},
     ),
     "content-an-object": (
@@ -45,31 +30,13 @@ FIELDS: dict[str, tuple[str, JSON, set[str]]] = {
         {"messages": [{"role": "user", "content": {"text": "x"}}]},
         {"messages[0].content"},
     ),
-    "part-unknown": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "smell"}]}]},
-        {"messages[0].content", "messages[0].content[0]", "messages[0].content[0].type"},
-    ),
-    "part-without-text": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        {"messages[0].content", "messages[0].content[0]", "messages[0].content[0].text"},
-    ),
     "second-message-wrong": (
         CHAT,
         {"messages": [{"role": "user", "content": "x"}, {"role": "nobody", "content": "x"}]},
         {"messages[1].role"},
     ),
-    "lone-surrogate": (
-        CHAT,
-        {"messages": [{"role": "user", "content": "\ud800"}]},
-        {"messages", "messages[0].content"},
-    ),
-    "stop-a-number": (CHAT, {"stop": 5}, {"stop"}),
     "stop-of-numbers": (CHAT, {"stop": [5]}, {"stop", "stop[0]"}),
-    "stop-too-many": (CHAT, {"stop": [f"s{i}" for i in range(1000)]}, {"stop"}),
     "stop-a-megabyte": (CHAT, {"stop": "x" * 2**20}, {"stop"}),
-    "stop-empty-string": (CHAT, {"stop": [""]}, {"stop", "stop[0]"}),
     "stream-a-word": (
         CHAT,
         {"stream_options": {"include_usage": "perhaps"}},
@@ -78,18 +45,14 @@ FIELDS: dict[str, tuple[str, JSON, set[str]]] = {
     "stream-options-a-list": (CHAT, {"stream_options": []}, {"stream_options"}),
     "logprobs-a-word": (CHAT, {"logprobs": "perhaps"}, {"logprobs"}),
     "top-logprobs-alone": (CHAT, {"top_logprobs": 2}, {"top_logprobs", "logprobs"}),
-    "logit-bias-a-list": (CHAT, {"logit_bias": [1]}, {"logit_bias"}),
     "logit-bias-word-ids": (CHAT, {"logit_bias": {"word": 1}}, {"logit_bias", "logit_bias.word"}),
     "logit-bias-absent-id": (CHAT, {"logit_bias": {"999999999": 1}}, {"logit_bias"}),
     "logit-bias-negative-id": (CHAT, {"logit_bias": {"-1": 1}}, {"logit_bias"}),
-    "logit-bias-too-strong": (CHAT, {"logit_bias": {"5": 1000}}, {"logit_bias", "logit_bias.5"}),
     "model-a-number": (CHAT, {"model": 5}, {"model"}),
-    "tools-too-many": (CHAT, {"tools": [TOOL] * 200}, {"tools"}),
     "template-of-a-client": (CHAT, {"chat_template": "{{ 1 }}"}, {"chat_template"}),
     "regex-too-long": (
         CHAT, {"structured_outputs": {"regex": "a" * 5000}}, {"structured_outputs"},
     ),
-    "prompts-times-choices": (COMPLETIONS, {"prompt": ["a"] * 100, "n": 2}, {"n"}),
     "prompt-null": (COMPLETIONS, {"prompt": None}, {"prompt"}),
     "prompt-a-number": (COMPLETIONS, {"prompt": 5}, {"prompt"}),
     "prompt-an-object": (COMPLETIONS, {"prompt": {"text": "x"}}, {"prompt"}),
@@ -98,9 +61,7 @@ FIELDS: dict[str, tuple[str, JSON, set[str]]] = {
     "prompt-mixed": (COMPLETIONS, {"prompt": ["a", [1]]}, {"prompt", "prompt[0]", "prompt[1]"}),
     "prompt-half-ids": (COMPLETIONS, {"prompt": [1, "a"]}, {"prompt", "prompt[0]", "prompt[1]"}),
     "prompt-fractions": (COMPLETIONS, {"prompt": [1.5]}, {"prompt", "prompt[0]"}),
-    "prompt-negative-id": (COMPLETIONS, {"prompt": [-1]}, {"prompt", "prompt[0]"}),
     "prompt-absent-id": (COMPLETIONS, {"prompt": [10**9]}, {"prompt", "prompt[0]"}),
-    "prompt-huge-id": (COMPLETIONS, {"prompt": [10**30]}, {"prompt", "prompt[0]"}),
     "prompt-surrogate": (COMPLETIONS, {"prompt": "\ud800"}, {"prompt"}),
     "best-of": (COMPLETIONS, {"best_of": 3}, {"best_of"}),
     "stop-ids-words": (
@@ -134,18 +95,6 @@ def test_an_unknown_model(http: httpx.Client, path: str, streaming: bool) -> Non
 
 
 @STREAMING
-@PATHS
-def test_a_missing_model_is_refused_or_defaulted(
-    http: httpx.Client, path: str, streaming: bool
-) -> None:
-    response = send(http, path, {}, streaming, drop="model")
-    if response.status_code != 200:
-        assert_error(response, 400, param="model")
-    else:
-        assert MODEL in response.text
-
-
-@STREAMING
 @pytest.mark.parametrize(
     ("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt"), (RESPONSES, "input")]
 )
@@ -153,30 +102,15 @@ def test_a_missing_prompt(http: httpx.Client, path: str, field: str, streaming: 
     assert_error(send(http, path, {}, streaming, drop=field), 400, param=field)
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "times"),
-    [(CHAT, "messages", 2), (COMPLETIONS, "prompt", 50), (RESPONSES, "input", 2)],
-)
-def test_an_over_long_prompt(
-    http: httpx.Client, context_length: int, path: str, field: str, times: int
-) -> None:
-    text = "word " * context_length * times
-    value = [{"role": "user", "content": text}] if field == "messages" else text
-    error = assert_error(
-        send(http, path, {field: value}, streaming=False),
-        400,
-        param=field,
-        code="context_length_exceeded",
-    )
-    assert str(context_length) in error["message"], "the message says how long it may be"
-
-
 @STREAMING
-def test_an_over_long_prompt_of_ids(
-    http: httpx.Client, context_length: int, streaming: bool
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_an_over_long_prompt(
+    http: httpx.Client, context_length: int, kind: str, streaming: bool
 ) -> None:
-    response = send(http, COMPLETIONS, {"prompt": [5] * (context_length + 1)}, streaming)
-    assert_error(response, 400, param="prompt", code="context_length_exceeded")
+    prompts = {"text": "word " * 50 * context_length, "ids": [5] * (context_length + 1)}
+    response = send(http, COMPLETIONS, {"prompt": prompts[kind]}, streaming)
+    error = assert_error(response, 400, param="prompt", code="context_length_exceeded")
+    assert str(context_length) in error["message"], "the message says how long it may be"
 
 
 @STREAMING

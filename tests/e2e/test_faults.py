@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,17 +19,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import until
+
+from .bodies import greedy
 from .fuzz import CORPUS
-from .gateway import MODEL, STOP_WITHIN_S, Gateway
+from .gateway import STOP_WITHIN_S, Gateway
 from .test_http_errors import JSON_TYPE
-from .wire import JSON, chunks, metric, read_events, wait_for_metric
+from .wire import GENERATED, HELD, JSON, chunks, metric, read_events, wait_for_metric
 
 SOAK_S = float(os.environ.get("AERIE_SOAK_S", "60"))
 CLIENTS = 48
-ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-HELD = (*ACTIVE, "aerie_gate_running", "aerie_gate_waiting")
+EAGER = "--enforce-eager"  # a start is sooner
 # Growth of the gateway's memory over the second half of a soak, in MiB and per minute of it.
 GROWTH_MIB, GROWTH_PER_MINUTE = 16.0, 4.0
 FAKE_TIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -43,40 +43,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def unharmed() -> None:
-    """In place of the check of the shared gateway, which these tests do not use."""
+def ask(gateway: Gateway) -> httpx.Response:
+    return httpx.post(f"{gateway.url}/v1/completions", json=greedy(), timeout=60, trust_env=False)
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
-    started: list[Gateway] = []
-
-    def start(*args: str, **env: str) -> Gateway:
-        log = tmp_path / f"gateway{len(started)}.log"
-        started.append(Gateway.launch(log, ["--enforce-eager", *args], env))
-        return started[-1]
-
-    yield start
-    for gateway in started:
-        gateway.kill()
-
-
-def body(**changes: Any) -> JSON:
-    asked = {"model": MODEL, "prompt": "def read(", "temperature": 0, "ignore_eos": True}
-    return {**asked, "max_tokens": 16, **changes}
-
-
-def ask(gateway: Gateway, **changes: Any) -> httpx.Response:
-    return httpx.post(
-        f"{gateway.url}/v1/completions", json=body(**changes), timeout=60, trust_env=False
-    )
-
-
-def core_of(gateway: Gateway) -> psutil.Process:
-    assert gateway.process is not None
-    children = psutil.Process(gateway.process.pid).children(recursive=True)
-    return next(child for child in children if "EngineCore" in child.name())
+def kill_the_engine(gateway: Gateway) -> None:
+    core = gateway.engine_core()
+    assert core is not None
+    core.kill()
 
 
 def test_a_full_disk_under_the_logs(launch: Any, tmp_path: Path) -> None:
@@ -85,16 +59,13 @@ def test_a_full_disk_under_the_logs(launch: Any, tmp_path: Path) -> None:
     if not os.access("/dev/full", os.W_OK):
         pytest.skip("needs /dev/full")
     (tmp_path / "gateway0.log").symlink_to("/dev/full")
-    gateway = launch("--access-log", "--log-level", "debug", PYTHONUNBUFFERED="")
+    options = (EAGER, "--access-log", "--log-level", "debug")
+    gateway = launch(*options, PYTHONUNBUFFERED="")
     gateway.log = None  # it cannot be read
     gateway.wait_ready()
     assert ask(gateway).status_code == 200
-    core_of(gateway).kill()
-    deadline = time.monotonic() + 150
-    while ask(gateway).status_code != 200:
-        assert gateway.alive()
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    kill_the_engine(gateway)
+    until(lambda: ask(gateway).status_code == 200, 150, every_s=0.5)
     assert gateway.stop() == 0
 
 
@@ -109,7 +80,8 @@ def test_a_full_disk_under_the_caches(launch: Any, tmp_path: Path) -> None:
     try:
         (cache / "filling").write_bytes(b"x" * 40_000)
         gateway = launch(
-            *("--calibration-s", "1", "--calibration-file", str(cache / "full" / "costs.json")),
+            *(EAGER, "--calibration-s", "1"),
+            *("--calibration-file", str(cache / "full" / "costs.json")),
             VLLM_CACHE_ROOT=str(cache),
             TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
             XDG_CACHE_HOME=str(cache),
@@ -129,7 +101,7 @@ def test_jumps_of_the_clock(launch: Any, tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
     gateway = launch(
-        *("--hang-timeout-s", "20", "--request-timeout-s", "120"),
+        *(EAGER, "--hang-timeout-s", "20", "--request-timeout-s", "120"),
         LD_PRELOAD=FAKE_TIME,
         FAKETIME_TIMESTAMP_FILE=str(clock),
         FAKETIME_NO_CACHE="1",
@@ -137,7 +109,7 @@ def test_jumps_of_the_clock(launch: Any, tmp_path: Path) -> None:
     ).wait_ready()
     with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
         for jump in ("+1d", "-1d", "+0"):
-            long = body(max_tokens=600, stream=True)
+            long = greedy(max_tokens=600, stream=True)
             with http.stream("POST", "/v1/completions", json=long) as response:
                 events = read_events(response.iter_lines())
                 seen = [next(events)]
@@ -153,9 +125,9 @@ def test_jumps_of_the_clock(launch: Any, tmp_path: Path) -> None:
 
 
 def test_sigterm_in_the_middle_cuts_off_at_the_deadline(launch: Any) -> None:
-    gateway = launch("--drain-timeout-s", "1").wait_ready()
+    gateway = launch(EAGER, "--drain-timeout-s", "1").wait_ready()
     with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
-        endless = body(max_tokens=1900, n=16, stream=True)
+        endless = greedy(max_tokens=1900, n=16, stream=True)
         with http.stream("POST", "/v1/completions", json=endless) as response:
             lines = response.iter_lines()
             next(lines)
@@ -202,7 +174,7 @@ class Soak:
         prompt = f"# {self.random.randrange(10**6)}\n" * self.random.choice((1, 1, 20))
         tokens = self.random.choice((1, 16, 64))
         sampled = {"temperature": self.random.choice((0, 1.0)), "n": self.random.choice((1, 1, 3))}
-        return body(prompt=prompt, max_tokens=tokens, **sampled, **changes)
+        return greedy(prompt, max_tokens=tokens, **sampled, **changes)
 
     async def stream(self, http: httpx.AsyncClient, leave: bool) -> None:
         asked = self.asked(stream=True)
@@ -233,7 +205,7 @@ class Soak:
 
     async def kill(self) -> None:
         await asyncio.sleep(SOAK_S / 4)
-        core_of(self.gateway).kill()
+        kill_the_engine(self.gateway)
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None)
@@ -244,27 +216,18 @@ class Soak:
             await asyncio.gather(self.watch(), self.kill(), *clients)
 
 
-def labelled(http: httpx.Client, name: str, **labels: str) -> float:
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(http.get("/metrics").text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
-
-
 def test_a_soak_leaks_nothing(launch: Any) -> None:
     """At saturation, with clients that vanish, nonsense, and the engine killed after a quarter."""
-    gateway = launch("--max-num-seqs", "16", "--max-waiting", "16").wait_ready()
+    gateway = launch(EAGER, "--max-num-seqs", "16", "--max-waiting", "16").wait_ready()
     with httpx.Client(base_url=gateway.url, timeout=60, trust_env=False) as http:
-        generated = metric(http, "vllm:generation_tokens_total")
+        generated = metric(http, GENERATED)
         soak = Soak(gateway, 1)
         asyncio.run(soak.run())
         print(json.dumps(dict(soak.seen)))
         wait_for_metric(http, HELD, 0, 30)
         assert metric(http, "aerie_engine_restarts_total") == 1
-        made = metric(http, "vllm:generation_tokens_total") - generated
-        charged = labelled(http, "aerie_tenant_tokens_total", kind="output")
+        made = metric(http, GENERATED) - generated
+        charged = metric(http, "aerie_tenant_tokens_total", kind="output")
         # The warm-up of the second engine is nobody's; a step that came as it died is not counted.
         print(f"{made:.0f} tokens made, {charged:.0f} charged")
         assert charged == pytest.approx(made, rel=0.005, abs=24 + 16 * 6)

@@ -23,14 +23,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from .fuzz import CORPUS, JSON, damaged, mutants
 from .gateway import MODEL, Gateway
-from .wire import LEAKS, wait_for_metric
+from .wire import HELD, LEAKS, metric, wait_for_metric
 
 CASES = int(os.environ.get("AERIE_FUZZ_CASES", "400"))
 SEED = int(os.environ.get("AERIE_FUZZ_SEED", "1"))
 AT_ONCE = 8
 ALL_SCHEMAS, SMALL_SCHEMAS = 1000, ("/v1/completions", "/detokenize", "/v1/speculation")
-ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-HELD = (*ACTIVE, "aerie_gate_running", "aerie_gate_waiting")
 # By design, and not because of what a request says: full, not started in time, not done in time.
 BY_DESIGN = {429, 503, 504}
 RESTARTS = "aerie_engine_restarts_total"
@@ -52,16 +50,11 @@ def nothing_is_left(http: httpx.Client, gateway: Gateway) -> Iterator[None]:
     """Whatever was asked: the same text as before, the same engine, nothing held."""
     question = {"model": MODEL, "prompt": "def read(", "max_tokens": 8, "temperature": 0}
     before = http.post("/v1/completions", json=question).json()["choices"]
-    restarts = _restarts(http)
+    restarts = metric(http, RESTARTS)
     yield
     wait_for_metric(http, HELD, 0, DONE_WITHIN_S)
-    assert _restarts(http) == restarts, f"the engine died{gateway.tail()}"
+    assert metric(http, RESTARTS) == restarts, f"the engine died{gateway.tail()}"
     assert http.post("/v1/completions", json=question).json()["choices"] == before
-
-
-def _restarts(http: httpx.Client) -> float:
-    lines = http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(RESTARTS + "{"))
 
 
 def judge(status: int, kind: str, text: str, asked: object) -> None:

@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from . import shapes
+from .bodies import CHAT as PATH
+from .bodies import STREAMING
 from .gateway import MODEL
 from .wire import JSON, assert_error, assert_names, post_chunks, stream
 
-PATH = "/v1/chat/completions"
 ASK: JSON = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "hi"}],
@@ -23,7 +24,6 @@ TOOL: JSON = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
 }
-STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "stream"])
 
 
 def nested(depth: int) -> JSON:
@@ -109,67 +109,42 @@ LEGAL_OR_REFUSED: dict[str, JSON] = {
     },
 }
 
-WRONG: dict[str, tuple[JSON, str]] = {
-    "schema-missing": ({"response_format": {"type": "json_schema"}}, "response_format"),
-    "schema-null": (
-        {"response_format": {"type": "json_schema", "json_schema": None}},
-        "response_format",
-    ),
-    "schema-a-string": (schema_format("object"), "response_format"),
-    "schema-unknown-type": (schema_format({"type": "nonsense"}), "response_format"),
-    "schema-dangling-ref": (schema_format({"$ref": "#/$defs/none"}), "response_format"),
-    "schema-bad-pattern": (schema_format({"type": "string", "pattern": "["}), "response_format"),
-    "format-unknown": ({"response_format": {"type": "yaml"}}, "response_format"),
-    "format-without-type": ({"response_format": {}}, "response_format"),
-    "format-a-string": ({"response_format": "json"}, "response_format"),
-    "format-a-list": ({"response_format": []}, "response_format"),
-    "grammar-empty-rule": ({"structured_outputs": {"grammar": "root ::= "}}, "structured_outputs"),
-    "grammar-empty": ({"structured_outputs": {"grammar": ""}}, "structured_outputs"),
-    "grammar-unclosed": (
-        {"structured_outputs": {"grammar": 'root ::= ("a"'}},
-        "structured_outputs",
-    ),
-    "grammar-undefined-rule": (
-        {"structured_outputs": {"grammar": "root ::= missing"}},
-        "structured_outputs",
-    ),
-    "grammar-no-root": ({"structured_outputs": {"grammar": 'other ::= "a"'}}, "structured_outputs"),
-    "regex-unclosed": ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
-    "choice-empty": ({"structured_outputs": {"choice": []}}, "structured_outputs"),
-    "two-constraints": (
-        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
-        "structured_outputs",
-    ),
-    "tools-a-string": ({"tools": "f"}, "tools"),
-    "tool-without-function": ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
-    "named-tool-without-function": (
-        {
-            "tools": [{"type": "function"}],
-            "tool_choice": {"type": "function", "function": {"name": "f"}},
+NAMED: JSON = {"type": "function", "function": {"name": "f"}}
+# By the field that is to be named. More of each kind: tests/app/validation and tests/app/serving.
+WRONG: dict[str, dict[str, JSON]] = {
+    "response_format": {
+        "schema-unknown-type": schema_format({"type": "nonsense"}),
+        "schema-dangling-ref": schema_format({"$ref": "#/$defs/none"}),
+        "schema-bad-pattern": schema_format({"type": "string", "pattern": "["}),
+        "format-unknown": {"response_format": {"type": "yaml"}},
+        "format-without-type": {"response_format": {}},
+        "format-a-string": {"response_format": "json"},
+        "format-a-list": {"response_format": []},
+    },
+    "structured_outputs": {
+        "grammar-empty-rule": {"structured_outputs": {"grammar": "root ::= "}},
+        "grammar-empty": {"structured_outputs": {"grammar": ""}},
+        "grammar-unclosed": {"structured_outputs": {"grammar": 'root ::= ("a"'}},
+        "grammar-undefined-rule": {"structured_outputs": {"grammar": "root ::= missing"}},
+        "grammar-no-root": {"structured_outputs": {"grammar": 'other ::= "a"'}},
+        "regex-unclosed": {"structured_outputs": {"regex": "("}},
+        "choice-empty": {"structured_outputs": {"choice": []}},
+    },
+    "tools": {
+        "tools-a-string": {"tools": "f"},
+        "tool-without-function": {"tools": [{"type": "function"}], "tool_choice": NAMED},
+    },
+    "tool_choice": {
+        "choice-of-absent-tool": {
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
         },
-        "tools",
-    ),
-    "tool-without-name": ({"tools": [{"type": "function", "function": {}}]}, "tools"),
-    "tool-of-unknown-type": ({"tools": [{**TOOL, "type": "browser"}]}, "tools"),
-    "tool-parameters-a-string": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "object"}}]},
-        "tools",
-    ),
-    "choice-of-absent-tool": (
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-        "tool_choice",
-    ),
-    "choice-without-tools": ({"tool_choice": "required"}, "tool_choice"),
-    "choice-named-without-tools": (
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        "tool_choice",
-    ),
-    "choice-unknown": ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
-    "choice-without-function": (
-        {"tools": [TOOL], "tool_choice": {"type": "function"}},
-        "tool_choice",
-    ),
-    "choice-a-number": ({"tools": [TOOL], "tool_choice": 1}, "tool_choice"),
+        "choice-without-tools": {"tool_choice": "required"},
+        "choice-named-without-tools": {"tool_choice": NAMED},
+        "choice-unknown": {"tools": [TOOL], "tool_choice": "maybe"},
+        "choice-without-function": {"tools": [TOOL], "tool_choice": {"type": "function"}},
+        "choice-a-number": {"tools": [TOOL], "tool_choice": 1},
+    },
 }
 
 
@@ -183,10 +158,11 @@ def test_answered_or_refused(http: httpx.Client, name: str, streaming: bool) -> 
 
 
 @STREAMING
-@pytest.mark.parametrize("name", WRONG)
-def test_refused_by_name(http: httpx.Client, name: str, streaming: bool) -> None:
-    changes, field = WRONG[name]
-    refusal = send(http, {**ASK, **changes}, streaming)
+@pytest.mark.parametrize(
+    ("field", "name"), [(field, name) for field, bodies in WRONG.items() for name in bodies]
+)
+def test_refused_by_name(http: httpx.Client, field: str, name: str, streaming: bool) -> None:
+    refusal = send(http, {**ASK, **WRONG[field][name]}, streaming)
     assert refusal is not None, "accepted what cannot be honoured"
     assert_names(assert_error(refusal, 400), field)
 

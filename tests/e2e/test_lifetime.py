@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from app.server.runtime_directory import PREFIX
+from tests.waiting import until
 
 from .draining import BODY, assert_it_drains
 from .gateway import POLL_S, Gateway
-from .wire import metric
+from .wire import GENERATED, metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STAGE_WITHIN_S = 120.0
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-GENERATED = "vllm:generation_tokens_total"
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> None:
-    """In place of the check of the shared gateway, which these tests do not use."""
 
 
 @pytest.fixture
@@ -49,12 +42,6 @@ def launched(temporary: Path, log: Path, *arguments: str) -> Iterator[Gateway]:
         gateway.kill()
 
 
-def engine_runs(gateway: Gateway) -> bool:
-    assert gateway.process is not None
-    children = psutil.Process(gateway.process.pid).children(recursive=True)
-    return any("EngineCore" in child.name() for child in children)
-
-
 def folders(temporary: Path) -> list[Path]:
     return list(temporary.glob(f"{PREFIX}*"))
 
@@ -70,10 +57,7 @@ def assert_nothing_is_drafted(gateway: Gateway) -> None:
 def test_killed_and_hung_up(temporary: Path, tmp_path: Path) -> None:
     with launched(temporary, tmp_path / "1.log") as gateway:
         gateway.wait_bound()
-        deadline = time.monotonic() + STAGE_WITHIN_S
-        while not engine_runs(gateway):
-            assert time.monotonic() < deadline, f"no engine core{gateway.tail()}"
-            time.sleep(POLL_S)
+        until(gateway.engine_core, STAGE_WITHIN_S, gateway.tail, POLL_S)
         gateway.signal(signal.SIGKILL)
         gateway.wait_exit(1)
         assert gateway.leftovers() == [], "an engine that loads outlived the gateway"

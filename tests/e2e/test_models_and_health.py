@@ -13,11 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from .gateway import MODEL, Gateway
 
 
-def test_models_are_listed(client: openai.OpenAI) -> None:
+def test_the_client_finds_the_model(client: openai.OpenAI) -> None:
     assert MODEL in [model.id for model in client.models.list().data]
-
-
-def test_a_model_is_retrieved(client: openai.OpenAI) -> None:
     card = client.models.retrieve(MODEL)
     assert (card.id, card.object) == (MODEL, "model")
     assert card.created > 0

@@ -48,17 +48,9 @@ def parsed(events: list[Event]) -> list[JSON]:
     return found
 
 
-def test_the_client_gets_a_response(client: openai.OpenAI) -> None:
-    answer = client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
-    assert answer.object == "response"
-    assert answer.model == MODEL
-    assert answer.status in {"completed", "incomplete"}
-    assert isinstance(answer.output_text, str)
-    assert answer.id
-
-
 def test_a_cut_response_says_so(http: httpx.Client) -> None:
     body = respond(http)
+    assert (body["object"], body["model"]) == ("response", MODEL)
     assert body["status"] == "incomplete"
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
     assert body["output"][0]["type"] == "message"
@@ -90,18 +82,11 @@ def test_instructions_reach_the_model(http: httpx.Client) -> None:
 
 
 def test_a_list_of_messages_is_input_too(http: httpx.Client) -> None:
-    plain = respond(http, input=[{"role": "user", "content": ASK["input"]}])
-    parts = respond(
-        http,
-        input=[
-            {
-                "type": "message",
-                "role": "user",
-                "content": [{"type": "input_text", "text": ASK["input"]}],
-            }
-        ],
-    )
-    assert output_text(plain) == output_text(parts) == output_text(respond(http))
+    text = ASK["input"]
+    plain = {"role": "user", "content": text}
+    parts = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    texts = {output_text(respond(http, input=given)) for given in (text, [plain], [parts])}
+    assert len(texts) == 1
 
 
 def test_events_come_in_order(http: httpx.Client) -> None:
@@ -109,7 +94,7 @@ def test_events_come_in_order(http: httpx.Client) -> None:
     kinds = [e["type"].removeprefix("response.") for e in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[-4:-1] == ["output_text.done", "content_part.done", "output_item.done"]
-    assert kinds[-1] in {"completed", "incomplete"}
+    assert kinds[-1] == "incomplete", "it was cut"
     assert set(kinds[4:-4]) == {"output_text.delta"}
     assert len(kinds) > 11
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
@@ -117,16 +102,10 @@ def test_events_come_in_order(http: httpx.Client) -> None:
     done = next(e for e in events if e["type"] == "response.output_text.done")
     final = events[-1]["response"]
     assert text == done["text"] == output_text(final) == output_text(respond(http))
-    assert final["usage"]["output_tokens"] == 24
+    assert (final["status"], final["usage"]["output_tokens"]) == ("incomplete", 24)
     assert len({e["item_id"] for e in events if "item_id" in e}) == 1
     assert events[0]["response"]["id"] == final["id"]
     assert events[0]["response"]["status"] == "in_progress"
-
-
-def test_a_cut_stream_ends_incomplete(http: httpx.Client) -> None:
-    last = parsed(stream(http, PATH, ASK))[-1]
-    assert last["response"]["status"] == "incomplete"
-    assert last["type"] == "response.incomplete"
 
 
 def test_the_client_streams(client: openai.OpenAI) -> None:
@@ -146,14 +125,11 @@ def test_a_schema_is_obeyed(http: httpx.Client) -> None:
         "required": ["mood", "sure"],
         "additionalProperties": False,
     }
-    request = {k: v for k, v in ASK.items() if k != "ignore_eos"}
     text_format = {"type": "json_schema", "name": "mood", "schema": schema, "strict": True}
-    response = http.post(
-        PATH, json={**request, "max_output_tokens": 120, "text": {"format": text_format}}
-    )
-    assert response.status_code == 200, response.text
-    assert response.json()["status"] == "completed"
-    jsonschema.validate(json.loads(output_text(response.json())), schema)
+    constrained = {"max_output_tokens": 120, "ignore_eos": False}
+    body = respond(http, **constrained, text={"format": text_format})
+    assert body["status"] == "completed"
+    jsonschema.validate(json.loads(output_text(body)), schema)
 
 
 def test_a_forced_function_is_called(http: httpx.Client) -> None:
@@ -163,29 +139,14 @@ def test_a_forced_function_is_called(http: httpx.Client) -> None:
         "required": ["zone"],
         "additionalProperties": False,
     }
-    tool = {
-        "type": "function",
-        "name": "clock",
-        "description": "The time.",
-        "parameters": parameters,
-        "strict": True,
-    }
-    request = {k: v for k, v in ASK.items() if k != "ignore_eos"}
-    response = http.post(
-        PATH,
-        json={
-            **request,
-            "max_output_tokens": 120,
-            "tools": [tool],
-            "tool_choice": {"type": "function", "name": "clock"},
-        },
-    )
-    assert response.status_code == 200, response.text
-    calls = [item for item in response.json()["output"] if item["type"] == "function_call"]
-    assert len(calls) == 1
-    assert calls[0]["name"] == "clock"
-    assert calls[0]["call_id"]
-    jsonschema.validate(json.loads(calls[0]["arguments"]), parameters)
+    tool = {"type": "function", "name": "clock", "parameters": parameters, "strict": True}
+    named = {"type": "function", "name": "clock"}
+    constrained = {"max_output_tokens": 120, "ignore_eos": False}
+    body = respond(http, **constrained, tools=[tool], tool_choice=named)
+    (call,) = [item for item in body["output"] if item["type"] == "function_call"]
+    assert call["name"] == "clock"
+    assert call["call_id"]
+    jsonschema.validate(json.loads(call["arguments"]), parameters)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -195,14 +156,8 @@ def test_a_forced_function_is_called(http: httpx.Client) -> None:
         ({"input": None}, "input"),
         ({"input": 5}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "nobody", "content": "x"}]}, "input"),
-        ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"max_output_tokens": "many"}, "max_output_tokens"),
-        ({"temperature": 3}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"top_logprobs": 21}, "top_logprobs"),
         ({"instructions": 5}, "instructions"),
-        ({"tools": [{"type": "function"}]}, "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text"),
         ({"include": ["nothing"]}, "include"),
     ],
@@ -214,11 +169,3 @@ def test_errors_name_the_field(
     assert_names(
         assert_error(http.post(PATH, json={**ASK, **changes, "stream": streaming}), 400), field
     )
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_an_unknown_previous_response_is_an_error(http: httpx.Client, streaming: bool) -> None:
-    response = http.post(
-        PATH, json={**ASK, "previous_response_id": "resp_none", "stream": streaming}
-    )
-    assert_error(response, {400, 404}, param="previous_response_id")

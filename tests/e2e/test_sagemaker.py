@@ -54,12 +54,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             process_group=0,
         )
     started = Gateway(f"http://127.0.0.1:{port}", log, process, time.monotonic())
-    try:
-        yield started.wait_ready()
-        code = started.stop()
-        assert code == 0, f"exit code {code} after SIGTERM{started.tail()}"
-    finally:
-        started.kill()
+    with started.serving() as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import pytest
 
 from drafters.control.report import PHASES
 
+from .bodies import greedy
 from .gateway import MODEL
-from .prompts import PROMPTS
-from .wire import JSON, metric
+from .prompts import PROMPTS, REPEATED
+from .wire import metric, text_of
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -33,9 +34,7 @@ def steer(http: httpx.Client) -> Iterator[Any]:
 
 def text(http: httpx.Client, prompt: str) -> str:
     body = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 48}
-    response = http.post("/v1/completions", json=body)
-    response.raise_for_status()
-    return str(response.json()["choices"][0]["text"])
+    return text_of(http.post("/v1/completions", json=body).raise_for_status().json())
 
 
 def test_the_state_says_what_is_believed_and_done(http: httpx.Client) -> None:
@@ -109,19 +108,11 @@ def test_a_text_that_repeats_itself_is_drafted_by_lookup_alone(
     http: httpx.Client, steer: Any
 ) -> None:
     """Greedily and with a seed, the text is that without drafts."""
-    function = PROMPTS[0].strip()
-    prompt = "\n\n".join([function] * 4) + "\n\n" + function[: len(function) // 2]
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "ignore_eos": True}
-    options: tuple[JSON, ...] = ({"temperature": 0}, {"temperature": 1, "seed": 3})
+    bodies = [greedy(REPEATED, 48), greedy(REPEATED, 48, temperature=1, seed=3)]
     found = []
     for changes in ({"objective": "off"}, {"objective": "throughput", "sources": ["lookup"]}):
         before = steer(**changes).raise_for_status().json()["totals"]["sources"]
-        found.append(
-            [
-                http.post("/v1/completions", json={**body, **entry}).json()["choices"][0]["text"]
-                for entry in options
-            ]
-        )
+        found.append([text_of(http.post("/v1/completions", json=body).json()) for body in bodies])
         after = http.get("/v1/speculation").json()["totals"]["sources"]
         accepted = after["lookup"]["accepted"] - before["lookup"]["accepted"]
         assert (accepted > 0) == (changes["objective"] == "throughput")
@@ -148,12 +139,10 @@ def test_a_seed_gives_the_same_text_whatever_is_drafted(http: httpx.Client, stee
     for changes in ({"objective": "fixed", "k": 5}, {"objective": "fixed", "k": 1},
                     {"objective": "off"}, {"objective": "throughput"}):  # fmt: skip
         steer(**changes).raise_for_status()
-        texts |= {
-            http.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)
-        }
+        texts |= {text_of(http.post("/v1/completions", json=body).json()) for _ in range(2)}
     assert len(texts) == 1
-    other = http.post("/v1/completions", json={**body, "seed": 8}).json()["choices"][0]["text"]
-    assert other not in texts
+    other = http.post("/v1/completions", json={**body, "seed": 8}).json()
+    assert text_of(other) not in texts
 
 
 def test_the_policys_figures_are_on_metrics(http: httpx.Client) -> None:

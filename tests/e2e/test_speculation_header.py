@@ -3,15 +3,13 @@ each of its tokens."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
-
 import httpx
 import pytest
 
+from .bodies import greedy
 from .gateway import MODEL
-from .prompts import PROMPTS
+from .prompts import REPEATED
+from .wire import metric, post_chunks
 
 
 def drafts(response: httpx.Response) -> dict[str, float]:
@@ -22,10 +20,7 @@ def drafts(response: httpx.Response) -> dict[str, float]:
 @pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("choices", [1, 3])
 def test_the_header_agrees_with_the_answer(http: httpx.Client, choices: int) -> None:
-    body = {
-        "model": MODEL, "prompt": "def read(", "max_tokens": 40, "n": choices, "ignore_eos": True,
-        "temperature": 0, "speculation": {"max_k": 2},
-    }  # fmt: skip
+    body = greedy(max_tokens=40, n=choices, speculation={"max_k": 2})
     response = http.post("/v1/completions", json=body)
     told = drafts(response)
     if choices == 1:
@@ -48,35 +43,21 @@ def test_no_drafts(http: httpx.Client) -> None:
     assert response.headers["x-aerie-speculation"] == "drafted=0, accepted=0"
 
 
-COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
-
-
 def counters(http: httpx.Client) -> list[float]:
-    lines = http.get("/metrics").text.splitlines()
-    return [
-        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-        for name in COUNTERS
-    ]
-
-
-def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with http.stream("POST", path, json={**body, "stream": True}) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+    """Draft tokens verified and accepted so far."""
+    names = ("num_draft_tokens", "num_accepted_tokens")
+    return [metric(http, f"vllm:spec_decode_{name}_total") for name in names]
 
 
 @pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("choices", [1, 2])
 def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choices: int) -> None:
-    body = {
-        "model": MODEL, "prompt": "def read(", "max_tokens": 40, "n": choices, "ignore_eos": True,
-        "temperature": 0, "speculation": {"tokens": True},
-    }  # fmt: skip
+    body = greedy(max_tokens=40, n=choices, speculation={"tokens": True})
     before = counters(http)
     if streamed:
-        parts = [c for chunk in chunks(http, "/v1/completions", body) for c in chunk["choices"]]
+        pieces = post_chunks(http, "/v1/completions", body)
+        parts = [choice for piece in pieces for choice in piece["choices"]]
     else:
         parts = http.post("/v1/completions", json=body).json()["choices"]
     drafted, accepted = (new - old for new, old in zip(counters(http), before, strict=True))
@@ -94,12 +75,7 @@ def test_tokens_sum_up_to_the_counters(http: httpx.Client, streamed: bool, choic
 
 def test_tokens_that_were_looked_up_are_told_apart(http: httpx.Client) -> None:
     """In the answer, and in what the engine counts by source."""
-    function = PROMPTS[0].strip()
-    prompt = "\n\n".join([function] * 4) + "\n\n" + function[: len(function) // 2]
-    body = {
-        "model": MODEL, "prompt": prompt, "max_tokens": 48, "ignore_eos": True, "temperature": 0,
-        "speculation": {"tokens": True},
-    }  # fmt: skip
+    body = greedy(REPEATED, 48, speculation={"tokens": True})
     changes = {"objective": "throughput", "sources": ["lookup"]}
     try:
         state = http.patch("/v1/speculation", json=changes).raise_for_status().json()

@@ -20,11 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * START_S)]
 V2_ON_CPU = Path(__file__).with_name("v2_on_cpu")
 
 
-@pytest.fixture(autouse=True)
-def unharmed() -> None:
-    """In place of the check of the shared gateway, which these tests do not use."""
-
-
 def launch(log: Path, fault: str, *arguments: str) -> Gateway:
     environ: Mapping[str, str] = {
         "PYTHONPATH": str(V2_ON_CPU),

@@ -14,6 +14,7 @@ import pytest
 
 from app.settings import of_preset
 
+from .bodies import greedy
 from .conftest import CLIENT_TIMEOUT_S
 from .draining import assert_it_drains
 from .gateway import MODEL, Gateway, without_drafts
@@ -48,13 +49,8 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         "--enforce-eager",
     ]
     log = tmp_path_factory.mktemp("headless") / "gateway.log"
-    gateway = Gateway.launch(log, arguments, preset=None)
-    try:
-        yield gateway.wait_ready()
-        assert gateway.stop() == 0
-        assert gateway.leftovers() == []
-    finally:
-        gateway.kill()
+    with Gateway.launch(log, arguments, preset=None).serving() as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +60,8 @@ def headless_http(headless: Gateway) -> Iterator[httpx.Client]:
 
 
 def completion(http: httpx.Client, prompt: str, tokens: int = 128) -> list[int]:
-    response = http.post(
-        "/v1/completions",
-        json={
-            "model": MODEL, "prompt": prompt, "temperature": 0, "ignore_eos": True,
-            "max_tokens": tokens, "return_token_ids": True,
-        },
-    )  # fmt: skip
+    body = greedy(prompt, max_tokens=tokens, return_token_ids=True)
+    response = http.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return list(response.json()["choices"][0]["token_ids"])
 
@@ -114,19 +105,9 @@ def explain(headless_http: httpx.Client, number: int, drafted: list[int], plain:
     prompt = headless_http.post(
         "/tokenize", json={"model": MODEL, "prompt": PROMPTS[number]}
     ).json()["tokens"]
-    body: JSON = headless_http.post(
-        "/v1/completions",
-        json={
-            "model": MODEL,
-            "prompt": prompt + plain[:at],
-            "temperature": 0,
-            "ignore_eos": True,
-            "max_tokens": 1,
-            "logprobs": 5,
-            "return_tokens_as_token_ids": True,
-        },
-    ).json()
-    top = body["choices"][0]["logprobs"]["top_logprobs"][0]
+    body = greedy(prompt + plain[:at], max_tokens=1, logprobs=5, return_tokens_as_token_ids=True)
+    answer: JSON = headless_http.post("/v1/completions", json=body).json()
+    top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     ours, theirs = (top.get(f"token_id:{t}") for t in (drafted[at], plain[at]))
     gap = "beyond the top five" if ours is None or theirs is None else f"{theirs - ours:.6f}"
     tokens = f"{drafted[at]} with drafts, {plain[at]} without"

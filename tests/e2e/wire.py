@@ -12,6 +12,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 JSON = dict[str, Any]
+ACTIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+HELD = (*ACTIVE, "aerie_gate_running", "aerie_gate_waiting")
+GENERATED = "vllm:generation_tokens_total"
 # Signs of an internal failure that reached the client instead of an explanation.
 LEAKS = (
     *("Traceback", "site-packages", "NoneType", "object is not iterable", ".py:", "0x7f"),
@@ -139,15 +142,15 @@ def post_chunks(http: httpx.Client, path: str, body: JSON) -> list[JSON]:
     return chunks(stream(http, path, body))
 
 
-def metric(http: httpx.Client, name: str) -> float:
-    """The sum of a metric over all its labels."""
+def metric(http: httpx.Client, name: str, **labels: str) -> float:
+    """The sum of a metric over all its labels but the given ones."""
     response = http.get("/metrics")
     assert response.status_code == 200
     values = [
         sample.value
         for family in text_string_to_metric_families(response.text)
         for sample in family.samples
-        if sample.name == name
+        if sample.name == name and labels.items() <= sample.labels.items()
     ]
     assert values, f"/metrics has no {name}"
     return sum(values)

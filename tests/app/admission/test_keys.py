@@ -23,6 +23,7 @@ from app.admission.tenants import digest_of, parse, parse_in_force
 from app.cli import main
 from app.errors import SettingsError
 from app.settings import AdmissionSettings
+from tests.waiting import soon
 
 SECRET = b"sk-aerie-secret"
 FILE = f"""
@@ -170,19 +171,13 @@ def looks(store: KeyStore) -> None:
     asyncio.run(store.refresh())
 
 
-def test_the_watching_task_takes_a_changed_file(tmp_path: Path) -> None:
+async def test_the_watching_task_takes_a_changed_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     with stored(path, keys_file("a", b"one")) as store:
-
-        async def scenario() -> None:
-            watching = asyncio.create_task(store.watch())
-            path.write_text(keys_file("a", b"one", b"two"))
-            async with asyncio.timeout(10):
-                while store.ring.find(b"two") is None:  # noqa: ASYNC110 (a file has no event)
-                    await asyncio.sleep(0.01)
-            watching.cancel()
-
-        asyncio.run(scenario())
+        watching = asyncio.create_task(store.watch())
+        path.write_text(keys_file("a", b"one", b"two"))
+        await soon(lambda: store.ring.find(b"two") is not None)
+        watching.cancel()
 
 
 DEEP = "x = " + "[" * 3000 + "]" * 3000
@@ -338,29 +333,25 @@ def torn(version: int, cut: int, rest: str) -> str:
     return now[:cut] + {"": "", "zeros": "\0" * len(now[cut:]), "before": before[cut:]}[rest]
 
 
-def test_a_thousand_torn_files_let_no_revoked_key_in_and_shut_no_valid_one_out(
+async def test_a_thousand_torn_files_let_no_revoked_key_in_and_shut_no_valid_one_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Writes that are seen, or cut off for good, in part before they are complete."""
     caplog.set_level(logging.CRITICAL)
     path = tmp_path / "keys.toml"
     dice = random.Random(1)
-
-    async def scenario() -> None:
-        for _ in range(500):
-            path.write_text(VERSIONS[0])
-            store = KeyStore(AdmissionSettings(keys_file=str(path)))
-            for version in (1, 2):
-                cut = dice.randrange(len(VERSIONS[version]))
-                path.write_text(torn(version, cut, dice.choice(("", "zeros", "before"))))
-                await store.refresh()
-                check(store, revoked=version == 1)
-                path.write_text(VERSIONS[version])
-                await store.refresh()
-                check(store, revoked=False)
-            assert limits_of(store, b"third") == 600
-
-    asyncio.run(scenario())
+    for _ in range(500):
+        path.write_text(VERSIONS[0])
+        store = KeyStore(AdmissionSettings(keys_file=str(path)))
+        for version in (1, 2):
+            cut = dice.randrange(len(VERSIONS[version]))
+            path.write_text(torn(version, cut, dice.choice(("", "zeros", "before"))))
+            await store.refresh()
+            check(store, revoked=version == 1)
+            path.write_text(VERSIONS[version])
+            await store.refresh()
+            check(store, revoked=False)
+        assert limits_of(store, b"third") == 600
 
 
 def check(store: KeyStore, *, revoked: bool) -> None:

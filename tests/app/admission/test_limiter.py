@@ -6,27 +6,19 @@ The Redis half runs against a real redis-server of its own.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest
 from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Tenant
+from tests.clock import Clock
 
 MANY = 200
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -60,7 +52,7 @@ async def opened(make: Callable[[], Limiter]) -> AsyncIterator[Limiter]:
         ("max_concurrent", QuotaRequest(lease="", lease_s=60)),
     ],
 )
-def test_exactly_as_many_as_the_limit_get_in(
+async def test_exactly_as_many_as_the_limit_get_in(
     request: pytest.FixtureRequest,
     limiter: Callable[[], Limiter],
     field: str,
@@ -70,147 +62,103 @@ def test_exactly_as_many_as_the_limit_get_in(
     """Two hundred at once, from two gateways: a check apart from its taking lets more in.
     A minute's limit refills by a whole unit only after 60/limit s."""
     payer = tenant(request, **{field: limit})
-
-    async def scenario() -> list[bool]:
-        async with opened(limiter) as one, opened(limiter) as two:
-            gateways = [one, two] if isinstance(one, RedisLimiter) else [one, one]
-
-            async def attempt(i: int) -> bool:
-                lease = f"lease{i}" if field == "max_concurrent" else ""
-                mine = QuotaRequest(quota.requests, quota.tokens, lease, quota.lease_s)
-                return (await gateways[i % 2].acquire(payer, mine)).limited is None
-
-            return await asyncio.gather(*(attempt(i) for i in range(MANY)))
-
     started = time.monotonic()
-    admitted = sum(asyncio.run(scenario()))
+    async with opened(limiter) as one, opened(limiter) as two:
+        gateways = [one, two] if isinstance(one, RedisLimiter) else [one, one]
+
+        async def attempt(i: int) -> bool:
+            lease = f"lease{i}" if field == "max_concurrent" else ""
+            mine = QuotaRequest(quota.requests, quota.tokens, lease, quota.lease_s)
+            return (await gateways[i % 2].acquire(payer, mine)).limited is None
+
+        let_in = sum(await asyncio.gather(*(attempt(i) for i in range(MANY))))
     refilled = 0 if field == "max_concurrent" else int((time.monotonic() - started) * limit / 60)
-    assert limit <= admitted <= limit + refilled
+    assert limit <= let_in <= limit + refilled
 
 
-def test_all_or_nothing(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
+async def test_all_or_nothing(
+    request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
+) -> None:
     """A refusal for one reason must not use up the others."""
     payer = tenant(request, requests_per_minute=2, tokens_per_minute=10, max_concurrent=1)
-
-    async def scenario() -> None:
-        async with opened(limiter) as one:
-            first = await one.acquire(
-                payer, QuotaRequest(requests=1, tokens=4, lease="a", lease_s=60)
-            )
-            assert first.limited is None
-            assert first.requests is not None and first.requests.remaining == 1
-            assert first.tokens is not None and first.tokens.remaining == 6
-            second = await one.acquire(
-                payer, QuotaRequest(requests=1, tokens=1, lease="b", lease_s=60)
-            )
-            assert second.limited == "concurrent"
-            third = await one.acquire(payer, QuotaRequest(requests=1, tokens=9))
-            assert third.limited == "tokens"
-            assert third.requests is not None and third.requests.remaining == 1
-            await one.release(payer, lease="a")
-            last = await one.acquire(payer, QuotaRequest(requests=1, lease="c", lease_s=60))
-            assert last.limited is None
-
-    asyncio.run(scenario())
+    async with opened(limiter) as one:
+        first = await one.acquire(payer, QuotaRequest(requests=1, tokens=4, lease="a", lease_s=60))
+        assert first.limited is None
+        assert first.requests is not None and first.requests.remaining == 1
+        assert first.tokens is not None and first.tokens.remaining == 6
+        second = await one.acquire(payer, QuotaRequest(requests=1, tokens=1, lease="b", lease_s=60))
+        assert second.limited == "concurrent"
+        third = await one.acquire(payer, QuotaRequest(requests=1, tokens=9))
+        assert third.limited == "tokens"
+        assert third.requests is not None and third.requests.remaining == 1
+        await one.release(payer, lease="a")
+        last = await one.acquire(payer, QuotaRequest(requests=1, lease="c", lease_s=60))
+        assert last.limited is None
 
 
-def test_settling(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
+async def test_settling(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
     """Back what was not used, never above a full bucket; more used than taken is owed."""
+    payer, seen = tenant(request, tokens_per_minute=100), []
+    async with opened(limiter) as one:
+        for taken, given in ((60, 50), (0, 500), (90, -40), (0, 0)):
+            decision = await one.acquire(payer, QuotaRequest(tokens=taken))
+            assert decision.limited is None or taken == 0
+            assert decision.tokens is not None
+            seen.append(decision.tokens.remaining)
+            await one.release(payer, tokens=given)
+        assert seen == [40, 90, 10, 0]
+        owed = await one.acquire(payer, QuotaRequest(tokens=1))
+        assert owed.limited == "tokens"
+        assert 15 < owed.retry_after_s < 20
+
+
+async def test_never_is_told(
+    request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
+) -> None:
     payer = tenant(request, tokens_per_minute=100)
-
-    async def scenario() -> list[int]:
-        seen = []
-        async with opened(limiter) as one:
-            for taken, given in ((60, 50), (0, 500), (90, -40), (0, 0)):
-                decision = await one.acquire(payer, QuotaRequest(tokens=taken))
-                assert decision.limited is None or taken == 0
-                assert decision.tokens is not None
-                seen.append(decision.tokens.remaining)
-                await one.release(payer, tokens=given)
-            owed = await one.acquire(payer, QuotaRequest(tokens=1))
-            assert owed.limited == "tokens"
-            assert 15 < owed.retry_after_s < 20
-        return seen
-
-    assert asyncio.run(scenario()) == [40, 90, 10, 0]
+    async with opened(limiter) as one:
+        decision = await one.acquire(payer, QuotaRequest(tokens=101))
+        assert (decision.limited, decision.never) == ("tokens", True)
+        assert (await one.acquire(payer, QuotaRequest(tokens=100))).limited is None
 
 
-def test_never_is_told(request: pytest.FixtureRequest, limiter: Callable[[], Limiter]) -> None:
-    payer = tenant(request, tokens_per_minute=100)
-
-    async def scenario() -> None:
-        async with opened(limiter) as one:
-            decision = await one.acquire(payer, QuotaRequest(tokens=101))
-            assert (decision.limited, decision.never) == ("tokens", True)
-            assert (await one.acquire(payer, QuotaRequest(tokens=100))).limited is None
-
-    asyncio.run(scenario())
-
-
-def test_a_lease_that_nobody_gives_back_ends(
+async def test_a_lease_that_nobody_gives_back_ends(
     request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
 ) -> None:
     payer = tenant(request, max_concurrent=1)
-
-    async def scenario() -> None:
-        async with opened(limiter) as one:
-            assert (await one.acquire(payer, QuotaRequest(lease="a", lease_s=0.05))).limited is None
-            await asyncio.sleep(0.1)
-            assert (await one.acquire(payer, QuotaRequest(lease="b", lease_s=60))).limited is None
-            assert (
-                await one.acquire(payer, QuotaRequest(lease="c", lease_s=60))
-            ).limited == "concurrent"
-
-    asyncio.run(scenario())
+    async with opened(limiter) as one:
+        assert (await one.acquire(payer, QuotaRequest(lease="a", lease_s=0.05))).limited is None
+        await asyncio.sleep(0.1)
+        assert (await one.acquire(payer, QuotaRequest(lease="b", lease_s=60))).limited is None
+        assert (
+            await one.acquire(payer, QuotaRequest(lease="c", lease_s=60))
+        ).limited == "concurrent"
 
 
-def test_buckets_fill_steadily() -> None:
+async def admitted(limiter: Limiter, payer: Tenant, requests: int) -> int:
+    """How many of so many requests are, one after the other."""
+    one = QuotaRequest(requests=1)
+    decisions = [await limiter.acquire(payer, one) for _ in range(requests)]
+    return sum(decision.limited is None for decision in decisions)
+
+
+async def test_buckets_fill_steadily() -> None:
     clock = Clock()
     limiter = MemoryLimiter(clock)
     payer = Tenant(name="a", requests_per_minute=60)
-
-    async def acquire() -> bool:
-        return (await limiter.acquire(payer, QuotaRequest(requests=1))).limited is None
-
-    async def scenario() -> list[int]:
-        admitted = []
-        for wait_s in (0.0, 0.5, 0.5, 3.0, 600.0):
-            clock.now += wait_s
-            admitted.append(sum([await acquire() for _ in range(100)]))
-        return admitted
-
-    assert asyncio.run(scenario()) == [60, 0, 1, 3, 60]
+    for wait_s, fill in ((0.0, 60), (0.5, 0), (0.5, 1), (3.0, 3), (600.0, 60)):
+        clock.now += wait_s
+        assert await admitted(limiter, payer, 100) == fill
 
 
-def test_a_lowered_limit_holds_at_once() -> None:
-    clock = Clock()
-    limiter = MemoryLimiter(clock)
-
-    async def scenario() -> int:
-        await limiter.acquire(Tenant(name="a", requests_per_minute=60), QuotaRequest(requests=1))
-        lowered = Tenant(name="a", requests_per_minute=2)
-        return sum(
-            [
-                (await limiter.acquire(lowered, QuotaRequest(requests=1))).limited is None
-                for _ in range(9)
-            ]
-        )
-
-    assert asyncio.run(scenario()) == 2
+async def test_a_lowered_limit_holds_at_once() -> None:
+    limiter = MemoryLimiter(Clock())
+    assert await admitted(limiter, Tenant(name="a", requests_per_minute=60), 1) == 1
+    assert await admitted(limiter, Tenant(name="a", requests_per_minute=2), 9) == 2
 
 
-def test_without_redis_a_gateway_counts_by_itself(tmp_path: Path) -> None:
+async def test_without_redis_a_gateway_counts_by_itself() -> None:
     """Nobody listens on the port; the limit still holds, and Redis is not asked each time."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     payer = Tenant(name="a", requests_per_minute=3)
-
-    async def scenario() -> list[bool]:
-        async with opened(lambda: RedisLimiter(f"redis://127.0.0.1:{port}/0", 0.2)) as one:
-            return [
-                (await one.acquire(payer, QuotaRequest(requests=1))).limited is None
-                for _ in range(5)
-            ]
-
-    assert asyncio.run(scenario()) == [True, True, True, False, False]
+    async with opened(lambda: RedisLimiter("redis://127.0.0.1:1/0", 0.2)) as one:
+        assert await admitted(one, payer, 5) == 3

@@ -6,9 +6,8 @@ A real redis-server, behind a connection that the tests cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,12 +19,13 @@ from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest, RateLimi
 from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Identity, Tenant
 from app.http.request_context import RequestContext
+from app.llm.engine_load import EngineLoad
 from app.settings import load
+from tests.clock import Clock
 
 IN_TIME_S = 10.0
 TIMEOUT_S = 0.3
 WAYS = ("refused", "unheard")
-Scenario = Callable[["Gateways"], Awaitable[None]]
 
 
 class Line:
@@ -72,13 +72,6 @@ class Line:
         sink.close()
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Gateways:
     """A gateway behind the line, and another that always reaches Redis."""
 
@@ -93,23 +86,17 @@ class Gateways:
         self.clock.now += redis_limiter.CIRCUIT_OPEN_S
 
 
-@pytest.fixture
-def run(redis_url: str) -> Callable[[Scenario], None]:
-    def scenario(body: Scenario) -> None:
-        async def opened() -> None:
-            line = Line(redis_url)
-            async with line.open() as through_line:
-                gateways = Gateways(line, through_line, redis_url)
-                warm = Tenant(name="warm", max_concurrent=1)  # a connection, and both scripts
-                await gateways.cut_off.acquire(warm, QuotaRequest())
-                await gateways.cut_off.release(warm, lease="none")
-                await body(gateways)
-                await gateways.other.close()
-                await gateways.cut_off.close()
-
-        asyncio.run(opened())
-
-    return scenario
+@asynccontextmanager
+async def connected(redis_url: str) -> AsyncIterator[Gateways]:
+    line = Line(redis_url)
+    async with line.open() as through_line:
+        gateways = Gateways(line, through_line, redis_url)
+        warm = Tenant(name="warm", max_concurrent=1)  # a connection, and both scripts
+        await gateways.cut_off.acquire(warm, QuotaRequest())
+        await gateways.cut_off.release(warm, lease="none")
+        yield gateways
+        await gateways.other.close()
+        await gateways.cut_off.close()
 
 
 @pytest.fixture
@@ -140,12 +127,11 @@ async def until_admitted(limiter: Limiter, tenant: Tenant, name: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("open_before", [False, True])
-def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
-    run: Callable[[Scenario], None], tenant: Tenant, way: str, open_before: bool
+async def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
+    redis_url: str, tenant: Tenant, way: str, open_before: bool
 ) -> None:
     """Before the next request of its tenant is counted; Redis may have failed before, too."""
-
-    async def scenario(gateways: Gateways) -> None:
+    async with connected(redis_url) as gateways:
         limiter, line = gateways.cut_off, gateways.line
         assert await admitted(limiter, tenant, "a")
         assert (await limiter.acquire(tenant, QuotaRequest(tokens=500))).limiter is None
@@ -159,16 +145,14 @@ def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
         assert await admitted(limiter, tenant, "b")
         assert 550 <= await tokens_left(gateways.other, tenant) <= 600
 
-    run(scenario)
 
-
-def test_it_is_released_without_another_request(
-    run: Callable[[Scenario], None], tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+async def test_it_is_released_without_another_request(
+    redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another gateway's requests wait for the lease, too."""
     monkeypatch.setattr(redis_limiter, "CIRCUIT_OPEN_S", 0.05)
 
-    async def scenario(gateways: Gateways) -> None:
+    async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
         returning = asyncio.create_task(gateways.cut_off.keep_returning())
@@ -178,27 +162,18 @@ def test_it_is_released_without_another_request(
         await until_admitted(gateways.other, tenant, "b")
         returning.cancel()
 
-    run(scenario)
+
+async def test_the_controller_runs_that_in_the_background() -> None:
+    settings = load({"redis_url": "redis://127.0.0.1:1/0"}, {})
+    admission = AdmissionController(settings, EngineLoad(capacity=8))
+    (task,) = admission.background
+    async with admission.open():
+        await asyncio.sleep(0)
+        assert (task.name, task.state) == ("redis_releases", "running")
 
 
-def test_the_controller_runs_that_in_the_background() -> None:
-    settings = load({"redis_url": "redis://127.0.0.1:1/0"}, {}, preset="embedded")
-    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
-
-    async def scenario() -> None:
-        admission = AdmissionController(settings, load_view)
-        (task,) = admission.background
-        async with admission.open():
-            await asyncio.sleep(0)
-            assert (task.name, task.state) == ("redis_releases", "running")
-
-    asyncio.run(scenario())
-
-
-def test_a_gateway_that_ends_releases_what_it_kept(
-    run: Callable[[Scenario], None], tenant: Tenant
-) -> None:
-    async def scenario(gateways: Gateways) -> None:
+async def test_a_gateway_that_ends_releases_what_it_kept(redis_url: str, tenant: Tenant) -> None:
+    async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
         await gateways.cut_off.release(tenant, lease="a")
@@ -206,13 +181,11 @@ def test_a_gateway_that_ends_releases_what_it_kept(
         await gateways.cut_off.close()
         assert await admitted(gateways.other, tenant, "b")
 
-    run(scenario)
 
-
-def test_a_release_whose_task_is_cancelled_is_made_up_for(
-    run: Callable[[Scenario], None], tenant: Tenant
+async def test_a_release_whose_task_is_cancelled_is_made_up_for(
+    redis_url: str, tenant: Tenant
 ) -> None:
-    async def scenario(gateways: Gateways) -> None:
+    async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
         releasing = asyncio.create_task(gateways.cut_off.release(tenant, lease="a"))
@@ -223,15 +196,10 @@ def test_a_release_whose_task_is_cancelled_is_made_up_for(
         gateways.back()
         assert await admitted(gateways.cut_off, tenant, "b")
 
-    run(scenario)
 
-
-def test_a_lease_that_redis_gave_too_late_is_nobodys(
-    run: Callable[[Scenario], None], tenant: Tenant
-) -> None:
+async def test_a_lease_that_redis_gave_too_late_is_nobodys(redis_url: str, tenant: Tenant) -> None:
     """The gateway counts that request by itself."""
-
-    async def scenario(gateways: Gateways) -> None:
+    async with connected(redis_url) as gateways:
         gateways.line.state = "unheard"
         decision = await gateways.cut_off.acquire(tenant, lease("a"))
         assert decision.limited is None
@@ -241,16 +209,14 @@ def test_a_lease_that_redis_gave_too_late_is_nobodys(
         gateways.back()
         assert await admitted(gateways.cut_off, tenant, "b")
 
-    run(scenario)
 
-
-def test_what_is_kept_has_a_bound(
-    run: Callable[[Scenario], None], tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_kept_has_a_bound(
+    redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_limiter, "MAX_UNRELEASED", 2)
     several = tenant.model_copy(update={"max_concurrent": 3})
 
-    async def scenario(gateways: Gateways) -> None:
+    async with connected(redis_url) as gateways:
         for name in "abc":
             assert await admitted(gateways.cut_off, several, name)
         gateways.line.state = "refused"
@@ -260,8 +226,6 @@ def test_what_is_kept_has_a_bound(
         free = [await admitted(gateways.cut_off, several, name) for name in "def"]
         assert free == [True, True, False], "the third lease ends by itself"
         assert await tokens_left(gateways.other, several) == 597
-
-    run(scenario)
 
 
 class Switching(MemoryLimiter):
@@ -279,26 +243,20 @@ class Switching(MemoryLimiter):
 
 
 @pytest.mark.parametrize("away_from", ["start", "tokens", "end", "never"])
-def test_a_request_is_released_where_it_was_counted(tenant: Tenant, away_from: str) -> None:
-    settings = load({}, {}, preset="embedded")
-    load_view = SimpleNamespace(capacity=8, waiting=0, queued=0, kv_usage=0.0)
-
-    async def scenario() -> None:
-        admission = AdmissionController(settings, load_view)
-        admission.limiter = limiter = Switching()
-        context = RequestContext(admission, Identity(tenant))
-        limiter.away = away_from == "start"
-        await context.begin(60.0)
-        limiter.away = limiter.away or away_from == "tokens"
-        await context.admit("model", Estimate(tokens=100, sequences=1))
-        charged = limiter.another if away_from in ("start", "tokens") else limiter
-        spared = limiter if charged is limiter.another else limiter.another
-        assert await tokens_left(charged, tenant) < 600
-        limiter.away = limiter.away or away_from == "end"
-        await context.close()
-        limiter.away = False
-        for each in (charged, spared):
-            assert await tokens_left(each, tenant) == 600
-            assert await admitted(each, tenant, "b"), "the lease has ended"
-
-    asyncio.run(scenario())
+async def test_a_request_is_released_where_it_was_counted(tenant: Tenant, away_from: str) -> None:
+    admission = AdmissionController(load({}, {}), EngineLoad(capacity=8))
+    admission.limiter = limiter = Switching()
+    context = RequestContext(admission, Identity(tenant))
+    limiter.away = away_from == "start"
+    await context.begin(60.0)
+    limiter.away = limiter.away or away_from == "tokens"
+    await context.admit("model", Estimate(tokens=100, sequences=1))
+    charged = limiter.another if away_from in ("start", "tokens") else limiter
+    spared = limiter if charged is limiter.another else limiter.another
+    assert await tokens_left(charged, tenant) < 600
+    limiter.away = limiter.away or away_from == "end"
+    await context.close()
+    limiter.away = False
+    for each in (charged, spared):
+        assert await tokens_left(each, tenant) == 600
+        assert await admitted(each, tenant, "b"), "the lease has ended"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from app.cli import _parser, load_settings, main
 from app.commands import vllm_options
@@ -186,35 +187,47 @@ def yaml_file(folder: Path, text: str, name: str = "config.yaml") -> str:
     return str(path)
 
 
-def test_a_yaml_file_of_vllm(served: list[Settings], tmp_path: Path) -> None:
-    """As vLLM reads it; what stands beside it on the command line overrides it."""
-    head = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 4}
-    text = f"""
-        model: some/model
-        served-model-name: [a, b]
-        port: 8001
-        host: 0.0.0.0
-        max-model-len: 16k
-        tensor_parallel_size: 2
-        enforce-eager: true
-        enable-prefix-caching: false
-        enable-auto-tool-choice: true
-        tool-call-parser: hermes
-        root-path: /llm
-        kv-cache-dtype: fp8
-        speculative-config: {json.dumps(head)}
-        compilation-config:
-          mode: 0
-    """
-    file = yaml_file(tmp_path, text)
-    assert main(["serve", "--config", file, "--port", "9000"]) == 0
+# Options of every kind.
+TAKEN: dict[str, Any] = {
+    "model": "some/model", "served-model-name": ["a", "b"], "host": "0.0.0.0",
+    "max-model-len": "16k", "tensor_parallel_size": 2, "gpu-memory-utilization": 0.8,
+    "dtype": "half", "enforce-eager": True, "enable-prefix-caching": False,
+    "enable-auto-tool-choice": True, "tool-call-parser": "hermes", "root-path": "/llm",
+    "kv-cache-dtype": "fp8",
+    "speculative-config": {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 4},
+}  # fmt: skip
+
+
+def command_line(options: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in options.items():
+        words.append(f"--no-{name}" if value is False else f"--{name}")
+        if isinstance(value, list):
+            words += value
+        elif not isinstance(value, bool):
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+@pytest.mark.parametrize("source", ["command line", "YAML file"])
+def test_what_vllm_serve_is_given_is_taken(
+    served: list[Settings], tmp_path: Path, source: str
+) -> None:
+    """What stands beside a YAML file on the command line overrides it."""
+    if source == "YAML file":
+        text = yaml.safe_dump({**TAKEN, "port": 8001, "compilation-config": {"mode": 0}})
+        line = ["--config", yaml_file(tmp_path, text), "--port", "9000"]
+    else:
+        line = command_line({**TAKEN, "port": 9000, "compilation-config.mode": 0})
+    assert main(["serve", *line]) == 0
     (settings,) = served
-    assert settings.model.model == "some/model"
+    assert (settings.model.model, settings.model.dtype) == ("some/model", "float16")
     assert settings.model_names == ("a", "b")
     assert (settings.server.port, settings.server.host) == (9000, "0.0.0.0")
     assert settings.server.root_path == "/llm"
     assert settings.engine.max_model_len == 16_000
     assert settings.engine.tensor_parallel_size == 2
+    assert settings.engine.gpu_memory_utilization == 0.8
     assert settings.engine.enforce_eager
     assert settings.engine.enable_prefix_caching is False
     assert settings.engine.engine_args["kv_cache_dtype"] == "fp8"

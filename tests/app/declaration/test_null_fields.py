@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, get_type_hints
 
-import pytest
 from anthropic.types import message_create_params as anthropic_create
 from anthropic.types import text_block_param, tool_param, tool_result_block_param
 from fastapi.testclient import TestClient
@@ -155,29 +154,6 @@ def test_nulls_change_no_answer(
     given = client.post(path, json=body)
     assert given.status_code == 200, given.text
     assert given.json()["usage"] == client.post(path, json=BODIES[path]).json()["usage"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("field", ["functions", "audio", "verbosity", "web_search_options"])
-def test_null_fields_of_openais_own(
-    gateway: Callable[..., TestClient], field: str, streaming: bool
-) -> None:
-    body = {**BODIES["/v1/chat/completions"], field: None, "stream": streaming}
-    assert gateway(tool_call_parser="hermes").post("/v1/chat/completions", json=body).is_success
-
-
-def test_an_answers_message_is_history(gateway: Callable[..., TestClient]) -> None:
-    """openai-python's `message.model_dump()` has every field that the message could have."""
-    import openai
-
-    client = gateway()
-    api = openai.OpenAI(base_url="http://testserver/v1", api_key="x", http_client=client)  # type: ignore[arg-type]
-    user: Any = {"role": "user", "content": "Say hello."}
-    first = api.chat.completions.create(model="fake", messages=[user], max_tokens=8)
-    message: Any = first.choices[0].message.model_dump()
-    assert message["audio"] is None
-    again = api.chat.completions.create(model="fake", messages=[user, message, user], max_tokens=4)
-    assert again.choices[0].message.content
 
 
 def test_a_part_with_a_null_for_another_kind_is_text(gateway: Callable[..., TestClient]) -> None:

@@ -11,9 +11,7 @@ import os
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +21,7 @@ from app.doctor import models
 from app.doctor.examination import check_models, check_start
 from app.doctor.gpus import GpuDevice
 from app.settings import REPOSITORY, load
+from tests.http_server import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PAIR = {"model": "org/target", "drafter": "org/head", "port": "0"}
@@ -63,7 +62,7 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """GET and HEAD of repository descriptions and of files, whole or by range."""
 
     protocol_version = "HTTP/1.1"
@@ -110,18 +109,12 @@ class Hub(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     Hub.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Hub) as url:
+        yield url
 
 
 def doctor(home: Path, **environment: str) -> dict[str, dict[str, str]]:
@@ -181,11 +174,13 @@ def test_what_a_hub_answers_is_believed() -> None:
     assert "no tokenizer" in findings[0].detail
 
 
-def test_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where huggingface_hub keeps a downloaded repository."""
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a repository's files where huggingface_hub keeps those that it has downloaded."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    for name, files in FILES.items():
+
+    def keep(name: str, files: dict[str, bytes]) -> None:
         folder = tmp_path / f"models--{name.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text(COMMIT)
@@ -193,26 +188,23 @@ def test_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         snapshot.mkdir(parents=True)
         for file, body in files.items():
             (snapshot / file).write_bytes(body)
+
+    return keep
+
+
+def test_the_cache_is_read(cache: Callable[..., None]) -> None:
+    for name, files in FILES.items():
+        cache(name, files)
     findings, target = check_models(load(PAIR, {}))
     assert target is not None and target.folder == "org/target"
     assert [finding.status for finding in findings] == ["ok", "warn", "FAIL"]  # no template
     assert findings[2].detail.startswith("org/head: ")
 
 
-def test_a_download_that_stopped_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_stopped_is_no_failure(cache: Callable[..., None]) -> None:
     """A shard that the cache lacks is fetched by the engine; the hub knows the whole model."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    folder = tmp_path / "models--org--target"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(COMMIT)
-    snapshot = folder / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_bytes(FILES["org/target"]["config.json"])
-    first = safetensors({"embed": [100, 8]})
-    (snapshot / "model-00001-of-00002.safetensors").write_bytes(first)
+    shard = {"model-00001-of-00002.safetensors": safetensors({"embed": [100, 8]})}
+    cache("org/target", {"config.json": FILES["org/target"]["config.json"], **shard})
     settings = load({**PAIR, "k": "0"}, {})
     assert [finding.status for finding in check_models(settings)[0]] == ["warn", "ok"]
     whole = models.Checkpoint("org/target", TARGET, {"embed": [100, 8]}, frozenset())

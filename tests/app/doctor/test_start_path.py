@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from app.doctor import start_path
 from app.settings import load
+from tests.http_server import Handler, serving
 
 SETTINGS = load({"model": "org/target", "drafter": "org/head"}, {})
 READY = {"status": "ready", "phase": "ready"}
@@ -60,28 +58,6 @@ def test_a_gateway_that_fell_back_is_warned_of(
     assert finding.status == status and detail in finding.detail
 
 
-class Answer(BaseHTTPRequestHandler):
-    """Answers with the server's `status` and `body`."""
-
-    def do_GET(self) -> None:
-        assert self.path == "/readyz"
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
-        self.end_headers()
-        self.wfile.write(self.server.body)  # type: ignore[attr-defined]
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "seen"),
     [
@@ -92,11 +68,14 @@ def server() -> Iterator[HTTPServer]:
         (200, "[1]", False),
     ],
 )
-def test_only_a_gateway_is_taken_for_one(
-    server: HTTPServer, status: int, body: str, seen: bool
-) -> None:
-    server.status, server.body = status, body.encode()  # type: ignore[attr-defined]
-    state = start_path.running("0.0.0.0", server.server_port)
+def test_only_a_gateway_is_taken_for_one(status: int, body: str, seen: bool) -> None:
+    class Answer(Handler):
+        def do_GET(self) -> None:
+            assert self.path == "/readyz"
+            self.answer(status, body.encode())
+
+    with serving(Answer) as url:
+        state = start_path.running("0.0.0.0", int(url.rpartition(":")[2]))
     assert state == (json.loads(body) if seen else None)
 
 

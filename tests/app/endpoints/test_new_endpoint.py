@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import app.endpoints
-from app.admission.tenants import digest_of
 from app.errors import ApiError
 from tests.app.fake_engine import ANSWER, CONTEXT, client
+from tests.app.keys_file import tenant
 
 PATH = "/v1/summaries"
 MODULE = dedent('''
@@ -98,10 +98,7 @@ MODULE = dedent('''
     )
 ''')
 LIMIT = 10_000  # tokens a minute
-KEYS = (
-    f"[tenants.a]\ntokens_per_minute = {LIMIT}\n"
-    f'[[keys]]\nid = "x"\ntenant = "a"\nsha256 = "{digest_of(b"secret")}"\n'
-)
+KEYS = tenant("a", "secret", f"tokens_per_minute = {LIMIT}")
 
 
 @pytest.fixture(scope="module")

@@ -27,25 +27,22 @@ from app.settings import load
 pytestmark = pytest.mark.usefixtures("launch_undone")
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded"
+CPU = CpuMachine(free_memory=8 << 30, can_compile=True, threads=1)
 
 
-@pytest.mark.parametrize(("on_cpu", "given", "value"), [
-    (False, None, "0"),
-    (False, "1", "1"),
-    (True, None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(("machine", "value"), [(None, "0"), (CPU, None)], ids=["gpu", "cpu"])
 def test_on_a_gpu_no_kernel_of_the_sampler_is_compiled_by_nvcc(
-    on_cpu: bool, given: str | None, value: str | None, monkeypatch: pytest.MonkeyPatch
+    machine: CpuMachine | None, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: vLLM's default, which fails on every start path where there is only a driver."""
     name = "VLLM_USE_FLASHINFER_SAMPLER"
     monkeypatch.delenv(name, raising=False)
-    if given is not None:
-        monkeypatch.setenv(name, given)
-    machine = CpuMachine(free_memory=8 << 30, can_compile=True, threads=1) if on_cpu else None
     settings = load({}, {}, preset="embedded")
     _, environ = engine_start(settings, machine, "p-eagle", StartPath.V1)
     assert environ.get(name) == value
+    monkeypatch.setenv(name, "1")
+    _, environ = engine_start(settings, machine, "p-eagle", StartPath.V1)
+    assert environ[name] == "1", "the operator's"
 
 
 @pytest.mark.parametrize(("usable", "backend"), [(True, None), (False, "triton")])
@@ -76,9 +73,7 @@ def test_a_head_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])
-def test_custom_logits_processors_are_refused_beside_drafts(
-    kind: str,
-) -> None:
+def test_custom_logits_processors_are_refused_beside_drafts(kind: str) -> None:
     """Nothing would apply them to drafted tokens: silence would be another distribution."""
     given = {
         "model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / kind),
@@ -152,9 +147,8 @@ def test_each_path_has_its_runner_whatever_the_path_before_had(
     path: StartPath, wish: bool | None, variable: str | None
 ) -> None:
     os.environ[V2] = "1"
-    machine = CpuMachine(free_memory=8 << 30, can_compile=True, threads=1)
     settings = load({}, {}, preset="embedded")
-    _, environ = engine_start(settings, machine, "p-eagle", path, wish)
+    _, environ = engine_start(settings, CPU, "p-eagle", path, wish)
     assert environ.get(V2) == variable
 
 

@@ -37,8 +37,11 @@ def test_a_good_report_is_returned() -> None:
         assert readiness.check_reports(SETTINGS, [report, report]) == report
 
 
-def test_our_proposers_are_known_by_their_names() -> None:
+def test_what_drafts_is_known_by_its_name() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
+
+    from drafters.vllm.v1.lookup import LookupProposer
     from drafters.vllm.v1.parallel import ParallelDrafter
     from drafters.vllm.v1.sequential import SequentialDrafter
     from drafters.vllm.v2.sequential import SequentialSpeculator
@@ -46,14 +49,6 @@ def test_our_proposers_are_known_by_their_names() -> None:
 
     ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, SequentialSpeculator)
     assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
-
-
-def test_what_looks_up_is_known_by_its_name() -> None:
-    pytest.importorskip("vllm", reason="vllm is not installed")
-    from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
-
-    from drafters.vllm.v1.lookup import LookupProposer
-
     assert set(readiness.LOOKUPS) == {LookupProposer.__name__, NgramGPUSpeculator.__name__}
 
 

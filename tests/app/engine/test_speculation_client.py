@@ -36,15 +36,9 @@ class Core:
     def seconds(requests: int, k: int) -> float:
         return 0.010 + 0.0005 * requests * (1 + k) + (0.002 if k else 0.0)
 
-    def step(
-        self,
-        requests: int,
-        k: int,
-        accepted: int = 1,
-        seconds: float | None = None,
-    ) -> None:
+    def step(self, requests: int, k: int, accepted: int = 1) -> None:
         load = Load(requests, draft_tokens=requests * k)
-        took = self.seconds(requests, k) if seconds is None else seconds
+        took = self.seconds(requests, k)
         counts = [requests if i < k else 0 for i in range(self.policy.k_max)]
         right = [requests if i < min(k, accepted) else 0 for i in range(self.policy.k_max)]
         made = requests * (1 + min(k, accepted))

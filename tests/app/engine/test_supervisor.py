@@ -23,6 +23,8 @@ from app.settings import load
 from tests.waiting import soon
 
 IN_TIME_S = 20.0
+Act = Callable[[], Awaitable[None] | None]
+Wait = Callable[[], Awaitable[None]]
 
 
 class FakeLlm:
@@ -47,18 +49,21 @@ class FakeLlm:
 
 
 class Life:
-    """An Engine whose launches are ours to fail, and what became of each."""
+    """An Engine whose launches are ours to fail, and what became of each. On a GPU it has a head,
+    and other paths to start on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.engine = Engine(load({"restart_backoff_s": 0, **settings}, {}))
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool = False, **settings: Any
+    ) -> None:
+        given = {"restart_backoff_s": 0, **({"drafter": "a/head"} if on_gpu else {})}
+        self.engine = Engine(load({**given, **settings}, {}))
         self.launched: list[FakeLlm] = []
         self.fails: Callable[[int], bool | Exception] = lambda launch: False
         self.readiness: Callable[[FakeLlm], Awaitable[None]] | None = None
         self.steps = SimpleNamespace(outputs=0)
-        self.on_cpu = True
         self.paths: list[StartPath] = []
         monkeypatch.delenv(V2, raising=False)
-        monkeypatch.setattr(supervisor, "prepare", lambda: self.on_cpu)
+        monkeypatch.setattr(supervisor, "prepare", lambda: not on_gpu)
         monkeypatch.setattr(supervisor, "launch", self._launch)
         monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
         monkeypatch.setattr(self.engine, "_check_readiness", self._check_readiness)
@@ -75,26 +80,44 @@ class Life:
             await self.readiness(self.launched[-1])
         self.engine._enter(Phase.READY)
 
-    async def until(self, happened: Callable[[], bool]) -> None:
-        await soon(happened, IN_TIME_S)
+    def die(self) -> None:
+        """The newest engine ends."""
+        self.launched[-1].errored = True
 
-    def serving(self, launches: int) -> Callable[[], bool]:
-        return lambda: len(self.launched) == launches and self.engine.ready
+    def until(self, happened: Callable[[], Any]) -> Wait:
+        async def wait() -> None:
+            await soon(happened, IN_TIME_S)
+
+        return wait
+
+    def serving(self, launches: int) -> Wait:
+        """Wait until an engine serves after so many launches."""
+        return self.until(lambda: len(self.launched) == launches and self.engine.ready)
 
 
-def run(
-    life: Life, scenario: Callable[[], Awaitable[None]], ready: list[int] | None = None
-) -> None:
-    """The scenario beside the engine's life, which then stops."""
+def run(life: Life, *acts: Act) -> int:
+    """Do the acts beside the engine's life, and stop it; returns how often it was announced."""
+    announced: list[int] = []
 
     async def both() -> None:
-        announced = ready if ready is not None else []
         running = asyncio.create_task(life.engine.run(lambda: announced.append(1)))
-        await scenario()
+        for act in acts:
+            if (waiting := act()) is not None:
+                await waiting
         await life.engine.stop()
         await asyncio.wait_for(running, IN_TIME_S)
 
     asyncio.run(both())
+    return len(announced)
+
+
+def failed_start(life: Life) -> str:
+    """What a start that fails tells."""
+    asyncio.run(asyncio.wait_for(life.engine.run(lambda: pytest.fail("not ready")), IN_TIME_S))
+    assert life.engine.phase is Phase.FAILED
+    assert life.engine.ended.is_set()
+    assert isinstance(life.engine.failure, StartupError)
+    return str(life.engine.failure)
 
 
 def restarts(reason: str) -> float:
@@ -105,29 +128,25 @@ def test_a_failed_first_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not tried again: what was asked for cannot be had, and the operator is there to see it."""
     life = Life(monkeypatch)
     life.fails = lambda launch: True
-    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
-    assert life.engine.phase is Phase.FAILED
-    assert isinstance(life.engine.failure, StartupError)
-    assert "no memory" in str(life.engine.failure)
-    assert life.engine.ended.is_set()
+    assert "no memory" in failed_start(life)
     assert len(life.launched) == 1
 
 
 def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    life, announced, before = Life(monkeypatch), [0], restarts("died")
+    life, before = Life(monkeypatch), restarts("died")
 
-    async def scenario() -> None:
-        await life.until(life.serving(1))
+    def die() -> None:
         life.engine.load.update(0, running=3, queued=2, deferred=0, kv_usage=0.9)
-        life.launched[0].errored = True
+        life.die()
         assert not life.engine.ready, "at once, not at the next look"
-        await life.until(life.serving(2))
+
+    def buried() -> None:
         assert life.launched[0].ends == ["marked failed", "shut down"]
         assert life.engine.load.waiting == 0, "figures of the dead one"
         assert life.engine.max_model_len == 2048
 
-    run(life, scenario, announced)
-    assert announced == [0, 1], "the start is announced once"
+    announced = run(life, life.serving(1), die, life.serving(2), buried)
+    assert announced == 1, "a restart is not"
     assert restarts("died") - before == 1
     assert life.engine.failure is None
     assert life.launched[1].ends == ["marked failed", "shut down"]
@@ -136,13 +155,7 @@ def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -
 def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(monkeypatch)
     life.fails = lambda launch: launch in (2, 3)
-
-    async def scenario() -> None:
-        await life.until(life.serving(1))
-        life.launched[0].errored = True
-        await life.until(life.serving(4))
-
-    run(life, scenario)
+    run(life, life.serving(1), life.die, life.serving(4))
     assert life.engine.failure is None
 
 
@@ -151,18 +164,15 @@ def test_a_crash_loop_ends_the_process(
 ) -> None:
     life = Life(monkeypatch, max_restarts=3)
 
-    async def scenario() -> None:
-        for launch in range(1, 5):
-            await life.until(life.serving(launch))
-            life.launched[-1].errored = True
-        await life.until(life.engine.ended.is_set)
-
-    async def without_stop() -> None:
+    async def crash() -> None:
         running = asyncio.create_task(life.engine.run(lambda: None))
-        await scenario()
+        for launch in range(1, 5):
+            await life.serving(launch)()
+            life.die()
         await asyncio.wait_for(running, IN_TIME_S)
 
-    asyncio.run(without_stop())
+    asyncio.run(crash())
+    assert life.engine.ended.is_set()
     assert life.engine.phase is Phase.FAILED
     assert isinstance(life.engine.failure, EngineLostError)
     assert all(llm.ends == ["marked failed", "shut down"] for llm in life.launched)
@@ -181,13 +191,11 @@ def test_a_crash_loop_ends_the_process(
 def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     life, before = Life(monkeypatch, hang_timeout_s=0.1), restarts("hung")
 
-    async def scenario() -> None:
-        await life.until(life.serving(1))
+    def hang() -> None:
         life.launched[0].unfinished = 1  # and no output for it
-        await life.until(life.serving(2))
-        assert life.launched[0].ends == ["marked failed", "shut down"]
 
-    run(life, scenario)
+    run(life, life.serving(1), hang, life.serving(2))
+    assert life.launched[0].ends == ["marked failed", "shut down"]
     assert restarts("hung") - before == 1
 
 
@@ -202,14 +210,8 @@ def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
             await asyncio.sleep(IN_TIME_S)
 
     life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(life.serving(1))
-        life.launched[0].errored = True
-        await life.until(life.serving(3))
-
     hung, died = restarts("hung"), restarts("died")
-    run(life, scenario)
+    run(life, life.serving(1), life.die, life.serving(3))
     assert life.launched[1].ends == ["marked failed", "shut down"]
     assert (restarts("hung"), restarts("died")) == (hung + 1, died + 1)
 
@@ -223,19 +225,11 @@ def test_stopping_while_it_restarts_is_quick_and_clean(
 
     async def readiness(llm: FakeLlm) -> None:
         if len(life.launched) == 2:
-            await life.until(lambda: "shut down" in llm.ends)
-            raise RuntimeError("it has gone")
+            await _until_shut_down(llm)
 
     life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(life.serving(1))
-        life.launched[0].errored = True
-        wanted = Phase.RESTARTING if backoff else Phase.WARMING
-        await life.until(lambda: life.engine.phase is wanted)
-
-    began = asyncio.run(_timed(life, scenario))
-    assert began < IN_TIME_S
+    wanted = Phase.RESTARTING if backoff else Phase.WARMING
+    run(life, life.serving(1), life.die, life.until(lambda: life.engine.phase is wanted))
     assert life.engine.failure is None
 
 
@@ -254,16 +248,13 @@ async def _until_shut_down(llm: FakeLlm) -> None:
 def test_stopping_while_it_first_warms_up_is_quick_and_clean(
     monkeypatch: pytest.MonkeyPatch, readiness: Callable[[FakeLlm], Awaitable[None]]
 ) -> None:
-    life = Life(monkeypatch)
+    life = Life(monkeypatch, on_gpu=True)
     life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(lambda: life.engine.phase is Phase.WARMING)
-
-    run(life, scenario)
+    run(life, life.until(lambda: life.engine.phase is Phase.WARMING))
     assert life.engine.phase is Phase.STOPPING
     assert life.engine.failure is None
     assert life.launched[0].ends == ["marked failed", "shut down"], "its requests end, then it"
+    assert life.paths == ["v2"], "no other is started"
 
 
 def test_an_engine_that_dies_as_it_first_warms_up_is_a_failed_start(
@@ -277,19 +268,7 @@ def test_an_engine_that_dies_as_it_first_warms_up_is_a_failed_start(
         await _until_stopped(llm)
 
     life.readiness = readiness
-    started = life.engine.run(lambda: pytest.fail("not ready"))
-    asyncio.run(asyncio.wait_for(started, IN_TIME_S))
-    assert life.engine.phase is Phase.FAILED
-    assert "died while it warmed up" in str(life.engine.failure)
-
-
-async def _timed(life: Life, scenario: Callable[[], Awaitable[None]]) -> float:
-    running = asyncio.create_task(life.engine.run(lambda: None))
-    await scenario()
-    began = asyncio.get_running_loop().time()
-    await life.engine.stop()
-    await asyncio.wait_for(running, IN_TIME_S)
-    return asyncio.get_running_loop().time() - began
+    assert "died while it warmed up" in failed_start(life)
 
 
 class Clock:
@@ -362,17 +341,14 @@ def test_a_defect_of_the_watch_costs_no_engine(monkeypatch: pytest.MonkeyPatch) 
     def defect(*arguments: object) -> bool:
         raise RuntimeError("a defect")
 
-    async def scenario() -> None:
-        await life.until(life.serving(1))
+    async def watched_in_vain() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(HangDetector, "hung", defect)
-            await life.until(lambda: life.engine._supervision.failures == 1)
+            await life.until(lambda: life.engine._supervision.failures == 1)()
         assert life.engine.ready, "nothing is wrong with it"
-        life.launched[0].errored = True
-        await life.until(life.serving(2))
-        assert life.engine._supervision.failures == 3
 
-    run(life, scenario)
+    run(life, life.serving(1), watched_in_vain, life.die, life.serving(2))
+    assert life.engine._supervision.failures == 3
     assert life.engine.failure is None
 
 
@@ -385,41 +361,30 @@ def test_a_start_that_is_cancelled_from_inside_is_a_failed_start(
         raise asyncio.CancelledError
 
     life.readiness = readiness
-    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
-    assert life.engine.phase is Phase.FAILED
-    assert life.engine.ended.is_set()
+    failed_start(life)
 
 
 def failure(blame: Blame, reason: str) -> StartFailureError:
     return StartFailureError(f"it broke: {reason}", blame, reason)
 
 
-# Failures of V2 on a GPU -> the path that the engine then runs on, and how often it was started.
+# Failures of V2 -> the paths that are tried; configuration/test_runner.py has all of them.
 @pytest.mark.parametrize(
     ("blame", "reason", "paths"),
     [
         (Blame.UNSUPPORTED, "unsupported", ["v2", "v1"]),
         (Blame.DRAFTS, "refused", ["v2", "v1-eager"]),
         (Blame.HEAD, "head", ["v2", "no-drafts"]),
-        (Blame.RUNNER, "compilation", ["v2", "v1-eager"]),
-        (Blame.DRAFTS, "memory", ["v2", "v1-eager"]),
-        (Blame.DRAFTS, "non_finite", ["v2", "v1-eager"]),
     ],
 )
 def test_an_engine_that_does_not_start_is_started_on_the_next_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     blame: Blame, reason: str, paths: list[str],
 ) -> None:  # fmt: skip
-    life, announced = Life(monkeypatch, drafter="a/head"), [0]
-    life.on_cpu = False
+    life = Life(monkeypatch, on_gpu=True)
     life.fails = lambda launch: failure(blame, reason) if launch == 1 else False
-
-    async def scenario() -> None:
-        await life.until(life.serving(2))
-
-    run(life, scenario, announced)
+    assert run(life, life.serving(2)) == 1
     assert life.paths == paths
-    assert announced == [0, 1]
     assert life.engine.path == paths[-1]
     assert life.engine.fallback == Fallback(StartPath.V2, reason, f"it broke: {reason}")
     assert life.engine.settings_in_force.speculates == (paths[-1] != "no-drafts")
@@ -433,8 +398,7 @@ def test_an_engine_that_does_not_start_is_started_on_the_next_path(
 def test_what_broke_while_it_warmed_up_is_torn_down_before_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    life = Life(monkeypatch, drafter="a/head")
-    life.on_cpu = False
+    life = Life(monkeypatch, on_gpu=True)
 
     async def readiness(llm: FakeLlm) -> None:
         assert all("shut down" in other.ends for other in life.launched if other is not llm)
@@ -442,49 +406,36 @@ def test_what_broke_while_it_warmed_up_is_torn_down_before_the_next_start(
             raise failure(Blame.DRAFTS, "non_finite")
 
     life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(life.serving(3))
-        life.launched[-1].errored = True
-        await life.until(life.serving(4))
-
-    run(life, scenario)
+    run(life, life.serving(3), life.die, life.serving(4))
     assert life.paths == ["v2", "v1-eager", "no-drafts", "no-drafts"], "a restart keeps its path"
     assert life.engine.fallback is not None and life.engine.fallback.failed == "v2"
 
 
 @pytest.mark.parametrize(
-    ("failures", "paths", "told"),
+    ("strict", "failures", "paths", "told"),
     [
-        ([failure(Blame.TARGET, "memory")], ["v2"], r"^it broke: memory$"),
+        (False, [failure(Blame.TARGET, "memory")], ["v2"], "^it broke: memory$"),
         (
+            False,
             [failure(Blame.RUNNER, "other"), failure(Blame.RUNNER, "ended")],
             ["v2", "v1-eager"],
             "v2: it broke: other; v1-eager: it broke: ended",
         ),
+        (True, [failure(Blame.DRAFTS, "memory")], ["v2"], "^it broke: memory$"),
     ],
 )
 def test_a_failure_that_no_other_path_would_cure_ends_the_start(
-    monkeypatch: pytest.MonkeyPatch, failures: list[Exception], paths: list[str], told: str
-) -> None:
-    life = Life(monkeypatch, drafter="a/head")
-    life.on_cpu = False
-    life.fails = lambda launch: failures[launch - 1]
-    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
-    assert life.paths == paths
-    assert isinstance(life.engine.failure, StartupError)
-    assert re.search(told, str(life.engine.failure))
-
-
-def test_strict_speculation_ends_the_start_at_the_first_failure(
     monkeypatch: pytest.MonkeyPatch,
+    strict: bool,
+    failures: list[Exception],
+    paths: list[str],
+    told: str,
 ) -> None:
-    life = Life(monkeypatch, drafter="a/head", strict_speculation=True)
-    life.on_cpu = False
-    life.fails = lambda launch: failure(Blame.DRAFTS, "memory")
-    asyncio.run(life.engine.run(lambda: pytest.fail("not ready")))
-    assert life.paths == ["v2"]
-    assert str(life.engine.failure) == "it broke: memory"
+    """With strict speculation none of them would."""
+    life = Life(monkeypatch, on_gpu=True, strict_speculation=strict)
+    life.fails = lambda launch: failures[launch - 1]
+    assert re.search(told, failed_start(life))
+    assert life.paths == paths
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -492,8 +443,7 @@ def test_an_engine_that_dies_as_it_warms_up_may_work_on_another_runner(
     monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     """Whether its end or a call into it is noticed first, and without a report of its own."""
-    life = Life(monkeypatch, drafter="a/head")
-    life.on_cpu = False
+    life = Life(monkeypatch, on_gpu=True)
 
     async def readiness(llm: FakeLlm) -> None:
         if len(life.launched) == 1:
@@ -503,28 +453,7 @@ def test_an_engine_that_dies_as_it_warms_up_may_work_on_another_runner(
             await _until_stopped(llm)
 
     life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(life.serving(2))
-
-    run(life, scenario)
+    run(life, life.serving(2))
     assert life.paths == ["v2", "v1-eager"]
     assert life.engine.fallback is not None
     assert life.engine.fallback.message == "the engine died while it warmed up"
-
-
-def test_stopping_between_two_paths_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(monkeypatch, drafter="a/head")
-    life.on_cpu = False
-
-    async def readiness(llm: FakeLlm) -> None:
-        await _until_shut_down(llm)
-
-    life.readiness = readiness
-
-    async def scenario() -> None:
-        await life.until(lambda: life.engine.phase is Phase.WARMING)
-
-    run(life, scenario)
-    assert life.paths == ["v2"]
-    assert life.engine.failure is None

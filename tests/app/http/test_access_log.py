@@ -1,20 +1,15 @@
-"""Answers are counted once each, under labels that no client chooses."""
+"""Answers are counted once each, under labels that no client chooses (test_auth.py has the lines of
+the log)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from starlette.types import Receive, Scope, Send
 
-from app.engine.supervisor import Engine
 from app.http.access_log import AccessLogMiddleware
-from app.main import create_app
-from app.observability.log import JsonFormatter
-from app.settings import load
 
 PATH = "/v1/tallied"
 
@@ -59,19 +54,3 @@ def test_a_defect_counts_as_the_500_that_it_becomes() -> None:
 def test_a_path_of_a_clients_own_is_no_label() -> None:
     request(404, "/v1/made-up")
     assert counted("404", "/v1/made-up") == 0
-
-
-def test_a_line_has_figures_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    """Through a whole gateway without an engine: a request that is refused is a line, too."""
-    settings = load({"access_log": "true"}, {})
-    with caplog.at_level(logging.INFO, "app.http.access_log"):
-        client = TestClient(create_app(settings, Engine(settings)))  # no lifespan: never ready
-        client.post("/v1/completions", json={"prompt": "secret"}, headers={"x-request-id": "abc"})
-        client.get("/livez")
-    [record] = [r for r in caplog.records if r.name == "app.http.access_log"]
-    fields = record.fields  # type: ignore[attr-defined]
-    assert fields["request_id"] == "abc"
-    assert (fields["path"], fields["status"]) == ("/v1/completions", "503")
-    assert fields["tenant"]
-    assert fields["seconds"] >= 0
-    assert "secret" not in JsonFormatter().format(record)

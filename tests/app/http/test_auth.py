@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,129 +12,23 @@ import pytest
 from fastapi import Depends
 
 from app.admission.controller import PUBLIC
-from app.admission.tenants import Tenant, digest_of
+from app.admission.tenants import Tenant
 from app.engine.supervisor import Phase
-from app.errors import ApiError
 from app.http.admin import admin_only
-from app.llm.first_token import FirstToken
 from app.main import create_app
-from app.request_usage import count_tokenized, current_usage
 from app.settings import load
-from app.validation.output_limit import OutputLimit
-from tests.app.phased_engine import PhasedEngine
+from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
+from tests.app.keys_file import tenant
 from tests.waiting import soon
 
 KEY, OTHER, ADMIN = "sk-aerie-one", "sk-aerie-two", "sk-aerie-admin"
-KEYS = f"""
-[tenants.one]
-{{limits}}
-[tenants.two]
-[[keys]]
-id = "one"
-tenant = "one"
-sha256 = "{digest_of(KEY.encode())}"
-[[keys]]
-id = "two"
-tenant = "two"
-sha256 = "{digest_of(OTHER.encode())}"
-[[keys]]
-id = "admin"
-tenant = "two"
-sha256 = "{digest_of(ADMIN.encode())}"
-admin = true
-"""
-PATH = "/v1/completions"
-Check = Callable[[httpx.AsyncClient, "FakeEngine"], Any]
-
-
-@dataclass
-class FakeOperation:
-    """Stands for vLLM: enters one sequence, and answers when the test says so."""
-
-    go: asyncio.Event = field(default_factory=asyncio.Event)
-    running: int = 0
-    most_running: int = 0
-    aborted: int = 0
-    usages: list[Any] = field(default_factory=list)
-    output_limit: OutputLimit = field(default_factory=lambda: OutputLimit(("max_tokens",)))
-
-    async def __call__(self, payload: dict[str, Any], size: int = 0) -> SimpleNamespace:
-        usage = current_usage()
-        assert usage is not None
-        self.usages.append((usage.priority, usage.max_k))
-        if payload.get("tokenized") is not None:
-            return await count_tokenized(self.tokenize, lambda *_: payload["tokenized"])(payload)
-        stats = SimpleNamespace(
-            num_generation_tokens=0, first_token_ts=0.0, queued_ts=1.0, scheduled_ts=1.0,
-            last_token_ts=0.0,
-        )  # fmt: skip
-        if payload.get("used") is not None:
-            stats.num_generation_tokens, stats.first_token_ts = payload["used"], 2.0
-            stats.last_token_ts = 3.0
-        drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
-        usage.enter(
-            SimpleNamespace(
-                prompt_len=10,
-                request_index=0,
-                stats=stats,
-                spec_decode_metrics=drafts,
-                num_cached_tokens=0,
-            )
-        )
-        if payload.get("stream"):
-            return SimpleNamespace(answer=self.events(payload), first=FirstToken(True))
-        async with self.engine():
-            if payload.get("wait"):
-                await self.go.wait()
-        return SimpleNamespace(answer={"ok": True}, first=FirstToken(True))
-
-    async def tokenize(self, payload: dict[str, Any]) -> SimpleNamespace:
-        async with self.engine():
-            if payload.get("wait"):
-                await self.go.wait()
-        return SimpleNamespace(answer={"ok": True}, first=FirstToken(True))
-
-    def engine(self) -> Any:
-        outer = self
-
-        class Running:
-            async def __aenter__(self) -> None:
-                outer.running += 1
-                outer.most_running = max(outer.most_running, outer.running)
-
-            async def __aexit__(self, kind: Any, *rest: Any) -> None:
-                outer.running -= 1
-                outer.aborted += kind is not None
-
-        return Running()
-
-    async def events(self, payload: dict[str, Any]) -> AsyncGenerator[str, None]:
-        async with self.engine():
-            yield "data: 1\n\n"
-            if payload.get("wait"):
-                await self.go.wait()
-            yield "data: [DONE]\n\n"
-
-    def failure(self, error: BaseException, *rest: Any) -> ApiError:
-        return ApiError(400, str(error))
-
-    def event(self, error: ApiError, sequence_number: int) -> str:
-        return f"data: {json.dumps(error.envelope())}\n\n"
-
-
-class FakeEngine(PhasedEngine):
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.fake = FakeOperation()
-        self.load.capacity = 8
-
-    def operation(self, name: str) -> Any:
-        return self.fake if self.ready else super().operation(name)
+OTHERS = f"{tenant('two', OTHER)}{tenant('admin', ADMIN)}admin = true\n"
+Check = Callable[[httpx.AsyncClient, FakeEngine], Any]
 
 
 def run(check: Check, limits: str = "", keys: bool = True, **settings: str) -> None:
     """One gateway, one client that holds key one."""
-    given = {"keys": KEYS.format(limits=limits)} if keys else {}
+    given = {"keys": tenant("one", KEY, limits) + OTHERS} if keys else {}
     loaded = load({**given, **settings}, {}, preset="embedded")
 
     async def scenario() -> None:
@@ -349,6 +241,7 @@ def test_models_that_a_key_may_not_use() -> None:
         for body in ({"model": "aerie-embedded"}, {}, {"model": None}):
             error = refused(await post(client, **body), 403, "model_not_allowed")
             assert error["param"] == "model"
+        refused(await tokenize(client, "/tokenize"), 403, "model_not_allowed")
         assert (await post(client, key=OTHER)).status_code == 200
         assert engine.fake.usages == [(0, None)]
 
@@ -434,7 +327,7 @@ def test_tokens_are_settled() -> None:
             response = await post(client, max_tokens=100, used=20)
             remaining.append(int(response.headers["x-ratelimit-remaining-tokens"]))
         assert 885 <= remaining[0] <= 900
-        assert 855 <= remaining[1] - 0 <= 875
+        assert 855 <= remaining[1] <= 875
         refused(await post(client, max_tokens=990), 429, "rate_limit_exceeded")
         never = await post(client, max_tokens=5000)
         refused(never, 429, "rate_limit_exceeded")
@@ -471,13 +364,6 @@ def test_tokenizing_takes_a_place(path: str) -> None:
     run(check, max_running="1", max_waiting="0")
 
 
-def test_who_may_not_use_the_model_may_not_tokenize_for_it() -> None:
-    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-        refused(await tokenize(client, "/tokenize"), 403, "model_not_allowed")
-
-    run(check, 'models = ["other"]')
-
-
 def test_work_of_the_tokenizer_that_nobody_waits_for_is_paid_as_charged() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         body = {"prompt": "x" * 400, "wait": True}
@@ -502,14 +388,7 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
         async def send(message: Any) -> None:
             pass
 
-        scope = {
-            "type": "http", "method": "POST", "path": PATH, "raw_path": b"", "query_string": b"",
-            "http_version": "1.1", "scheme": "http", "server": ("t", 1), "root_path": "",
-            "headers": [
-                (b"content-type", b"application/json"),
-                (b"authorization", f"Bearer {KEY}".encode()),
-            ],
-        }  # fmt: skip
+        scope = scope_of_post(authorization=f"Bearer {KEY}")
         request = asyncio.create_task(app.app(scope, inbox.get, send))
         await soon(lambda: engine.fake.running == 1)
         level = admission.limiter._tenants["one"].buckets["tokens"]
@@ -624,10 +503,7 @@ LONG_LIST = ["x"] * 1000
     ("path", "body", "param"),
     [
         (PATH, {"prompt": "x", "n": TOO_MANY}, "n"),
-        (PATH, {"prompt": "x", "n": 129}, "n"),
-        (PATH, {"prompt": ["x", "y"], "n": 65}, "n"),
         (PATH, {"prompt": LONG_LIST}, "prompt"),
-        (PATH, {"prompt": [[1]] * 1000}, "prompt"),
         ("/v1/chat/completions", {"messages": [], "n": TOO_MANY}, "n"),
         ("/invocations", {"prompt": "x", "n": TOO_MANY}, "n"),
     ],
@@ -761,7 +637,10 @@ def test_nothing_that_a_client_sends_becomes_a_label_or_a_log_line(
 
 def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-        await post(client, used=7, user="marker")
+        headers = {"authorization": f"Bearer {KEY}", "x-request-id": "abc"}
+        body = {"prompt": "x", "used": 7, "user": "marker"}
+        await client.post(PATH, json=body, headers=headers)
+        await client.get("/livez")  # has no line
         await post(client, key="marker")
         async with client.stream(
             "POST", PATH, json={"prompt": "marker", "stream": True}
@@ -771,9 +650,11 @@ def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level("INFO", "app.http.access_log"):
         run(check, access_log="true")
     first, second, third = (r.fields for r in caplog.records if r.name == "app.http.access_log")  # type: ignore[attr-defined]
-    measured = ("request_id", "seconds", "gate_s")
+    measured = ("seconds", "gate_s")
+    assert all(first[name] >= 0 for name in measured)
     assert {k: v for k, v in first.items() if k not in measured} == {
-        "path": PATH, "status": "200", "model": "aerie-embedded", "tenant": "one",
+        "request_id": "abc", "path": PATH, "status": "200", "model": "aerie-embedded",
+        "tenant": "one",
         "prompt_tokens": 10, "output_tokens": 7,
         "queued_s": 0.0, "prefill_s": 1.0, "decode_s": 1.0,
         "drafted": 12, "accepted": 3, "k": 3.0, "acceptance_length": 1.75,

@@ -10,20 +10,13 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from app.admission.tenants import digest_of
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
+from tests.app.keys_file import tenant
 from tests.app.phased_engine import PhasedEngine
 
 KEY = "sk-aerie-one"
-KEYS = f"""
-[tenants.one]
-[[keys]]
-id = "one"
-tenant = "one"
-sha256 = "{digest_of(KEY.encode())}"
-"""
 VARIABLE = {"x-request-id", "date"}
 
 
@@ -73,7 +66,7 @@ def test_head_has_the_status_and_headers_of_get(path: str, phase: Phase) -> None
 
 
 def test_head_needs_the_key_that_get_needs() -> None:
-    app = gateway(keys=KEYS)
+    app = gateway(keys=tenant("one", KEY))
     assert answer(app, "HEAD", "/livez")[0] == 200
     assert answer(app, "HEAD", "/health")[0] == 200
     status, _, body = answer(app, "HEAD", "/v1/models")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,68 +12,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.supervisor import Phase
-from app.errors import ApiError
-from app.llm.first_token import FirstToken
 from app.main import create_app
-from app.settings import Settings, load
-from app.validation.output_limit import OutputLimit
-from tests.app.phased_engine import PhasedEngine
+from app.settings import load
+from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
 
 SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class Reply:
-    def __init__(self, answer: Any, first: FirstToken) -> None:
-        self.answer, self.first = answer, first
-
-
-class FakeOperation:
-    """Stands for vLLM: streams two events, or waits until it is cancelled."""
-
-    cancelled = False
-    output_limit = OutputLimit()
-
-    async def __call__(self, payload: dict[str, Any], size: int = 0) -> Reply:
-        if payload.get("wait"):
-            try:
-                await asyncio.sleep(30)
-            except asyncio.CancelledError:
-                FakeOperation.cancelled = True
-                raise
-        if payload.get("break"):
-            raise KeyError("a defect")
-        if payload.get("fail_late"):
-            return Reply(self.events(), FirstToken(True, ValueError("bad grammar")))
-        if payload.get("stream"):
-            return Reply(self.events(), FirstToken(True))
-        if "input" in payload:
-            return Reply({"id": "resp_1", "output": []}, FirstToken(True))
-        return Reply({"ok": True}, FirstToken(True))
-
-    async def events(self) -> AsyncGenerator[str, None]:
-        yield "data: 1\n\n"
-        yield "data: [DONE]\n\n"
-
-    def failure(self, error: BaseException, payload: dict[str, Any], first: FirstToken) -> ApiError:
-        return ApiError(400, str(error), param="stop")
-
-    def event(self, error: ApiError, sequence_number: int) -> str:
-        return f"data: {json.dumps(error.envelope())}\n\n"
-
-
-class FakeEngine(PhasedEngine):
-    """Starts at once; the phase is set by the test."""
-
-    operations = FakeOperation()
-
-    def operation(self, name: str) -> Any:
-        return self.operations if self.ready else super().operation(name)
-
-
-def make(settings: Settings = SETTINGS) -> tuple[TestClient, FakeEngine]:
-    engine = FakeEngine(settings)
-    return TestClient(create_app(settings, engine), raise_server_exceptions=False), engine
+def make() -> tuple[TestClient, FakeEngine]:
+    engine = FakeEngine(SETTINGS)
+    return TestClient(create_app(SETTINGS, engine), raise_server_exceptions=False), engine
 
 
 @pytest.fixture
@@ -135,7 +84,7 @@ def test_router_errors_wear_the_envelope(
 
 
 def post(client: TestClient, content: bytes, kind: str = "application/json") -> httpx.Response:
-    return client.post("/v1/completions", content=content, headers={"content-type": kind})
+    return client.post(PATH, content=content, headers={"content-type": kind})
 
 
 @pytest.mark.parametrize(
@@ -160,6 +109,7 @@ def post(client: TestClient, content: bytes, kind: str = "application/json") -> 
         (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400),
         (b"[" * 5000, "application/json", 400),
         (b'{"a":' * 1000 + b"1" + b"}" * 1000, "application/json", 400),
+        (b'{"a":' * 900 + rb'"\ud800"' + b"}" * 900, "application/json", 400),
         (b"{}", "text/plain", 415),
         (b"{}", "application/x-www-form-urlencoded", 415),
         (b"{}", "application/xml", 415),
@@ -201,20 +151,11 @@ def test_values_that_nothing_can_hold(
     ],
 )
 def test_values_that_only_look_like_it(client: TestClient, content: bytes) -> None:
-    response = post(client, content)
-    assert response.status_code == 200
-
-
-def test_a_deep_body_is_no_failure_of_ours(client: TestClient) -> None:
-    content = b'{"a":' * 900 + rb'"\ud800"' + b"}" * 900
-    response = post(client, content)
-    assert response.status_code == 400
+    assert post(client, content).status_code == 200
 
 
 def test_a_defect_is_a_500_with_a_request_id(client: TestClient) -> None:
-    response = client.post(
-        "/v1/completions", json={"break": True}, headers={"x-request-id": "mine"}
-    )
+    response = client.post(PATH, json={"break": True}, headers={"x-request-id": "mine"})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert response.headers["x-request-id"] == "mine"
@@ -229,9 +170,7 @@ def test_errors_do_not_echo_long_names(client: TestClient, path: str) -> None:
 
 def test_a_body_without_length_is_limited_too(client: TestClient) -> None:
     chunks = (b"x" * 1000 for _ in range(20))
-    response = client.post(
-        "/v1/completions", content=chunks, headers={"content-type": "application/json"}
-    )
+    response = client.post(PATH, content=chunks, headers={"content-type": "application/json"})
     assert response.status_code == 413
 
 
@@ -294,45 +233,38 @@ def test_an_adapter_that_cannot_be_served_is_refused(client: TestClient) -> None
     assert "Adapter" in response.json()["error"]["message"]
 
 
-def exchange(inbox: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What raw ASGI sends to /v1/completions for these messages of a client."""
-    engine = FakeEngine(SETTINGS)
+def exchange(*inbox: dict[str, Any]) -> tuple[list[Any], FakeEngine]:
+    """What raw ASGI sends to PATH for these messages of a client, and the engine behind it."""
+    engine, messages, sent = FakeEngine(SETTINGS), iter(inbox), []
     engine.phase = Phase.READY
-    app, sent = create_app(SETTINGS, engine), []
 
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0)
-        return inbox.pop(0)
+        return next(messages)
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"",
-        "query_string": b"", "http_version": "1.1", "scheme": "http", "server": ("t", 1),
-        "headers": [(b"content-type", b"application/json")], "root_path": "",
-    }  # fmt: skip
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 5))
-    return sent
+    answering = create_app(SETTINGS, engine)(scope_of_post(), receive, send)
+    asyncio.run(asyncio.wait_for(answering, 5))
+    return sent, engine
 
 
 def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
     """The body arrives, then the disconnect, while the operation still waits."""
-    FakeOperation.cancelled = False
     body = json.dumps({**CHAT, "wait": True}).encode()
-    exchange([
-        {"type": "http.request", "body": body, "more_body": False},
-        {"type": "http.disconnect"},
-    ])  # fmt: skip
-    assert FakeOperation.cancelled
+    _, engine = exchange(
+        {"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}
+    )
+    assert engine.fake.aborted == 1
 
 
 def test_a_client_that_leaves_in_its_upload_is_no_defect() -> None:
     """No exception reaches the server, whose log would show its stack."""
-    sent = exchange([
+    sent, _ = exchange(
         {"type": "http.request", "body": b'{"prompt": "ab', "more_body": True},
         {"type": "http.disconnect"},
-    ])  # fmt: skip
+    )
     assert sent[0]["status"] == 499
 
 
@@ -353,8 +285,3 @@ def test_models_and_version(client: TestClient) -> None:
     missing = client.get("/v1/models/no/such")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     assert set(client.get("/version").json()) == {"version", "vllm"}
-
-
-def test_metrics_are_prometheus_text(client: TestClient) -> None:
-    response: httpx.Response = client.get("/metrics")
-    assert "aerie_start_seconds" in response.text

@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.admission.tenants import digest_of
 from tests.app.fake_engine import client
+from tests.app.keys_file import tenant
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "fake", "messages": MESSAGES, "max_tokens": 4}
-KEYS = f"""
-[tenants.one]
-requests_per_minute = 2
-[[keys]]
-id = "one"
-tenant = "one"
-sha256 = "{digest_of(b"secret")}"
-"""
+KEYS = tenant("one", "secret", "requests_per_minute = 2")
 WEBSOCKET = {
     "connection": "Upgrade",
     "upgrade": "websocket",

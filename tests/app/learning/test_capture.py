@@ -22,6 +22,7 @@ from app.learning.capture import QUEUED_TOKENS, RETRY_S, TENANT_TOKENS, Capture
 from app.learning.captured_files import CapturedFiles
 from app.observability import metrics
 from drafters.learning.captured import Captured, read
+from tests.clock import Clock
 from tests.waiting import until
 
 
@@ -55,25 +56,18 @@ class Disk(CapturedFiles):
         super().append(tenant, lines)
 
 
-class Watch:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path)
 
 
 @pytest.fixture
-def watch() -> Watch:
-    return Watch()
+def watch() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def capture(disk: Disk, watch: Watch) -> Iterator[Capture]:
+def capture(disk: Disk, watch: Clock) -> Iterator[Capture]:
     made = Capture(disk, watch)
     made.start()
     yield made
@@ -142,7 +136,7 @@ def test_a_prompt_longer_than_the_queue_is_taken_where_nothing_waits(
 def test_a_full_disk_stops_capture_for_a_minute(
     capture: Capture,
     disk: Disk,
-    watch: Watch,
+    watch: Clock,
     dropped: Callable[[str], float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -174,7 +168,7 @@ def test_a_full_disk_stops_capture_for_a_minute(
 
 
 def test_a_defect_stops_capture_and_not_its_thread(
-    capture: Capture, disk: Disk, watch: Watch, caplog: pytest.LogCaptureFixture
+    capture: Capture, disk: Disk, watch: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.broken = True
     capture.offer(sequence())

@@ -18,16 +18,9 @@ import pytest
 from app.learning.captured_files import FILE_S, CapturedFiles
 from app.settings import REPOSITORY
 from drafters.learning.captured import Captured, read
+from tests.clock import Clock
 
 DAY = 86_400.0
-
-
-class Clock:
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def line(tenant: str, number: int, tokens: int = 20) -> bytes:

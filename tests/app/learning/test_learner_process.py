@@ -15,7 +15,7 @@ import pytest
 
 from app.learning import learner_process as module
 from app.learning.learner_process import LearnerProcess, learner_command
-from tests.waiting import soon
+from tests.waiting import soon, until
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 # It trains, and holds out against SIGTERM.
@@ -27,85 +27,68 @@ time.sleep(60)
 """
 
 
-def test_it_starts_when_told_and_ends_with_the_gateway() -> None:
-    async def live() -> int:
-        async with LearnerProcess(lambda: SLEEPS) as learner:
-            await asyncio.sleep(0.2)
-            assert learner.pid is None
-            learner.start()
-            learner.start()
-            await soon(lambda: learner.pid is not None)
-            assert learner.pid is not None
-            assert os.getpgid(learner.pid) == learner.pid  # Ctrl-C in a terminal drains first
-            return learner.pid
-
-    assert not psutil.pid_exists(asyncio.run(live()))
+async def test_it_starts_when_told_and_ends_with_the_gateway() -> None:
+    async with LearnerProcess(lambda: SLEEPS) as learner:
+        await asyncio.sleep(0.2)
+        assert learner.pid is None
+        learner.start()
+        learner.start()
+        await soon(lambda: learner.pid is not None)
+        pid = learner.pid
+        assert pid is not None
+        assert os.getpgid(pid) == pid  # Ctrl-C in a terminal drains first
+    assert not psutil.pid_exists(pid)
 
 
-def test_one_that_is_never_started_ends_too() -> None:
-    async def live() -> None:
-        async with LearnerProcess(lambda: SLEEPS):
-            pass
-
-    asyncio.run(asyncio.wait_for(live(), 10))
+async def test_one_that_is_never_started_ends_too() -> None:
+    async with asyncio.timeout(10), LearnerProcess(lambda: SLEEPS):
+        pass
 
 
-def test_one_that_dies_is_started_again_with_growing_waits(
+async def test_one_that_dies_is_started_again_with_growing_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
-
-    async def live() -> None:
-        async with LearnerProcess(lambda: [sys.executable, "-c", "raise SystemExit(3)"]) as learner:
-            learner.start()
-            await soon(lambda: len(caplog.records) >= 4)
-
-    asyncio.run(live())
+    async with LearnerProcess(lambda: [sys.executable, "-c", "raise SystemExit(3)"]) as learner:
+        learner.start()
+        await soon(lambda: len(caplog.records) >= 4)
     assert "learner ended unexpectedly (LearnerEndedError('ended with code 3'))" in caplog.text
     assert [record.args[2] for record in caplog.records[:4]] == [0.01, 0.02, 0.04, 0.08]  # type: ignore[index]
 
 
-def test_one_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
-
-    async def live() -> None:
-        async with LearnerProcess(lambda: SLEEPS) as learner:
-            learner.start()
-            await soon(lambda: learner.pid is not None)
-            first = learner.pid
-            assert first is not None
-            os.kill(first, signal.SIGKILL)
-            await soon(lambda: learner.pid not in (None, first))
-
-    asyncio.run(live())
+    async with LearnerProcess(lambda: SLEEPS) as learner:
+        learner.start()
+        await soon(lambda: learner.pid is not None)
+        first = learner.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await soon(lambda: learner.pid not in (None, first))
 
 
-def test_one_that_cannot_be_started_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def live() -> None:
-        async with LearnerProcess(lambda: ["/no/such/program"]) as learner:
-            learner.start()
-            await soon(lambda: "cannot be started" in caplog.text)
+async def test_one_that_cannot_be_started_breaks_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with LearnerProcess(lambda: ["/no/such/program"]) as learner:
+        learner.start()
+        await soon(lambda: "cannot be started" in caplog.text)
 
-    asyncio.run(live())
 
-
-def test_one_that_is_stopped_or_does_not_listen_is_killed(
+async def test_one_that_is_stopped_or_does_not_listen_is_killed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "STOP_S", 0.3)
-
-    async def live() -> int:
-        async with LearnerProcess(lambda: [sys.executable, "-c", STUBBORN]) as learner:
-            learner.start()
-            output = ""
-            while "there" not in output:
-                output += capfd.readouterr().err
-                await asyncio.sleep(0.01)
-            assert learner.pid is not None
-            os.kill(learner.pid, signal.SIGSTOP)
-            return learner.pid
-
-    assert not psutil.pid_exists(asyncio.run(live()))
+    async with LearnerProcess(lambda: [sys.executable, "-c", STUBBORN]) as learner:
+        learner.start()
+        output = ""
+        while "there" not in output:
+            output += capfd.readouterr().err
+            await asyncio.sleep(0.01)
+        pid = learner.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(pid)
 
 
 def test_models_of_the_hub_are_the_folders_that_the_engine_brought(
@@ -144,9 +127,7 @@ time.sleep(60)
 """
 
 
-def test_it_ends_when_the_gateway_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     """With the command of the real one, and another module in its place."""
     (tmp_path / "stand_in_learner.py").write_text(LEARNER)
     told = tmp_path / "told"
@@ -161,26 +142,13 @@ def test_it_ends_when_the_gateway_is_killed(
     run = "from drafters.parent_death import main; main()"
     stand_in = [sys.executable, "-c", f"{start}; {run}", "parent", "stand_in_learner", *command[5:]]
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, *stand_in])
-
-    async def kill() -> psutil.Process:
-        await soon(lambda: told.exists() and told.read_text() != "")
-        pid, _, *arguments = told.read_text().split()
-        assert arguments == [
-            str(told),
-            "--target",
-            "packaged:target",
-            "--head",
-            str(head),
-            "--k",
-            "5",
-            "--forever",
-        ]
-        learner = psutil.Process(int(pid))
-        gateway.kill()
-        gateway.wait()
-        return learner
-
-    learner = asyncio.run(kill())
+    until(lambda: told.exists() and told.read_text() != "")
+    pid, _, *arguments = told.read_text().split()
+    asked = f"{told} --target packaged:target --head {head} --k 5 --forever"
+    assert " ".join(arguments) == asked
+    learner = psutil.Process(int(pid))
+    gateway.kill()
+    gateway.wait()
     with contextlib.suppress(psutil.NoSuchProcess):
         learner.wait(10)
     assert not learner.is_running() or learner.status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,5 @@
-"""Which positions are handed out with which output."""
+"""Which positions are handed out with which output (tests/app/serving/test_answer_logprobs.py has
+what they add up to)."""
 
 from __future__ import annotations
 
@@ -30,21 +31,10 @@ def test_tokens_wait_for_their_text() -> None:
     assert taken(made, [3], "bcd") == [2, 3]
 
 
-def test_what_a_stop_string_took_is_dropped() -> None:
-    made = log("a", "bc", "d")
-    assert taken(made, [1, 2], "a") == [1]
-    assert taken(made, [3], "b", finished=True) == [2], "a part of it is in the text"
-
-
 def test_a_part_of_a_character_goes_with_what_completes_it() -> None:
     made = log("", "é")
     assert taken(made, [1], "") == [1]
     assert taken(made, [2, END], "é", finished=True) == [2], "the end is not detokenised"
-
-
-def test_special_tokens_without_text_are_dropped() -> None:
-    assert taken(log("a", "", "b"), [1, END, 2], "ab") == [1, 2]
-    assert taken(log("a", "<end>"), [1, END], "a<end>", finished=True) == [1, END]
 
 
 def test_an_echoed_prompt_has_its_own_tokens() -> None:

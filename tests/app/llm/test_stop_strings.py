@@ -74,17 +74,23 @@ class Counted(str):
         return super().__getitem__(index)
 
 
-def test_a_long_beginning_is_not_compared_anew_at_each_token() -> None:
-    """Each `a` might be the beginning: 1,023 comparisons for each output of each choice."""
-    stop, tokens = Counted("a" + "b" * 1000), 4000
+def counting(stop: Counted, text: str = "") -> Any:
+    """A detokenizer with a stop string whose looks are counted from now on."""
     made: Any = SimpleNamespace(
-        output_text="",
+        output_text=text,
         stop=[stop],
-        stop_buffer_length=1000,
+        stop_buffer_length=len(stop) - 1,
         get_next_output_text=lambda finished, delta: made.output_text,
     )
     hold_back_beginnings_only(made)
     stop.looks = 0
+    return made
+
+
+def test_a_long_beginning_is_not_compared_anew_at_each_token() -> None:
+    """Each `a` might be the beginning: 1,023 comparisons for each output of each choice."""
+    stop, tokens = Counted("a" + "b" * 1000), 4000
+    made = counting(stop)
     for number in range(tokens):
         made.output_text += "a"
         made.get_next_output_text(number == tokens - 1, True)
@@ -94,15 +100,7 @@ def test_a_long_beginning_is_not_compared_anew_at_each_token() -> None:
 
 def test_nothing_is_compared_once_the_text_has_ended() -> None:
     stop = Counted("abc")
-    made: Any = SimpleNamespace(
-        output_text="xyz" * 100,
-        stop=[stop],
-        stop_buffer_length=2,
-        get_next_output_text=lambda finished, delta: made.output_text,
-    )
-    hold_back_beginnings_only(made)
-    stop.looks = 0
-    made.get_next_output_text(True, True)
+    counting(stop, "xyz" * 100).get_next_output_text(True, True)
     assert stop.looks == 0
 
 

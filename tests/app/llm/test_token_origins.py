@@ -4,7 +4,6 @@ the engine counted."""
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from app.declaration.request_checks import check_request
 from app.errors import ApiError
 from app.llm.token_origins import TokenLog
-from app.request_usage import RequestUsage
 from tests.app.scripted_engine import Client
 from tests.app.serving.test_whole_and_streamed import CALL, PARAMETERS
 
@@ -240,22 +238,3 @@ def test_text_is_held_back_with_its_token() -> None:
         ],
         "steps": [{"drafted": 3, "accepted": 1, "source": "head"}],
     }
-
-
-def test_the_header_counts_what_a_stop_string_ended() -> None:
-    """Its counts came with its last step: an aborted request has no last output."""
-    counts = RequestSpecDecodeMetrics.new(3)
-    counts.observe(3, 2)
-    usage = RequestUsage()
-    usage.enter(
-        SimpleNamespace(
-            spec_decode_metrics=counts,
-            request_index=0,
-            prompt_len=5,
-            stats=None,
-            num_cached_tokens=0,
-        )
-    )
-    drafts = usage.drafts
-    assert drafts is not None
-    assert (drafts.drafted, drafts.accepted) == (3, 2)

@@ -15,25 +15,23 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.engine.supervisor import Engine, Phase
+from app.engine.supervisor import Phase
 from app.main import create_app
 from app.page.figures import PATH, SAMPLES
 from app.page.files import CONTENT_SECURITY_POLICY, FILES, STATIC
 from app.settings import load
+from tests.app.phased_engine import PhasedEngine
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SOURCES = REPOSITORY / "page"
 BUNDLE = json.loads((STATIC.parent / "bundle.json").read_text("utf-8"))
 
 
-class Waiting(Engine):
+class Waiting(PhasedEngine):
     """Never ready."""
 
     async def run(self, on_ready: object) -> None:
         self.phase = Phase.LOADING
-
-    async def stop(self) -> None:
-        self.phase = Phase.STOPPING
 
 
 @contextmanager

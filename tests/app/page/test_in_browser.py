@@ -83,18 +83,6 @@ def test_the_first_visit(page: Page) -> None:
     assert page.tab.locator(".model").inner_text() == "aerie-embedded"
 
 
-def test_a_second_visit_loads_no_file_again(page: Page) -> None:
-    page.open()
-    statuses: dict[str, int] = {}
-    page.tab.on("response", lambda one: statuses.setdefault(one.url, one.status))
-    page.tab.reload()
-    page.tab.locator(".welcome").wait_for()
-    with httpx.Client(base_url=page.url) as http:
-        tag = http.get("/").headers["etag"]
-        assert http.get("/", headers={"if-none-match": tag}).status_code == 304
-    assert statuses[f"{page.url}/"] in (200, 304)
-
-
 def test_an_answers_tokens_are_those_that_the_engine_counted(page: Page) -> None:
     page.open()
     with httpx.Client(base_url=page.url) as http:
@@ -242,47 +230,49 @@ def test_k_is_pinned_from_the_page(page: Page) -> None:
 
 
 @contextmanager
-def keyed_gateway(folder: Path) -> Iterator[tuple[StandInGateway, str]]:
-    """A gateway that asks for a key, and a key of a tenant."""
+def keyed_page(
+    chromium: Any, folder: Path, *refusals: int, **limits: int
+) -> Iterator[tuple[Page, str]]:
+    """A tab on a gateway that asks for a key, and the key of a tenant with these limits. Nothing
+    but the refusals may be heard of it at the end."""
     file = folder / "keys.toml"
-    _, secret = create(file, "friends", {}, admin=False, now=datetime.now(UTC))
+    _, secret = create(file, "friends", limits, admin=False, now=datetime.now(UTC))
     with StandInGateway(keys_file=str(file)) as running:
-        yield running, secret
+        context = chromium.new_context()
+        page = Page(context, running.url)
+        page.expected = refusals
+        yield page, secret
+        assert not page.problems
+        context.close()
+
+
+def enter(page: Page, key: str) -> None:
+    page.tab.get_by_label("API key").fill(key)
+    page.tab.keyboard.press("Enter")
 
 
 def test_without_a_key_nothing_is_shown(chromium: Any, tmp_path: Path) -> None:
     """It is asked for, kept in the tab alone, and asked for again when it is not known."""
-    with keyed_gateway(tmp_path) as (gateway, secret):
-        context = chromium.new_context()
-        page = Page(context, gateway.url)
-        page.expected = (401, 403)
-        page.tab.goto(gateway.url)
-        box = page.tab.get_by_label("API key")
-        box.wait_for()
+    with keyed_page(chromium, tmp_path, 401, 403) as (page, secret):
+        page.tab.goto(page.url)
+        page.tab.get_by_label("API key").wait_for()
         assert page.tab.locator(".model").inner_text() == ""
-        box.fill("sk-wrong")
-        page.tab.keyboard.press("Enter")
+        enter(page, "sk-wrong")
         page.tab.get_by_text("does not know that key").wait_for()
-        box.fill(secret)
-        page.tab.keyboard.press("Enter")
+        enter(page, secret)
         page.tab.locator(".status .words", has_text="Ready").wait_for()
         assert page.ask("Hi").answered().locator(".t").count() > 0
         assert page.tab.get_by_role("radio").first.is_disabled()
         assert page.tab.get_by_text("Only an admin’s key").is_visible()
         page.tab.reload()
         page.tab.locator(".status .words", has_text="Ready").wait_for()
-        other = Page(context, gateway.url)
-        other.tab.goto(gateway.url)
+        other = Page(page.tab.context, page.url)
+        other.tab.goto(page.url)
         other.tab.get_by_label("API key").wait_for()
-        assert not page.problems
-        context.close()
 
 
 def test_a_late_refusal_of_one_key_says_nothing_of_the_next(chromium: Any, tmp_path: Path) -> None:
-    with keyed_gateway(tmp_path) as (gateway, secret):
-        context = chromium.new_context()
-        page = Page(context, gateway.url)
-        page.expected = (401,)
+    with keyed_page(chromium, tmp_path, 401) as (page, secret):
         late: list[Any] = []
 
         def hold(route: Any) -> None:
@@ -292,20 +282,15 @@ def test_a_late_refusal_of_one_key_says_nothing_of_the_next(chromium: Any, tmp_p
                 route.continue_()
 
         page.tab.route("**/page/figures", hold)
-        page.tab.goto(gateway.url)
-        box = page.tab.get_by_label("API key")
-        box.fill("sk-wrong")
-        page.tab.keyboard.press("Enter")
+        page.tab.goto(page.url)
+        enter(page, "sk-wrong")
         page.tab.get_by_role("button", name="Key", exact=True).click()
-        box.fill(secret)
-        page.tab.keyboard.press("Enter")
+        enter(page, secret)
         page.tab.locator(".status .words", has_text="Ready").wait_for()
         assert len(late) == 1
         with page.tab.expect_response(lambda it: it.status == 401):
             late.pop().continue_()
         assert page.ask("Hi").answered().locator(".t").count() > 0
-        assert not page.problems
-        context.close()
 
 
 def test_an_engine_killed_in_an_answer_and_back(page: Page, gateway: StandInGateway) -> None:
@@ -340,22 +325,13 @@ def test_a_gateway_that_is_gone_is_named(page: Page) -> None:
 
 
 def test_a_limit_tells_how_long_to_wait(chromium: Any, tmp_path: Path) -> None:
-    file = tmp_path / "keys.toml"
-    limits = {"requests_per_minute": 1}
-    _, secret = create(file, "friends", limits, admin=False, now=datetime.now(UTC))
-    with StandInGateway(keys_file=str(file)) as gateway:
-        context = chromium.new_context()
-        page = Page(context, gateway.url)
-        page.expected = (401, 429)
-        page.tab.goto(gateway.url)
-        page.tab.get_by_label("API key").fill(secret)
-        page.tab.keyboard.press("Enter")
+    with keyed_page(chromium, tmp_path, 401, 429, requests_per_minute=1) as (page, secret):
+        page.tab.goto(page.url)
+        enter(page, secret)
         page.tab.locator(".status .words", has_text="Ready").wait_for()
         page.ask("Hi").answered()
         page.ask("Hi again")
         page.tab.get_by_text(re.compile(r"Rate limit reached.*Try again in \d+ s")).wait_for()
-        assert not page.problems
-        context.close()
 
 
 HOSTILE = (

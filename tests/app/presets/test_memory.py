@@ -82,17 +82,12 @@ def test_a_head_that_reads_more_of_the_target_keeps_more() -> None:
     assert needed and base and needed.store == pytest.approx(base.store * 5 / 3)
 
 
-def test_weights_that_are_stored_in_fp8_are_taken_as_they_are() -> None:
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_weights_as_stored_beat_the_count(quantization: str | None) -> None:
     """`fp8` is vLLM's name for such a checkpoint; its size is not halved once more."""
     stored = ABOUT.model_copy(update={"target": TARGET.model_copy(update={"weights_gib": 9.0})})
-    needed = need(settings(quantization="fp8"), stored)
+    needed = need(settings(quantization=quantization), stored)
     assert needed is not None and needed.weights == 9
-
-
-def test_weights_as_stored_beat_the_count() -> None:
-    stored = ABOUT.model_copy(update={"target": TARGET.model_copy(update={"weights_gib": 5.0})})
-    needed = need(settings(), stored)
-    assert needed is not None and needed.weights == 5
 
 
 def test_a_pair_that_fits_says_so() -> None:

@@ -7,7 +7,8 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ import uvicorn
 from app.server import connection
 from app.settings import ServerSettings
 
-Scenario = Callable[["Server"], Awaitable[None]]
 PLENTY_S = 20.0
 FAST = {
     "header_timeout_s": 0.4,
@@ -89,26 +89,24 @@ class Server:
         return answer
 
 
-def run(scenario: Scenario, app: App | None = None, **limits: Any) -> None:
-    settings = ServerSettings.model_validate({**FAST, **limits})
-
-    async def main() -> None:
-        served = app or App()
-        config = uvicorn.Config(
-            served, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
-            timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        inner = uvicorn.Server(config)
-        inner.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+@asynccontextmanager
+async def serving(app: App | None = None, **limits: Any) -> AsyncIterator[Server]:
+    """The application behind the gateway's connections, for a minute at most."""
+    settings, served = ServerSettings.model_validate({**FAST, **limits}), app or App()
+    config = uvicorn.Config(
+        served, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
+        timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    inner = uvicorn.Server(config)
+    inner.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    async with asyncio.timeout(60):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(inner._serve([listener]))
+            task = asyncio.create_task(inner._serve([listener]))
             try:
-                await scenario(Server(served, listener.getsockname()[1], inner))
+                yield Server(served, listener.getsockname()[1], inner)
             finally:
                 inner.should_exit = True
-                await serving
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+                await task
 
 
 def refusal(answer: bytes, status: int) -> dict[str, Any]:
@@ -121,8 +119,8 @@ def refusal(answer: bytes, status: int) -> dict[str, Any]:
     return dict(error)
 
 
-def test_a_good_request_and_a_second_one_on_the_same_connection() -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_good_request_and_a_second_one_on_the_same_connection() -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         for _ in range(3):
             writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
@@ -130,8 +128,6 @@ def test_a_good_request_and_a_second_one_on_the_same_connection() -> None:
             await asyncio.sleep(0.5)  # longer than headers may take: between requests is idle
         writer.close()
         assert server.app.bodies == [3, 3, 3]
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +140,10 @@ def test_a_good_request_and_a_second_one_on_the_same_connection() -> None:
         b"GET / HTTP/1.1\r\nlong: " + b"x" * 33_000 + b"\r\n\r\n",
     ],
 )
-def test_oversized_heads(head: bytes) -> None:
-    async def scenario(server: Server) -> None:
+async def test_oversized_heads(head: bytes) -> None:
+    async with serving() as server:
         refusal(await server.say(head), 431)
         assert not server.app.scopes
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -162,23 +156,21 @@ def test_oversized_heads(head: bytes) -> None:
     ],
     ids=["alone", "behind one", "behind a body", "behind chunks"],
 )
-def test_an_oversized_header_that_begins_in_the_chunk_in_which_it_stops(before: bytes) -> None:
+async def test_an_oversized_header_that_begins_in_the_chunk_in_which_it_stops(
+    before: bytes,
+) -> None:
     """The parser says nothing of a header before its end, and nothing more comes after it."""
-
-    async def scenario(server: Server) -> None:
+    started = time.monotonic()
+    async with serving(header_timeout_s=10) as server:
         answer = await server.say(before + b"GET / HTTP/1.1\r\nlong: " + b"x" * 65_536)
         assert b"HTTP/1.1 431 " in answer or before, answer[:200]
         assert b" 408 " not in answer
-
-    started = time.monotonic()
-    run(scenario, header_timeout_s=10)
     assert time.monotonic() - started < 5
 
 
-def test_a_refusal_arrives_although_the_client_goes_on_sending() -> None:
+async def test_a_refusal_arrives_although_the_client_goes_on_sending() -> None:
     """To close a socket with something unread in it throws away what was answered, too."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(b"GET / HTTP/1.1\r\nlong: " + b"x" * 40_000)
         await asyncio.sleep(0.2)
@@ -188,13 +180,13 @@ def test_a_refusal_arrives_although_the_client_goes_on_sending() -> None:
         refusal(await reader.read(), 431)
         writer.close()
 
-    run(scenario)
 
-
-def test_a_refused_client_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_is_not_listened_to_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection, "LINGER_S", 0.3)
 
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(b"nonsense\r\n\r\n")
         refusal(await reader.read(), 400)
@@ -209,13 +201,10 @@ def test_a_refused_client_is_not_listened_to_for_ever(monkeypatch: pytest.Monkey
             await asyncio.wait_for(send_on(), PLENTY_S)
         assert not server.inner.server_state.connections
 
-    run(scenario)
 
-
-def test_what_stands_before_a_head_does_not_count_for_it() -> None:
+async def test_what_stands_before_a_head_does_not_count_for_it() -> None:
     """Requests in one chunk, each far below the limit and together above it."""
-
-    async def scenario(server: Server) -> None:
+    async with serving(header_timeout_s=10) as server:
         reader, writer = await server.open()
         body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b"x" * 60_000
         padded = b"GET / HTTP/1.1\r\nlong: " + b"x" * 20_000
@@ -225,8 +214,6 @@ def test_what_stands_before_a_head_does_not_count_for_it() -> None:
         for _ in range(3):
             assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
         writer.close()
-
-    run(scenario, header_timeout_s=10)
 
 
 @pytest.mark.parametrize(
@@ -247,65 +234,51 @@ def test_what_stands_before_a_head_does_not_count_for_it() -> None:
         b"POST / HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_what_is_no_request(data: bytes) -> None:
-    async def scenario(server: Server) -> None:
+async def test_what_is_no_request(data: bytes) -> None:
+    async with serving() as server:
         assert refusal(await server.say(data), 400)["type"] == "invalid_request_error"
         assert not [body for body in server.app.bodies if body]
 
-    run(scenario)
+
+async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send byte by byte until the server has closed."""
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
 
 
-def test_slow_headers() -> None:
-    async def scenario(server: Server) -> None:
+async def test_slow_headers() -> None:
+    async with serving() as server:
         reader, writer = await server.open()
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                for byte in b"GET / HTTP/1.1\r\n" + b"x" * 1000:
-                    writer.write(bytes([byte]))
-                    await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
+        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"x" * 1000))
         async with asyncio.timeout(PLENTY_S):
             refusal(await reader.read(), 408)
         dripping.cancel()
         writer.close()
 
-    run(scenario)
 
-
-def test_a_connection_that_says_nothing_is_closed() -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with serving() as server:
         assert await server.say(b"") == b""
         assert await server.say(b"\r\n\r\n") == b""
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("path", [b"/", b"/refuse"])
-def test_a_slow_body_ends_even_if_nobody_reads_it(
+async def test_a_slow_body_ends_even_if_nobody_reads_it(
     path: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BODY_GRACE_S", 0.1)
 
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(b"POST " + path + b" HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                for _ in range(1000):
-                    writer.write(b"x")
-                    await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
+        dripping = asyncio.create_task(drip(writer, b"x" * 1000))
         async with asyncio.timeout(PLENTY_S):
             with contextlib.suppress(ConnectionError):
                 await reader.read()
         dripping.cancel()
         writer.close()
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -317,10 +290,9 @@ def test_a_slow_body_ends_even_if_nobody_reads_it(
         b"1\r\na\r\n0\r\nt: " + b"v" * 500_000,
     ],
 )
-def test_framing_that_outweighs_the_body(body: bytes) -> None:
+async def test_framing_that_outweighs_the_body(body: bytes) -> None:
     """Chunk extensions and trailers count for no body limit."""
-
-    async def scenario(server: Server) -> None:
+    async with serving(body_timeout_s=30) as server:
         reader, writer = await server.open()
         writer.write(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
         await asyncio.sleep(0.05)
@@ -333,8 +305,6 @@ def test_framing_that_outweighs_the_body(body: bytes) -> None:
                 assert b"ok" not in await reader.read()
         assert not server.app.bodies
         writer.close()
-
-    run(scenario, body_timeout_s=30)
 
 
 CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -352,10 +322,9 @@ CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         b"2\r\nab\r\n0\r\nno trailer\r\n\r\n",
     ],
 )
-def test_a_malformed_chunked_body(body: bytes, pause_s: float) -> None:
+async def test_a_malformed_chunked_body(body: bytes, pause_s: float) -> None:
     """The application that waits for the body sees a client that left, and its client a 400."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(CHUNKED % b"/")
         await asyncio.sleep(pause_s)
@@ -368,20 +337,15 @@ def test_a_malformed_chunked_body(body: bytes, pause_s: float) -> None:
         assert server.app.bodies == []
         writer.close()
 
-    run(scenario)
 
-
-def test_a_malformed_body_is_no_answer_to_the_request_in_front() -> None:
+async def test_a_malformed_body_is_no_answer_to_the_request_in_front() -> None:
     """What runs is another request, whose client would take the refusal for its answer."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         answer = await server.say(CHUNKED % b"/slow" + b"0\r\n\r\n" + CHUNKED % b"/" + b"x\r\n")
         assert b"HTTP/1.1 400" not in answer
 
-    run(scenario)
 
-
-def test_a_malformed_body_after_the_answer_began() -> None:
+async def test_a_malformed_body_after_the_answer_began() -> None:
     class Early(App):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -389,7 +353,7 @@ def test_a_malformed_body_after_the_answer_began() -> None:
             await receive()
             self.left.set()
 
-    async def scenario(server: Server) -> None:
+    async with serving(app=Early()) as server:
         reader, writer = await server.open()
         writer.write(CHUNKED % b"/")
         async with asyncio.timeout(PLENTY_S):
@@ -399,13 +363,13 @@ def test_a_malformed_body_after_the_answer_began() -> None:
         assert answer.count(b"HTTP/1.1") == 1
         writer.close()
 
-    run(scenario, app=Early())
-
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 @pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])
 @pytest.mark.parametrize("parts", [[b"ok"], [b"a", b"", b"b" * 100_000, b""], []], ids=len)
-def test_http_1_0_reads_no_chunks(method: bytes, keep_alive: bytes, parts: list[bytes]) -> None:
+async def test_http_1_0_reads_no_chunks(
+    method: bytes, keep_alive: bytes, parts: list[bytes]
+) -> None:
     """Its body ends with the connection, whatever was asked for."""
 
     class Parts(App):
@@ -415,34 +379,30 @@ def test_http_1_0_reads_no_chunks(method: bytes, keep_alive: bytes, parts: list[
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
-    async def scenario(server: Server) -> None:
+    async with serving(app=Parts()) as server:
         answer = await server.say(method + b" / HTTP/1.0\r\nhost: x\r\n" + keep_alive + b"\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"transfer-encoding" not in head
         assert b"connection: close" in head
         assert body == (b"".join(parts) if method == b"GET" else b"")
 
-    run(scenario, app=Parts())
 
-
-def test_http_1_0_with_a_length() -> None:
+async def test_http_1_0_with_a_length() -> None:
     class Whole(App):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             headers = [(b"Content-Length", b"2")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"ok"})
 
-    async def scenario(server: Server) -> None:
+    async with serving(app=Whole()) as server:
         answer = await server.say(b"GET / HTTP/1.0\r\n\r\n")
         assert answer.lower().count(b"content-length: 2") == 1
         assert answer.endswith(b"\r\n\r\nok")
         assert b"transfer-encoding" not in answer
 
-    run(scenario, app=Whole())
 
-
-def test_trailers_never_become_headers() -> None:
-    async def scenario(server: Server) -> None:
+async def test_trailers_never_become_headers() -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(
             b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -452,11 +412,9 @@ def test_trailers_never_become_headers() -> None:
         assert [name for name, _ in server.app.scopes[0]["headers"]] == [b"transfer-encoding"]
         writer.close()
 
-    run(scenario)
 
-
-def test_a_stream_that_nobody_reads_is_cut() -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_stream_that_nobody_reads_is_cut() -> None:
+    async with serving() as server:
         _, writer = await server.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -464,11 +422,9 @@ def test_a_stream_that_nobody_reads_is_cut() -> None:
             await server.app.left.wait()
         writer.close()
 
-    run(scenario)
 
-
-def test_a_stream_that_is_read_goes_on() -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_stream_that_is_read_goes_on() -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
         loop = asyncio.get_running_loop()
@@ -478,11 +434,9 @@ def test_a_stream_that_is_read_goes_on() -> None:
         assert not server.app.left.is_set()
         writer.close()
 
-    run(scenario)
 
-
-def test_one_connection_too_many() -> None:
-    async def scenario(server: Server) -> None:
+async def test_one_connection_too_many() -> None:
+    async with serving(max_connections=3, header_timeout_s=10) as server:
         kept = [await server.open() for _ in range(3)]
         await asyncio.sleep(0.05)
         refusal(await server.say(b""), 503)
@@ -494,13 +448,10 @@ def test_one_connection_too_many() -> None:
         assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
         writer.close()
 
-    run(scenario, max_connections=3, header_timeout_s=10)
 
-
-def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
+async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
     """The request that runs is not the one that was sent last."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         _, writer = await server.open()
         writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + REQUEST)
         while not server.app.bodies:  # noqa: ASYNC110
@@ -509,5 +460,3 @@ def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
         async with asyncio.timeout(PLENTY_S):
             await server.app.left.wait()
         assert len(server.app.scopes) == 1
-
-    run(scenario)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.app.server.test_connection import PLENTY_S, Server, refusal, run
+from tests.app.server.test_connection import PLENTY_S, refusal, serving
 
 H2C = (
     b"Connection: Upgrade, HTTP2-Settings\r\n"
@@ -40,11 +40,11 @@ def post(head: bytes, body: bytes, path: bytes = b"/", version: bytes = b"1.1") 
 @offers
 @bodies
 @pytest.mark.parametrize("step", [1, 10**6])
-def test_the_body_arrives_however_it_is_split(offer: bytes, body: bytes, step: int) -> None:
+async def test_the_body_arrives_however_it_is_split(offer: bytes, body: bytes, step: int) -> None:
     """And so does the next request of the connection."""
     closes = b"close" in offer
 
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         sent = post(offer, body) + (b"" if closes else post(b"", body, b"/next"))
         for at in range(0, len(sent), step):
@@ -59,13 +59,11 @@ def test_the_body_arrives_however_it_is_split(offer: bytes, body: bytes, step: i
             if not closes:
                 assert b"HTTP/1.1 200 OK" in await reader.readuntil(END)
         writer.close()
-        assert server.app.bodies == [5] if closes else [5, 5]
-
-    run(scenario)
+        assert server.app.bodies == ([5] if closes else [5, 5])
 
 
-def test_many_offers_one_behind_the_other() -> None:
-    async def scenario(server: Server) -> None:
+async def test_many_offers_one_behind_the_other() -> None:
+    async with serving(header_timeout_s=10, body_timeout_s=10) as server:
         reader, writer = await server.open()
         writer.write((post(H2C, BODIES["a length"]) + post(H2C, BODIES["chunks"])) * 50)
         async with asyncio.timeout(PLENTY_S):
@@ -74,11 +72,9 @@ def test_many_offers_one_behind_the_other() -> None:
         writer.close()
         assert server.app.bodies == [5] * 100
 
-    run(scenario, header_timeout_s=10, body_timeout_s=10)
 
-
-def test_the_application_sees_the_whole_head() -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_application_sees_the_whole_head() -> None:
+    async with serving() as server:
         reader, writer = await server.open()
         writer.write(post(H2C + b"x-twice: a\r\nx-twice: b\r\nempty:\r\n", BODIES["a length"]))
         await reader.readuntil(END)
@@ -91,30 +87,23 @@ def test_the_application_sees_the_whole_head() -> None:
         assert (b"empty", b"") in headers
         assert len(headers) == 8
 
-    run(scenario)
 
-
-def test_http_1_0_may_offer_too() -> None:
-    async def scenario(server: Server) -> None:
+async def test_http_1_0_may_offer_too() -> None:
+    async with serving() as server:
         answer = await server.say(post(H2C, BODIES["a length"], version=b"1.0"))
         assert answer.endswith(b"ok")
         assert server.app.bodies == [5]
 
-    run(scenario)
 
-
-def test_what_follows_a_head_without_a_body_is_the_next_request() -> None:
+async def test_what_follows_a_head_without_a_body_is_the_next_request() -> None:
     """Not a body, and not the offered protocol either."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         get = b"GET %s HTTP/1.1\r\nHost: x\r\n"
         answer = await server.say(
             get % b"/" + H2C + b"\r\n" + get % b"/second" + b"Connection: close\r\n\r\n"
         )
         assert answer.count(b"200 OK") == 2
         assert [scope["path"] for scope in server.app.scopes] == ["/", "/second"]
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -129,36 +118,26 @@ def test_what_follows_a_head_without_a_body_is_the_next_request() -> None:
         b"folded: a\r\n b\r\n\r\n",
     ],
 )
-def test_an_offer_admits_no_other_reading_of_a_body(rest: bytes) -> None:
+async def test_an_offer_admits_no_other_reading_of_a_body(rest: bytes) -> None:
     """What is refused without an offer is refused with one."""
-
-    async def scenario(server: Server) -> None:
+    async with serving() as server:
         answer = await server.say(post(H2C, rest))
         plain = await server.say(post(b"", rest))
         assert b"HTTP/1.1 400" in answer
         assert answer == plain
 
-    run(scenario)
 
-
-@pytest.mark.parametrize(
-    ("more", "status"),
-    [(b"a: b\r\n" * 101, 431), (b"long: " + b"x" * 33_000 + b"\r\n", 431)],
-)
-def test_the_bounds_of_the_head_hold(more: bytes, status: int) -> None:
-    async def scenario(server: Server) -> None:
-        refusal(await server.say(post(H2C + more, BODIES["a length"])), status)
+@pytest.mark.parametrize("more", [b"a: b\r\n" * 101, b"long: " + b"x" * 33_000 + b"\r\n"])
+async def test_the_bounds_of_the_head_hold(more: bytes) -> None:
+    async with serving() as server:
+        refusal(await server.say(post(H2C + more, BODIES["a length"])), 431)
         assert not server.app.scopes
 
-    run(scenario)
 
-
-def test_a_slow_body_behind_an_offer_ends() -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_slow_body_behind_an_offer_ends() -> None:
+    async with serving() as server:
         _, writer = await server.open()
         writer.write(post(H2C, b"Content-Length: 1000\r\n\r\nx", b"/slow"))
         async with asyncio.timeout(PLENTY_S):
             await server.app.left.wait()
         writer.close()
-
-    run(scenario)

@@ -6,15 +6,10 @@ blocks, headers and kinds of tools, with texts and schemas of our own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-from fastapi.testclient import TestClient
+from tests.app.serving.test_dialects import STREAMING, TOOL_ANSWER, Gateway
 
-from tests.app.serving.test_dialects import STREAMING, TOOL_ANSWER
-
-Gateway = Callable[..., TestClient]
 CACHED = {"cache_control": {"type": "ephemeral"}}
 DRAFT_07 = "http://json-schema.org/draft-07/schema#"
 
@@ -198,14 +193,3 @@ def test_codex(gateway: Gateway, streaming: bool) -> None:
     response = client.post("/v1/responses", json={**CODEX, "stream": streaming}, headers=headers)
     assert response.status_code == 200, response.text
     assert "function_call" in response.text
-
-
-@pytest.mark.parametrize("kind", ["web_search", "local_shell"])
-def test_codex_with_a_tool_of_the_provider(gateway: Gateway, kind: str) -> None:
-    """A 400 that names it, or an answer without it where the operator says so."""
-    body = {**CODEX, "tools": [*CODEX["tools"], {"type": kind}]}
-    refused = gateway(tool_call_parser="hermes").post("/v1/responses", json=body)
-    assert refused.status_code == 400
-    assert kind in refused.json()["error"]["message"]
-    lenient = gateway(tool_call_parser="hermes", unknown_tools="ignore")
-    assert lenient.post("/v1/responses", json=body).status_code == 200

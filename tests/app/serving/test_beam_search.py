@@ -10,28 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 from vllm.renderers import renderer_from_config
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    async_llm,
-)
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
-from app.endpoints import declared
-from app.llm.async_llm import GatewayLLM
 from app.llm.steps import StepWatch
 from app.request_usage import RequestUsage, current_usage
-from app.serving.adapter import Adapter
-from app.settings import load
-from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway
+from tests.app.serving.recording_core import MESSAGES, Connect, RecordingCore, gateway, one_token
 
-__all__ = ["config"]  # a fixture
 BEAMS, STEPS = 3, 5
 
 
@@ -46,30 +33,15 @@ class SearchedCore(RecordingCore):
         self.kept: list[int] = []  # sequences that the HTTP request has, at each of the engine's
         self.usage: RequestUsage | None = None
 
-    async def add_request_async(self, request: EngineCoreRequest) -> None:
+    def answer(self, request: EngineCoreRequest) -> EngineCoreOutput:
         self.usage = current_usage()
         assert self.usage is not None
         self.kept.append(len(self.usage.sequences))
-        self.requests.append(request)
         if len(self.requests) == self.fails_at:
             raise RuntimeError("a defect")
-        params = request.sampling_params
-        assert params is not None
-        alternatives = params.logprobs or 0
         length = len(request.prompt_token_ids or ())
         self.first = self.first or length
-        top = self.tops[min(length - self.first, len(self.tops) - 1)]
-        answer = EngineCoreOutput(
-            request.request_id,
-            [top],
-            new_logprobs=LogprobsLists(
-                np.array([[top, *range(10, 10 + alternatives)]]),
-                -0.5 - np.arange(alternatives + 1, dtype=np.float32)[None],
-                np.zeros(1, dtype=np.int64),
-            ),
-            finish_reason=FinishReason.LENGTH,
-        )
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer], timestamp=1.0))
+        return one_token(request, self.tops[min(length - self.first, len(self.tops) - 1)])
 
 
 def charged(kind: str) -> float:
@@ -78,8 +50,7 @@ def charged(kind: str) -> float:
 
 
 def answered(
-    config: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    connect: Connect,
     core: SearchedCore,
     path: str,
     settings: dict[str, str] | None = None,
@@ -88,30 +59,21 @@ def answered(
     """The response to a beam search."""
 
     async def scenario() -> httpx.Response:
-        monkeypatch.setattr(
-            async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
-        )
-        llm = GatewayLLM.from_vllm_config(
-            config, disable_log_stats=True, stat_loggers=[lambda *_: StepWatch()]
-        )
-        adapter = Adapter(llm, load(settings or {}, {}, preset="embedded"), declared())
-        try:
-            async with gateway(adapter) as post:
-                limits = {"n": BEAMS, "max_tokens": STEPS, "use_beam_search": True}
-                response: httpx.Response = await post(path, "one", **limits | body)
-                return response
-        finally:
-            llm.shutdown()
+        adapter = connect(core, settings, stat_loggers=[lambda *_: StepWatch()])
+        async with gateway(adapter) as post:
+            limits = {"n": BEAMS, "max_tokens": STEPS, "use_beam_search": True}
+            response: httpx.Response = await post(path, "one", **limits | body)
+            return response
 
     return asyncio.run(scenario())
 
 
 def search(
-    config: Any, monkeypatch: pytest.MonkeyPatch, core: SearchedCore, path: str, **body: Any
+    connect: Connect, core: SearchedCore, path: str, **body: Any
 ) -> tuple[int, float, float]:
     """(status, prompt tokens, output tokens) of one request."""
     before = charged("prompt"), charged("output")
-    status = answered(config, monkeypatch, core, path, **body).status_code
+    status = answered(connect, core, path, **body).status_code
     return status, charged("prompt") - before[0], charged("output") - before[1]
 
 
@@ -124,10 +86,10 @@ def search(
     ],
 )
 def test_the_prompt_is_charged_once_and_no_ended_beam_is_kept(
-    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], prompts: int
+    connect: Connect, path: str, body: dict[str, Any], prompts: int
 ) -> None:
     core = SearchedCore()
-    status, prompt, output = search(config, monkeypatch, core, path, **body)
+    status, prompt, output = search(connect, core, path, **body)
     assert status == 200
     lengths = [len(request.prompt_token_ids or ()) for request in core.requests]
     assert len(lengths) == prompts * (1 + BEAMS * (STEPS - 1)), "the search ran to its end"
@@ -138,13 +100,10 @@ def test_the_prompt_is_charged_once_and_no_ended_beam_is_kept(
     assert core.usage.sequences == []
 
 
-def test_a_search_that_fails_is_charged_for_what_it_did(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_fails_is_charged_for_what_it_did(connect: Connect) -> None:
     core = SearchedCore(fails_at=3)
-    status, prompt, output = search(
-        config, monkeypatch, core, "/v1/completions", prompt="def area(width, height):"
-    )
+    body = {"prompt": "def area(width, height):"}
+    status, prompt, output = search(connect, core, "/v1/completions", **body)
     assert status == 500
     assert prompt == len(core.requests[0].prompt_token_ids or ())
     assert 1 <= output <= len(core.requests)
@@ -166,10 +125,10 @@ def told(choice: dict[str, Any]) -> list[tuple[str, float]]:
     ],
 )
 def test_log_probabilities_are_those_of_each_beams_own_tokens(
-    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    connect: Connect, path: str, body: dict[str, Any]
 ) -> None:
     response = answered(
-        config, monkeypatch, SearchedCore(), path,
+        connect, SearchedCore(), path,
         **body, return_token_ids=True, return_tokens_as_token_ids=True,
     )  # fmt: skip
     choices = response.json()["choices"]
@@ -184,11 +143,11 @@ def test_log_probabilities_are_those_of_each_beams_own_tokens(
 
 @pytest.mark.parametrize("shown", [False, True], ids=["hidden", "shown"])
 def test_the_token_that_ends_a_beam_has_no_log_probability(
-    config: Any, monkeypatch: pytest.MonkeyPatch, shown: bool
+    config: Any, connect: Connect, shown: bool
 ) -> None:
     end = renderer_from_config(config).get_tokenizer().eos_token_id
     response = answered(
-        config, monkeypatch, SearchedCore(tops=[5, 5, end]), "/v1/completions",
+        connect, SearchedCore(tops=[5, 5, end]), "/v1/completions",
         prompt="def area(width, height):", logprobs=2, max_tokens=STEPS, length_penalty=0.0,
         include_stop_str_in_output=shown, return_tokens_as_token_ids=True,
     )  # fmt: skip
@@ -197,11 +156,11 @@ def test_the_token_that_ends_a_beam_has_no_log_probability(
     assert [token for token, _ in told(best)] == ["token_id:5"] * 2
 
 
-def test_a_call_is_read_out_of_a_beams_text(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_read_out_of_a_beams_text(config: Any, connect: Connect) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     tokens = renderer_from_config(config).get_tokenizer().encode(text, add_special_tokens=False)
     response = answered(
-        config, monkeypatch, SearchedCore(tops=tokens), "/v1/chat/completions",
+        connect, SearchedCore(tops=tokens), "/v1/chat/completions",
         settings={"tool_call_parser": "hermes"}, messages=MESSAGES, max_tokens=len(tokens),
         tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     )  # fmt: skip
@@ -212,12 +171,10 @@ def test_a_call_is_read_out_of_a_beams_text(config: Any, monkeypatch: pytest.Mon
     assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
-def test_a_parameter_that_the_search_would_ignore_is_refused(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_the_search_would_ignore_is_refused(connect: Connect) -> None:
     core = SearchedCore()
     response = answered(
-        config, monkeypatch, core, "/v1/chat/completions",
+        connect, core, "/v1/chat/completions",
         messages=MESSAGES, stop="end", response_format={"type": "json_object"},
     )  # fmt: skip
     error = response.json()["error"]
@@ -229,13 +186,13 @@ def test_a_parameter_that_the_search_would_ignore_is_refused(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(("most", "status"), [(BEAMS * STEPS - 1, 400), (BEAMS * STEPS, 200)])
 def test_a_search_whose_ended_texts_would_fill_the_memory_is_refused(
-    config: Any, monkeypatch: pytest.MonkeyPatch, path: str, most: int, status: int
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, path: str, most: int, status: int
 ) -> None:
     """vLLM keeps each beam that has ended, with all of its tokens: up to one a beam and step."""
     monkeypatch.setattr("app.serving.serving_classes.MAX_BEAM_TOKENS", most)
     core = SearchedCore()
     prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
-    response = answered(config, monkeypatch, core, path, **prompt)
+    response = answered(connect, core, path, **prompt)
     assert response.status_code == status, response.text
     assert bool(core.requests) is (status == 200)
     if status == 400:
@@ -245,11 +202,11 @@ def test_a_search_whose_ended_texts_would_fill_the_memory_is_refused(
 
 
 def test_beams_repeat_no_more_of_a_prompt_than_choices_do(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RequestUsage, "repeats_too_much", True)
     core = SearchedCore()
     body = {"prompt": "hi", "return_token_ids": True}
-    response = answered(config, monkeypatch, core, "/v1/completions", **body)
+    response = answered(connect, core, "/v1/completions", **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
     assert core.requests == []

@@ -8,24 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    async_llm,
-)
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.metrics.stats import PrefillStats
 
-from app.endpoints import declared
-from app.llm.async_llm import GatewayLLM
 from app.request_usage import RequestUsage
 from app.serving import serving_classes
-from app.serving.adapter import Adapter
-from app.settings import load
-from tests.app.serving.test_engine_requests import MESSAGES, RecordingCore, config, gateway
-
-__all__ = ["config"]  # a fixture
+from tests.app.serving.recording_core import MESSAGES, Connect, RecordingCore, gateway
 
 
 def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
@@ -54,17 +42,13 @@ def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
 
 
 class CachingCore(RecordingCore):
-    """Answers requests in the order in which they come, each with 16 more cached tokens than the
-    one before it; the first has 16."""
+    """Each request has 16 more cached tokens than the one before it; the first has 16."""
 
-    async def add_request_async(self, request: EngineCoreRequest) -> None:
-        self.requests.append(request)
-        stats = PrefillStats()
-        stats.num_cached_tokens = 16 * len(self.requests)
-        answer = EngineCoreOutput(
-            request.request_id, [5], finish_reason=FinishReason.LENGTH, prefill_stats=stats
-        )
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer]))
+    def answer(self, request: EngineCoreRequest) -> EngineCoreOutput:
+        answer = super().answer(request)
+        answer.prefill_stats = PrefillStats()
+        answer.prefill_stats.num_cached_tokens = 16 * len(self.requests)
+        return answer
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -79,29 +63,13 @@ class CachingCore(RecordingCore):
     ],
 )
 def test_cached_tokens_are_those_of_all_prompts_and_of_the_first_choice(
-    config: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
-    cached: int,
-    stream: bool,
+    connect: Connect, path: str, body: dict[str, Any], cached: int, stream: bool
 ) -> None:
     async def scenario() -> str:
-        core = CachingCore()
-        monkeypatch.setattr(
-            async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
-        )
-        llm = GatewayLLM.from_vllm_config(config, disable_log_stats=True)
-        try:
-            adapter = Adapter(llm, load({}, {}, preset="embedded"), declared())
-            async with gateway(adapter) as post:
-                options = {"stream": True, "stream_options": {"include_usage": True}}
-                response = await post(
-                    path, "one", max_tokens=1, **body, **(options if stream else {})
-                )
-                return str(response.text)
-        finally:
-            llm.shutdown()
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        async with gateway(connect(CachingCore())) as post:
+            response = await post(path, "one", max_tokens=1, **body, **options)
+            return str(response.text)
 
     text = asyncio.run(scenario())
     if stream:

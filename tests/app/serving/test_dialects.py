@@ -153,10 +153,6 @@ def test_fields_without_effect_are_accepted(
 ) -> None:
     response = send(gateway(), dialect, streaming=True, **{field: value})
     assert response.status_code == 200, response.text
-    wrong: Any = 5 if not isinstance(value, int) else "5"
-    message, param = refusal(send(gateway(), dialect, streaming=True, **{field: wrong}), dialect)
-    assert field in message
-    assert param in (field, None)
 
 
 def test_chats_name_of_the_limit_counts_in_completions(gateway: Gateway) -> None:
@@ -184,6 +180,7 @@ def test_chats_name_of_the_limit_counts_in_completions(gateway: Gateway) -> None
     ("dialect", "tool", "name"),
     [
         ("responses", {"type": "web_search"}, "web_search"),
+        ("responses", {"type": "local_shell"}, "local_shell"),
         (
             "responses",
             {"type": "mcp", "server_label": "x", "server_url": "http://x"},
@@ -244,8 +241,6 @@ ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a":
             "messages[1].tool_calls[0].function.arguments",
         ),
         ("responses", {"input": [USER, ITEM]}, "input[1].arguments"),
-        ("responses", {"input": [USER, {"type": "smell"}]}, "input[1].type"),
-        ("responses", {"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
         (
             "responses",
             {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},

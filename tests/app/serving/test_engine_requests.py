@@ -1,52 +1,22 @@
-"""What of a request reaches the engine core: cache salts and output limits, by every route.
-
-vLLM's own classes run, from the HTTP body to the last object before the core's process.
-"""
+"""What of a request reaches the engine core: cache salts and output limits, by every route."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
-import httpx
-import numpy as np
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    async_llm,
-)
-from vllm.v1.outputs import LogprobsLists
 
 from app.admission.estimate import estimate
-from app.admission.tenants import digest_of
-from app.endpoints import declared
-from app.engine.configuration.options import engine_options
-from app.engine.supervisor import Engine, Phase
 from app.errors import ApiError
-from app.llm.async_llm import GatewayLLM
 from app.llm.cache_salt import tenant_cache_salt
-from app.main import create_app
-from app.serving.adapter import Adapter
 from app.serving.operation import Operation
-from app.settings import load
+from tests.app.serving.recording_core import CONTEXT, MESSAGES, Connect, RecordingCore, gateway
 
-CONTEXT = 128
-KEYS = "".join(
-    f'[tenants.{name}]\n{{limits}}\n[[keys]]\nid = "{name}"\ntenant = "{name}"\n'
-    f'sha256 = "{digest_of(name.encode())}"\n'
-    for name in ("one", "two")
-)
 MODEL = "aerie-embedded"
-MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_completion_tokens": 1},
     "/v1/completions": {"prompt": ["hi", "ho"], "max_tokens": 1, "n": 2},
@@ -56,116 +26,12 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-class RecordingCore:
-    """Stands for the engine core: keeps every request, and answers each with one token, and with
-    the log probabilities that it asks for."""
-
-    engine_ranks_managed = (0,)
-
-    def __init__(self) -> None:
-        self.requests: list[EngineCoreRequest] = []
-        self.resources = SimpleNamespace(engine_dead=False)
-        self.go = asyncio.Event()
-        self.go.set()
-        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-
-    async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        return ("generate",)
-
-    async def add_request_async(self, request: EngineCoreRequest) -> None:
-        self.requests.append(request)
-        await self.go.wait()
-        answer = EngineCoreOutput(request.request_id, [5], finish_reason=FinishReason.LENGTH)
-        params = request.sampling_params
-        if params is not None and params.logprobs is not None:
-            answer.new_logprobs = LogprobsLists(
-                np.array([[5, *range(10, 10 + params.logprobs)]]),
-                -0.5 - np.arange(params.logprobs + 1, dtype=np.float32)[None],
-                np.zeros(1, dtype=np.int64),
-            )
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=[answer]))
-
-    async def get_output_async(self) -> EngineCoreOutputs:
-        return await self._outputs.get()
-
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """They have ended."""
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing runs."""
-
-
-@pytest.fixture(scope="module")
-def config() -> Any:
-    settings = load({"k": "0", "max_model_len": str(CONTEXT)}, {}, preset="embedded")
-    return AsyncEngineArgs(**engine_options(settings)).create_engine_config()
-
-
-Connect = Callable[[], tuple[Adapter, RecordingCore]]
-
-
-@pytest.fixture
-def connect(config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
-    """Makes the gateway's end of an engine, in the running event loop."""
-    made: list[GatewayLLM] = []
-
-    def make() -> tuple[Adapter, RecordingCore]:
-        core = RecordingCore()
-        monkeypatch.setattr(
-            async_llm.EngineCoreClient, "make_async_mp_client", lambda **given: core
-        )
-        llm = GatewayLLM.from_vllm_config(config, disable_log_stats=True)
-        made.append(llm)
-        return Adapter(llm, load({}, {}, preset="embedded"), declared()), core
-
-    yield make
-    for llm in made:
-        llm.shutdown()
-
-
-class ReadyEngine(Engine):
-    """Serves an adapter's operations."""
-
-    adapter: Adapter
-
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        """Ready at once."""
-
-    @property
-    def ready(self) -> bool:
-        return True
-
-    def operation(self, name: str) -> Any:
-        return self.adapter.operations[name]
-
-
-@asynccontextmanager
-async def gateway(adapter: Adapter, limits: str = "", **given: str) -> AsyncIterator[Any]:
-    if "unguarded" not in given:
-        given["keys"] = KEYS.format(limits=limits)
-    given.pop("unguarded", None)
-    settings = load(given, {}, preset="embedded")
-    engine = ReadyEngine(settings)
-    engine.phase, engine.adapter, engine.load.capacity = Phase.READY, adapter, 64
-    engine._max_model_len = CONTEXT
-    transport = httpx.ASGITransport(create_app(settings, engine))
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://gateway", timeout=60
-    ) as client:
-
-        async def post(path: str, key: str, **body: Any) -> httpx.Response:
-            return await client.post(path, json=body, headers={"x-api-key": key})
-
-        yield post
-
-
-def salts(connect: Connect, requested: str | None, **given: str) -> dict[tuple[str, str], set[Any]]:
+def salts(connect: Connect, requested: str | None, **given: Any) -> dict[tuple[str, str], set[Any]]:
     """(path, key) -> salts of the requests that reached the core."""
 
     async def scenario() -> dict[tuple[str, str], set[Any]]:
-        adapter, core = connect()
-        found = {}
-        async with gateway(adapter, **given) as post:
+        core, found = RecordingCore(), dict[tuple[str, str], set[Any]]()
+        async with gateway(connect(core), **given) as post:
             for path, key, stream in itertools.product(BODIES, ("one", "two"), (False, True)):
                 body = dict(BODIES[path], stream=stream)
                 if requested is not None:
@@ -201,9 +67,9 @@ def test_a_clients_salt_divides_its_own_entries_and_reaches_no_one_elses(connect
     assert every.isdisjoint({stolen, tenant_cache_salt("one", None)})
 
 
-@pytest.mark.parametrize("given", [{"unguarded": "yes"}, {"share_prefix_cache": "true"}])
+@pytest.mark.parametrize("given", [{"guarded": False}, {"share_prefix_cache": "true"}])
 def test_without_keys_or_where_tenants_share_nothing_is_changed(
-    connect: Connect, given: dict[str, str]
+    connect: Connect, given: dict[str, Any]
 ) -> None:
     assert set.union(*salts(connect, None, **given).values()) == {None}
     assert set.union(*salts(connect, "mine", **given).values()) == {"mine"}
@@ -253,8 +119,8 @@ def test_what_is_charged_is_what_the_engine_obeys(
     monkeypatch.setattr(model, "override_generation_config", overridden)
 
     async def scenario() -> int:
-        adapter, core = connect()
-        served, reached = adapter.operations[operation], 0
+        core, reached = RecordingCore(), 0
+        served = connect(core).operations[operation]
         for shape, limit in itertools.product(PROMPTS[operation], limits()):
             body = {**{name: v for name, v in shape.items() if v is not None}, **limit}
             core.requests.clear()
@@ -291,9 +157,9 @@ def test_a_smaller_limit_beside_the_one_that_counts_lets_nobody_past_the_quota(
     """Ten at once of 60 tokens each, on a quota for three."""
 
     async def scenario() -> list[int]:
-        adapter, core = connect()
+        core = RecordingCore()
         core.go.clear()
-        async with gateway(adapter, limits="tokens_per_minute = 300") as post:
+        async with gateway(connect(core), limits="tokens_per_minute = 300") as post:
             body = {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 60}
             asked = [
                 asyncio.create_task(post("/v1/chat/completions", "one", **body)) for _ in range(10)

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.declaration.endpoint import Endpoint
-from app.endpoints import declared
 from app.endpoints.messages import MessagesFormat
 from app.llm.async_llm import refuse_too_many_repeats
 from app.llm.first_token import settle_first_token
@@ -103,11 +102,6 @@ def test_an_answer_that_repeats_much_of_its_request_is_written_beside_the_event_
 
     thread = asyncio.run(scenario())["written in"]
     assert thread.startswith("aerie-body") is beside
-
-
-def test_only_an_endpoint_that_echoes_tools_counts_them() -> None:
-    echoing = {endpoint.name for endpoint in declared() if endpoint.echoes_tools}
-    assert echoing == {"responses"}
 
 
 async def refusing(error: Exception) -> AsyncGenerator[str, None]:

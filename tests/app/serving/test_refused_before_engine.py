@@ -9,9 +9,8 @@ import pytest
 
 from app.llm import async_llm
 from app.settings import load
-from tests.app.serving.test_engine_requests import MESSAGES, Connect, config, connect, gateway
+from tests.app.serving.recording_core import MESSAGES, Connect, RecordingCore, gateway
 
-__all__ = ["config", "connect"]  # fixtures
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The embedded model's end tokens count, too.
 STOP_IDS = {"stop_token_ids": list(range(10, 138)), "min_tokens": 1}
@@ -25,8 +24,8 @@ def reached(
     """(status, param, requests in the engine core) of a request, with the `given` settings."""
 
     async def scenario() -> tuple[int, str | None, int]:
-        adapter, core = connect()
-        async with gateway(adapter, **(given or {})) as post:
+        core = RecordingCore()
+        async with gateway(connect(core), **(given or {})) as post:
             prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
             response = await post(path, "one", **{"max_tokens": 4, **prompt, **body})
             error = response.json()["error"] if response.status_code != 200 else {}

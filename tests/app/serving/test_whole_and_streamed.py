@@ -64,6 +64,15 @@ def messages_body(limit: int, tools: bool, **changes: Any) -> JSON:
     return body
 
 
+def choices_of(choice: str) -> tuple[Any, Any, Any]:
+    """`tool_choice` of chat, Responses and Messages for `auto`, `required` or `named`."""
+    if choice == "named":
+        function = {"name": "f"}
+        chat = {"type": "function", "function": function}
+        return chat, {"type": "function", **function}, {"type": "tool", **function}
+    return choice, choice, {"type": "auto" if choice == "auto" else "any"}
+
+
 def both(client: Client, operation: str, body: JSON, **streamed: Any) -> tuple[JSON, list[JSON]]:
     async def ask() -> tuple[JSON, list[JSON]]:
         whole = await client.answer(operation, body)
@@ -197,18 +206,14 @@ def test_every_limit_through_two_calls(client: Client, choice: str, stride: int)
     """Complete calls are kept, the cut one is as far as it came, and no markup is content."""
     client.engine.script, client.engine.steps = CALL + "\n" + TERSE, (3,)
     length = len(client.engine.tokens())
-    named = choice == "named"
-    chat = {"type": "function", "function": {"name": "f"}} if named else choice
-    flat = {"type": "function", "name": "f"} if named else choice
-    kind = {"auto": {"type": "auto"}, "required": {"type": "any"}}
-    anthropic = kind.get(choice, {"type": "tool", "name": "f"})
+    chat, flat, anthropic = choices_of(choice)
     for limit in range(length, 0, -stride):
         facts = check_chat(client, chat_body(limit, True, tool_choice=chat))
         assert facts["content"] == ""
         assert "".join(arguments for _, arguments in facts["calls"]) in (
             '{"city": "Bad Aibling"}' + '{"city":"Ur","n":[1,{"a":null}]}'
         )
-        ended = "stop" if named else "tool_calls"
+        ended = "stop" if choice == "named" else "tool_calls"
         assert facts["finish_reason"] == ("length" if limit < length else ended)
         items = check_responses(client, responses_body(limit, True, tool_choice=flat))["output"]
         assert all(item["type"] == "function_call" for item in items)
@@ -227,13 +232,10 @@ def test_a_forced_call_that_is_cut_within_its_tag_is_no_content(
 ) -> None:
     """As a tokenizer without a token for the tag has it cut."""
     client.engine.script, client.engine.steps = "<tool_call>"[:length], (1,)
-    named = choice == "named"
-    chat = {"type": "function", "function": {"name": "f"}} if named else choice
+    chat, flat, anthropic = choices_of(choice)
     assert check_chat(client, chat_body(64, True, tool_choice=chat))["content"] == ""
-    flat = {"type": "function", "name": "f"} if named else choice
     assert check_responses(client, responses_body(64, True, tool_choice=flat))["output"] == []
-    wanted = {"type": "tool", "name": "f"} if named else {"type": "any"}
-    blocks = check_messages(client, messages_body(64, True, tool_choice=wanted))["content"]
+    blocks = check_messages(client, messages_body(64, True, tool_choice=anthropic))["content"]
     assert not [block for block in blocks if block.get("text")]
     # A model that need not call anything may have meant it.
     free = check_chat(client, chat_body(64, True, tool_choice="auto"))

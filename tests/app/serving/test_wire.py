@@ -114,30 +114,15 @@ def operation(call: Callable[[Any], Awaitable[Any]]) -> Operation:
     return Operation(ENDPOINTS["messages"], Answer.model_validate, call, lambda payload: None)
 
 
-async def broken_answer(request: Any) -> Any:
-    async for _ in settle_first_token(stream_of("token")):
-        pass
-    return Answer.model_validate({"input": "no object"})
+def generating(*items: Any, answer: Any = None) -> Callable[[Any], Awaitable[Any]]:
+    """A call that generates tokens until one of the items is an error, and then has an answer."""
 
+    async def call(request: Any) -> Any:
+        async for _ in settle_first_token(stream_of(*items)):
+            pass
+        return Answer.model_validate(answer)
 
-async def dead_end(request: Any) -> Any:
-    async for _ in settle_first_token(stream_of("token", ConstraintError("a dead end"))):
-        pass
-
-
-async def early_error(request: Any) -> Any:
-    async for _ in settle_first_token(stream_of(ValueError("'input' is too long"))):
-        pass
-
-
-async def not_finite(request: Any) -> Any:
-    async for _ in settle_first_token(stream_of("token", NonFiniteError())):
-        pass
-
-
-async def not_finite_at_once(request: Any) -> Any:
-    async for _ in settle_first_token(stream_of(NonFiniteError())):
-        pass
+    return call
 
 
 async def not_finite_streamed(request: Any) -> Any:
@@ -153,10 +138,10 @@ async def not_finite_streamed(request: Any) -> Any:
     return stream()
 
 
-@pytest.mark.parametrize("call", [not_finite, not_finite_at_once])
-def test_output_that_is_not_finite_has_a_code(call: Any) -> None:
+@pytest.mark.parametrize("tokens", [[], ["token"]])
+def test_output_that_is_not_finite_has_a_code(tokens: list[str]) -> None:
     with pytest.raises(ApiError) as caught:
-        asyncio.run(operation(call)({"input": {}}))
+        asyncio.run(operation(generating(*tokens, NonFiniteError()))({"input": {}}))
     assert (caught.value.status, caught.value.code) == (500, "non_finite_output")
 
 
@@ -173,6 +158,11 @@ def test_output_that_is_not_finite_has_it_in_a_stream_too() -> None:
     assert (error["type"], error["code"]) == ("server_error", "non_finite_output")
 
 
+BROKEN = generating("token", answer={"input": "no object"})
+DEAD_END = generating("token", ConstraintError("a dead end"))
+EARLY_ERROR = generating(ValueError("'input' is too long"))
+
+
 async def refused(request: Any) -> Any:
     return ErrorResponse(error=ErrorInfo(message="no", type="x", param="input", code=400))
 
@@ -180,10 +170,10 @@ async def refused(request: Any) -> Any:
 @pytest.mark.parametrize(
     ("payload", "call", "status", "param"),
     [
-        ({"input": 5}, broken_answer, 400, "input"),  # the request
-        ({"input": {}}, broken_answer, 500, None),  # the answer: ours, though it looks the same
-        ({"input": {}}, early_error, 400, "input"),
-        ({"input": {}, "response_format": {}}, dead_end, 400, "response_format"),
+        ({"input": 5}, BROKEN, 400, "input"),  # the request
+        ({"input": {}}, BROKEN, 500, None),  # the answer: ours, though it looks the same
+        ({"input": {}}, EARLY_ERROR, 400, "input"),
+        ({"input": {}, "response_format": {}}, DEAD_END, 400, "response_format"),
         ({"input": {}}, refused, 400, "input"),
     ],
 )

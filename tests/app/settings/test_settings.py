@@ -43,7 +43,7 @@ def test_a_preset_finds_the_models_of_this_repository() -> None:
     assert settings.served_model_name == "aerie-embedded"
 
 
-def test_a_given_model_keeps_the_default_preset_out(tmp_path: Path) -> None:
+def test_a_given_model_keeps_the_default_preset_out() -> None:
     """The default head must never be paired with somebody else's target."""
     settings = load({"model": "org/some-model", "k": 0}, {})
     assert settings.speculation.drafter is None
@@ -136,7 +136,7 @@ def test_unknown_keys_in_a_file_are_named(tmp_path: Path, text: str, key: str) -
     assert caught.value.key == key
 
 
-def test_where_an_invalid_value_came_from_is_told(tmp_path: Path) -> None:
+def test_where_an_invalid_value_came_from_is_told() -> None:
     with pytest.raises(SettingsError, match="from environment"):
         load({"host": "::1"}, {"AERIE_PORT": "x"})
 

@@ -17,44 +17,22 @@ from xgrammar.testing import _is_grammar_accept_string as accepts_text
 from app.llm.async_llm import GatewayLLM
 from app.validation.constraints import relax
 from tests.app.serving.test_dialects import PATHS, STREAMING, TOOL_ANSWER, WITH_TOOLS, refusal, send
+from tests.app.validation.schema_holders import HOLDERS, form, tag
 
 Gateway = Callable[..., TestClient]
 LOOSE = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 7}}}
 KEYWORD = "properties.n.multipleOf"
-TAG = {
-    "type": "structural_tag",
-    "format": {"type": "json_schema", "json_schema": LOOSE},
-}
+JSON_SCHEMA = "response_format.json_schema"
 FIRST_TAG = {
     "type": "structural_tag",
     "structures": [{"begin": "<a>", "schema": LOOSE, "end": "</a>"}],
     "triggers": ["<a>"],
 }
 FORMATS: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "chat",
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOSE}}},
-        "response_format.json_schema.schema",
-    ),
-    ("chat", {"response_format": TAG}, "response_format.format.json_schema"),
+    *((dialect, holder(LOOSE), place) for dialect, holder, place in HOLDERS),
+    ("chat", {"response_format": tag(LOOSE)}, "response_format.format.json_schema"),
     ("chat", {"response_format": FIRST_TAG}, "response_format.structures[0].schema"),
     ("chat", {"structured_outputs": {"json": LOOSE}}, "structured_outputs.json"),
-    ("completions", {"structured_outputs": {"json": json.dumps(LOOSE)}}, "structured_outputs.json"),
-    (
-        "completions",
-        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-        "structured_outputs.structural_tag.format.json_schema",
-    ),
-    (
-        "responses",
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": LOOSE}}},
-        "text.format.schema",
-    ),
-    (
-        "messages",
-        {"output_config": {"format": {"type": "json_schema", "schema": LOOSE}}},
-        "output_config.format.schema",
-    ),
 ]
 
 
@@ -85,14 +63,13 @@ def test_a_format_that_is_not_enforced_is_refused(
     assert param in (f"{place}.{KEYWORD}", None)
 
 
-HOLDERS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = [
-    ("chat", lambda held: {"response_format": {"type": "json_schema", "json_schema": held}},
-     "response_format.json_schema"),
-    ("completions", lambda held: {"response_format": {"type": "json_schema", "json_schema": held}},
-     "response_format.json_schema"),
-    ("responses", lambda held: {"text": {"format": {"type": "json_schema", **held}}},
-     "text.format"),
-]  # fmt: skip
+NAMED: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = [
+    *(
+        (dialect, lambda held: {"response_format": form(json_schema=held)}, JSON_SCHEMA)
+        for dialect in ("chat", "completions")
+    ),
+    ("responses", lambda held: {"text": {"format": form(**held)}}, "text.format"),
+]
 INCOMPLETE: list[tuple[dict[str, Any], str]] = [
     ({"name": "x"}, "schema"),
     ({"name": "x", "schema": None}, "schema"),
@@ -105,7 +82,7 @@ INCOMPLETE: list[tuple[dict[str, Any], str]] = [
 
 LACKING = [
     (dialect, format_of(held), f"{place}.{wrong}")
-    for dialect, format_of, place in HOLDERS
+    for dialect, format_of, place in NAMED
     for held, wrong in INCOMPLETE
 ]
 # Whose formats have no name, and no other type.
@@ -131,12 +108,11 @@ def test_a_format_without_its_schema_is_refused_by_its_place(
 def test_a_format_that_holds_nothing_is_refused_by_its_place(
     gateway: Gateway, dialect: str, held: dict[str, Any]
 ) -> None:
-    wanted = {"type": "json_schema", **held}
-    _, param = refusal(send(gateway(), dialect, response_format=wanted), dialect)
-    assert param == "response_format.json_schema"
+    _, param = refusal(send(gateway(), dialect, response_format=form(**held)), dialect)
+    assert param == JSON_SCHEMA
 
 
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+FORM = form(json_schema={"name": "x", "schema": {}})
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
     ("chat", {"response_format": FORM}, "response_format"),
@@ -207,8 +183,7 @@ def arguments_of(gateway: Gateway, dialect: str, schema: Any) -> Callable[[str],
 def test_who_wants_no_more_than_a_hint_gets_what_can_be_enforced(gateway: Gateway) -> None:
     client = gateway()
     schema = {"name": "x", "strict": False, "schema": {**LOOSE, "required": ["n"]}}
-    wanted = {"type": "json_schema", "json_schema": schema}
-    assert send(client, "chat", response_format=wanted).status_code == 200
+    assert send(client, "chat", response_format=form(json_schema=schema)).status_code == 200
     constraint = client.app.state.engine.llm.sampling.structured_outputs  # type: ignore[attr-defined]
     relax(constraint)
     grammar = Grammar.from_json_schema(json.dumps(constraint.json))

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from app.errors import ApiError
 from app.settings import LimitSettings
 from app.validation import constraints, size_limits
+from tests.app.validation.schema_holders import HOLDERS, form
+from tests.app.validation.test_json_schema import repeated
 
 LIMITS = LimitSettings(
     max_choices=8,
@@ -205,51 +207,11 @@ def required_names(count: int) -> Any:
     return {"type": "object", "required": names, "additionalProperties": {"minimum": 0}}
 
 
-def repeated(depth: int) -> Any:
-    """A required name at each level, which the next level describes."""
-    schema: Any = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "required": ["a"], "additionalProperties": schema}
-    return schema
-
-
-HOLDERS: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
+PLACES: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
+    *((holder, place) for _, holder, place in HOLDERS),
     (
-        lambda schema: {
-            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}
-        },
+        lambda schema: {"response_format": form(json_schema={"schema": schema, "strict": False})},
         "response_format.json_schema.schema",
-    ),
-    (
-        lambda schema: {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": schema, "strict": False},
-            }
-        },
-        "response_format.json_schema.schema",
-    ),
-    (
-        lambda schema: {"text": {"format": {"type": "json_schema", "schema": schema}}},
-        "text.format.schema",
-    ),
-    (
-        lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
-        "output_config.format.schema",
-    ),
-    (
-        lambda schema: {"structured_outputs": {"json": json.dumps(schema)}},
-        "structured_outputs.json",
-    ),
-    (
-        lambda schema: {
-            "structured_outputs": {
-                "structural_tag": json.dumps(
-                    {"format": {"type": "json_schema", "json_schema": schema}}
-                )
-            }
-        },
-        "structured_outputs.structural_tag.format.json_schema",
     ),
     (
         lambda schema: {"tools": [{"type": "function", "function": {"parameters": schema}}]},
@@ -259,7 +221,7 @@ HOLDERS: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("holder", "place"), HOLDERS)
+@pytest.mark.parametrize(("holder", "place"), PLACES)
 def test_the_enforceable_form_of_a_schema_has_the_bounds_of_a_schema(
     holder: Callable[[Any], dict[str, Any]], place: str
 ) -> None:
@@ -274,7 +236,7 @@ def test_the_enforceable_form_of_a_schema_has_the_bounds_of_a_schema(
     )
 
 
-@pytest.mark.parametrize(("holder", "place"), HOLDERS)
+@pytest.mark.parametrize(("holder", "place"), PLACES)
 def test_nested_required_names_are_served(
     holder: Callable[[Any], dict[str, Any]], place: str
 ) -> None:
@@ -285,7 +247,7 @@ def test_nested_required_names_are_served(
 
 def test_the_enforceable_form_counts_for_every_prompt() -> None:
     limits = LimitSettings(max_schema_kib=4)
-    payload = HOLDERS[0][0](required_names(60))
+    payload = PLACES[0][0](required_names(60))
     constraints.check_schemas(payload, limits)
     with pytest.raises(ApiError) as caught:
         constraints.check_schemas({**payload, "prompt": ["a"] * 8}, limits)
@@ -295,7 +257,7 @@ def test_the_enforceable_form_counts_for_every_prompt() -> None:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        (HOLDERS[0][0]({"enum": ["x" * 60_000]}), "response_format"),
+        (PLACES[0][0]({"enum": ["x" * 60_000]}), "response_format"),
         ({"bad_words": [f"w{number}" for number in range(128)]}, "bad_words"),
     ],
 )

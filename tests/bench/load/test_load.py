@@ -44,22 +44,14 @@ def test_failures_are_counted_never_raised(against: Any, script: Script) -> None
     assert found["failures"]
 
 
-def test_no_server_is_a_failure() -> None:
-    async def run() -> Any:
-        async with Client("http://127.0.0.1:9") as client:
-            return await client.stream(JOB)
-
-    assert "Connect" in asyncio.run(run()).failure
-
-    async def ask() -> Any:
-        async with Client("http://127.0.0.1:9") as client:
-            return await client.json("GET", "/v1/models")
-
-    with pytest.raises(RuntimeError, match="/v1/models"):
-        asyncio.run(ask())
+async def test_no_server_is_a_failure() -> None:
+    async with Client("http://127.0.0.1:9") as client:
+        assert "Connect" in (await client.stream(JOB)).failure
+        with pytest.raises(RuntimeError, match="/v1/models"):
+            await client.json("GET", "/v1/models")
 
 
-def test_a_moving_limit_moves_the_load() -> None:
+async def test_a_moving_limit_moves_the_load() -> None:
     limits = [1] * 3 + [4] * 8 + [2] * 4
     running, seen = 0, []
 
@@ -71,7 +63,7 @@ def test_a_moving_limit_moves_the_load() -> None:
         running -= 1
         return index
 
-    assert asyncio.run(closed_loop(send, limits)) == list(range(15))
+    assert await closed_loop(send, limits) == list(range(15))
     assert all(now <= limits[index] for index, now in seen)
     assert max(now for _, now in seen) == 4
 
@@ -89,7 +81,7 @@ def test_poisson_arrivals_have_their_rate_and_their_seed() -> None:
         poisson(0.0, 1, seed=0)
 
 
-def test_an_open_loop_does_not_wait_for_answers() -> None:
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
     running = most = 0
 
     async def send(index: int) -> int:
@@ -100,7 +92,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         running -= 1
         return index
 
-    assert asyncio.run(open_loop(send, [0.0, 0.01, 0.02, 0.03])) == [0, 1, 2, 3]
+    assert await open_loop(send, [0.0, 0.01, 0.02, 0.03]) == [0, 1, 2, 3]
     assert most == 4
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.parts.device import FEWEST, Clock, TimedStep, figures, main, tables, watch
+from bench.parts.device import FEWEST, Clock, figures, main, tables, watch
 from bench.systems.method import parse
 
 
@@ -103,12 +103,6 @@ def test_a_cpu_s_marks_are_times() -> None:
     since = clock.mark()
     assert clock.milliseconds(since, since + 0.5) == pytest.approx(500)
     clock.wait()
-
-
-def test_a_step_of_another_k_is_not_steady() -> None:
-    step = TimedStep(requests=2, tokens=8, reads=False, begun=0.0)
-    assert step.is_steady(2, 3)
-    assert not step.is_steady(2, 2) and not step.is_steady(1, 7) and not step.is_steady(4, 1)
 
 
 def test_ratios_are_over_vllm_at_the_same_k_and_over_no_head() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.http_server import Handler, serving
 
 PROMPT_TOKENS = [1, 2, 3]
 
@@ -28,16 +28,16 @@ class StubGateway:
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # path, body
     drafts: int = 0
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str) -> tuple[int, bytes]:
         if path == "/v1/models":
-            return 200, json.dumps({"data": [{"id": "stub"}]})
+            return 200, b'{"data": [{"id": "stub"}]}'
         if path == "/metrics" and self.has_metrics:
             names = ("drafts", "draft_tokens", "accepted_tokens")
-            lines = [f"vllm:spec_decode_num_{name}_total {self.drafts}" for name in names]
-            return 200, "\n".join([*lines, ""])
-        return 404, "{}"
+            lines = [f"vllm:spec_decode_num_{name}_total {self.drafts}\n" for name in names]
+            return 200, "".join(lines).encode()
+        return 404, b"{}"
 
-    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         self.bodies.append((path, body))
         drafts = body.get("speculation", {}).get("enabled", True)
         answers = self.drafted if drafts else self.plain
@@ -50,7 +50,8 @@ class StubGateway:
         if body.get("logprobs"):
             scores = [self.scores.get(place, {token: 0.0}) for place, token in enumerate(tokens)]
             choice["logprobs"] = {"content": [{"top_logprobs": _named(each)} for each in scores]}
-        return 200, json.dumps({"choices": [choice], "prompt_token_ids": PROMPT_TOKENS})
+        answer = {"choices": [choice], "prompt_token_ids": PROMPT_TOKENS}
+        return 200, json.dumps(answer).encode()
 
 
 def _named(scores: dict[int, float]) -> list[dict[str, Any]]:
@@ -61,29 +62,12 @@ def _named(scores: dict[int, float]) -> list[dict[str, Any]]:
 def gateway() -> Iterator[StubGateway]:
     stub = StubGateway()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
-            self._send(*stub.get(self.path))
+            self.answer(*stub.get(self.path))
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(*stub.post(self.path, json.loads(body)))
+            self.answer(*stub.post(self.path, self.body()))
 
-        def _send(self, status: int, text: str) -> None:
-            data = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield stub
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Answers) as stub.url:
+        yield stub

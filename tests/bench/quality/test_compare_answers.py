@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from bench.quality import compare_answers
 from bench.workloads.prompt import Prompt
+from tests.http_server import Handler, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
 BODY = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
@@ -42,23 +41,21 @@ class Gateway:
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     stub = Gateway()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.0"
-
+    class Answers(Handler):
         def do_GET(self) -> None:
-            listed = self.path == "/v1/models"
-            self._head(200 if listed else 404)
-            if listed:
-                self.wfile.write(b'{"data": [{"id": "m"}]}')
+            if self.path == "/v1/models":
+                self.answer(200, b'{"data": [{"id": "m"}]}')
+            else:
+                self.answer(404, b"")
 
         def do_PATCH(self) -> None:
-            stub.objective = self._body()["objective"]
-            self._head(200)
-            self.wfile.write(b"{}")
+            stub.objective = self.body()["objective"]
+            self.answer(200, b"{}")
 
         def do_POST(self) -> None:
-            pieces = stub.pieces(self._body())
-            self._head(200)
+            pieces = stub.pieces(self.body())
+            self.send_response(200)
+            self.end_headers()
             for number, piece in enumerate(pieces):
                 if number and stub.stalls == stub.objective:
                     time.sleep(PAUSE)
@@ -67,18 +64,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
             self._event({"choices": [], "usage": {"completion_tokens": 6}})
             self.wfile.write(b"data: [DONE]\n\n")
 
-        def _body(self) -> Any:
-            return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def _head(self, status: int) -> None:
-            self.send_response(status)
-            self.end_headers()
-
         def _event(self, event: dict[str, Any]) -> None:
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
 
     prompts = [
         Prompt(messages=({"role": "user", "content": f"p{number}"},), extra_body=BODY)
@@ -86,14 +73,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     ]
     monkeypatch.setattr(compare_answers, "load_prompts", lambda *_, **__: prompts)
     monkeypatch.setattr(compare_answers, "CELL_SETTLE_S", 0.0)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield stub
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Answers) as stub.url:
+        yield stub
 
 
 def run(

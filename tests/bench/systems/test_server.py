@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bench.served import ceiling
 from bench.systems.server import Server, ServerError, free_port
+from tests.waiting import until
 
 NULL = [sys.executable, "-m", "bench.load.null_server"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,10 +62,7 @@ def test_a_server_ends_with_a_bench_that_was_killed(tmp_path: Path) -> None:
     bench.send_signal(signal.SIGKILL)
     bench.wait()
     bench.stdout.close()
-    deadline = time.monotonic() + 20
-    while listens(port):
-        assert time.monotonic() < deadline, "the server outlived its bench"
-        time.sleep(0.1)
+    until(lambda: not listens(port), 20, "the server outlived its bench", 0.1)
 
 
 def test_the_clients_ceiling_is_measured(

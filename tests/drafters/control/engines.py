@@ -50,19 +50,6 @@ class TwoCores(Hardware):
         return 1e-3 * (2.5 + 0.3 * requests + 0.12 * requests * k + 0.06 * unseen) if k else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Paced(TwoCores):
-    """All of it slower by a factor: another process, a hot device."""
-
-    pace: float = 1.0
-
-    def target(self, requests: int, tokens: int, context: int = 0) -> float:
-        return self.pace * TwoCores.target(self, requests, tokens, context)
-
-    def draft(self, requests: int, k: int, unseen: int = 0) -> float:
-        return self.pace * TwoCores.draft(self, requests, k, unseen)
-
-
 TWO_CORES = TwoCores(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 MIXED = (0.66, 0.47, 0.35, 0.26, 0.2, 0.15, 0.11, 0.085, 0.065, 0.05, 0.04)
 

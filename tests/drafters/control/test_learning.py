@@ -60,10 +60,12 @@ def test_a_steady_step_teaches_the_cost_of_its_k() -> None:
     [
         step(2, 0.030, verified=1),
         step(2, 0.030)._replace(looked_up=1),
+        step(K_MAX, 0.030, verified=LOOKUP_TOKENS),
     ],
-    ids=["not steady", "with a lookup"],
+    ids=["not steady", "with a lookup", "verifies more than K may be"],
 )
-def test_other_steps_teach_it_nothing(other: Step) -> None:
+def test_other_steps_teach_no_k(other: Step) -> None:
+    """Catches, for one: the largest K that learns what verifying ten tokens of a lookup takes."""
     learning = Learning()
     before = [learning.seconds(k) for k in range(K_MAX + 1)]
     learning.see(other)
@@ -110,23 +112,6 @@ def test_what_a_step_would_have_taken_without_drafts() -> None:
     plain = step(0, 0.012)
     assert learning.learner.plain_seconds(plain) == 0.012
     assert Learning(calibrated=False).learner.plain_seconds(drafted) == 0.013
-
-
-def test_a_step_that_verifies_more_than_k_may_be_teaches_no_k() -> None:
-    """A lookup has ten tokens. Catches: the largest K that learns what verifying ten takes."""
-    learning = Learning()
-    before = learning.seconds(K_MAX)
-    learning.see(step(K_MAX, 0.030, verified=LOOKUP_TOKENS))
-    assert learning.seconds(K_MAX) == before
-
-
-def test_a_step_that_looks_up_is_none_without_drafts() -> None:
-    """Its plain neighbours are slow, as those of any drafts are."""
-    learning = Learning()
-    learning.see(step(0, 0.050), times=10)
-    assert learning.traffic.is_settled
-    learning.see(step(0, 0.050)._replace(looked_up=1), times=1)
-    assert not learning.traffic.is_settled
 
 
 def test_costs_grow_older_by_steps_that_teach_none() -> None:

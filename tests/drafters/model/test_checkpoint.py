@@ -42,11 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random_head(config: HeadConfig, **own: bool) -> DraftHead:
+def random_head(config: HeadConfig, std: float = 1.0, **own: bool) -> DraftHead:
     torch.manual_seed(0)
     head = DraftHead(config, **own)
     for parameter in head.parameters():
-        torch.nn.init.normal_(parameter)
+        torch.nn.init.normal_(parameter, std=std)
     if config.draft_vocab_size:
         head.set_draft_vocabulary(torch.arange(0, 40)[-config.draft_vocab_size :])
     return head.to(torch.bfloat16)

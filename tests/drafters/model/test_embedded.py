@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,27 +20,15 @@ def test_all_of_them_are_small() -> None:
     assert sum(file.stat().st_size for file in EMBEDDED.rglob("*") if file.is_file()) < LIMIT
 
 
-def test_both_heads_have_the_same_target_and_the_card_says_which_was_trained_for_longer() -> None:
-    facts = [
+def test_both_heads_have_the_same_target_and_the_preset_the_k_of_its_training() -> None:
+    parallel, sequential = (
         json.loads((EMBEDDED / name / "provenance.json").read_text())
         for name in ("p-eagle", "eagle3")
-    ]
+    )
     for key in ("target_sha256", "seed", "retain"):
-        assert facts[0][key] == facts[1][key]
+        assert parallel[key] == sequential[key]
     served = tomllib.loads(PRESET.read_text("utf-8"))
-    assert facts[0]["k_train"] == served["speculation"]["k"] == served["about"]["trained_k"]
-    (parallel, sequential) = (runs_of(document) for document in facts)
-    for key in ("rows", "tokens", "minutes"):
-        assert sum(run[key] for run in parallel) > sum(run[key] for run in sequential)
-    card = " ".join((EMBEDDED / "eagle3" / "README.md").read_text().split())
-    rows, tokens = (" + ".join(f"{run[key]:,}" for run in parallel) for key in ("rows", "tokens"))
-    assert f"The P-EAGLE head beside it had {rows} continuations, {tokens} anchors." in card
-
-
-def runs_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs that made a head, the first one first."""
-    earlier = document.get("init")
-    return [*(runs_of(earlier) if earlier else []), document]
+    assert parallel["k_train"] == served["speculation"]["k"] == served["about"]["trained_k"]
 
 
 @pytest.mark.parametrize("name", ["p-eagle", "eagle3"])

@@ -13,16 +13,12 @@ from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.round_weights import main
+from tests.drafters.model.test_checkpoint import random_head
 
 
 def stored_head(config: HeadConfig, folder: Path, std: float) -> DraftHead:
-    torch.manual_seed(0)
-    selector = SelectorConfig(4)
-    config = replace(config, draft_vocab_size=25, path_selector=selector)
-    head = DraftHead(config).to(torch.bfloat16)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    head.set_draft_vocabulary(torch.arange(15, 40))
+    config = replace(config, draft_vocab_size=25, path_selector=SelectorConfig(4))
+    head = random_head(config, std)
     save_head(head, folder)
     return head
 

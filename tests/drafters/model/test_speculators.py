@@ -16,6 +16,7 @@ from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.rope_scaling import RopeScaling
 from drafters.model.speculators import save_speculators
+from tests.drafters.model.test_checkpoint import random_head
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -39,13 +40,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def new_head(config: HeadConfig, **own: bool) -> DraftHead:
-    torch.manual_seed(0)
-    head = DraftHead(config, **own)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter)
-    if config.draft_vocab_size:
-        head.set_draft_vocabulary(torch.arange(15, 40))
-    head.share(embeddings=torch.randn(40, 16), lm_head=torch.randn(64, 16))
+    head = random_head(config, **own)
+    embeddings, lm_head = torch.randn(40, 16).bfloat16(), torch.randn(64, 16).bfloat16()
+    head.share(embeddings=embeddings, lm_head=lm_head)
     return head
 
 

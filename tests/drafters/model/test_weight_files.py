@@ -6,11 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 from app import cli
 from app.doctor.examination import check_models
@@ -31,7 +31,7 @@ def embedded(folder: Path, *, kind: str = "model") -> Path:
 def shard(folder: Path, *, index: bool = True) -> list[Path]:
     """Cut the folder's only weight file into SHARDS files, as transformers names them."""
     whole = folder / "model.safetensors"
-    tensors = load_file(whole) if whole.exists() else {}
+    tensors = load_file(whole)
     whole.unlink()
     files: list[Path] = []
     weight_map: dict[str, str] = {}
@@ -50,16 +50,17 @@ def shard(folder: Path, *, index: bool = True) -> list[Path]:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A folder of six tensors in one file."""
-    tensors = {f"layers.{n}.weight": np.full((4, 3), n, np.float32) for n in range(6)}
+    tensors = {f"layers.{n}.weight": torch.full((4, 3), float(n)) for n in range(6)}
     save_file(tensors, tmp_path / "model.safetensors")
     return tmp_path
 
 
-def findings(tmp_path: Path, kind: str, folder: Path) -> dict[str, Finding]:
-    """check -> finding about a pair of which `folder` is one."""
+def finding(kind: str, folder: Path) -> Finding:
+    """What doctor says of `folder` as the target or the head of a pair."""
     pair = {"model": str(EMBEDDED / "target"), "drafter": str(EMBEDDED / "p-eagle")}
     pair["model" if kind == "model" else "drafter"] = str(folder)
-    return {finding.check: finding for finding in check_models(load(pair, {}))[0]}
+    [found] = [each for each in check_models(load(pair, {}))[0] if each.check == kind]
+    return found
 
 
 def cut(file: Path, size: int) -> None:
@@ -74,7 +75,7 @@ def test_a_truncated_file_fails_with_its_sizes(tmp_path: Path, kind: str) -> Non
     file = folder / "model.safetensors"
     whole = file.stat().st_size
     cut(file, whole // 2)
-    found = findings(tmp_path, kind, folder)[kind]
+    found = finding(kind, folder)
     assert found.status == "FAIL"
     assert f"model.safetensors is truncated: {whole // 2:,} bytes of {whole:,}" in found.detail
     assert found.remedy is not None and "download it again" in found.remedy
@@ -84,17 +85,11 @@ def test_a_truncated_file_fails_with_its_sizes(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("index", [True, False])
 def test_a_missing_shard_is_named(tmp_path: Path, kind: str, index: bool) -> None:
     """With an index, and without one by the count in the names of the others."""
-    import torch  # the embedded models are bfloat16, which numpy has no type for
-    from safetensors.torch import load_file as load_torch
-    from safetensors.torch import save_file as save_torch
-
     folder = embedded(tmp_path / "copy", kind=kind)
-    file = folder / "model.safetensors"
-    save_torch({name: value.to(torch.float32) for name, value in load_torch(file).items()}, file)
     files = shard(folder, index=index)
-    assert findings(tmp_path, kind, folder)[kind].status == "ok"
+    assert finding(kind, folder).status == "ok"
     files[1].unlink()
-    found = findings(tmp_path, kind, folder)[kind]
+    found = finding(kind, folder)
     assert found.status == "FAIL"
     assert f"{files[1].name} is missing" in found.detail
 
@@ -113,7 +108,7 @@ def test_a_start_is_refused_before_an_engine_is_made(
 @given(keep=st.floats(0, 1, exclude_max=True, allow_subnormal=False))
 def test_no_prefix_of_a_file_passes(tmp_path_factory: pytest.TempPathFactory, keep: float) -> None:
     folder = tmp_path_factory.mktemp("prefix")
-    save_file({"a": np.zeros((4, 3), np.float32), "b": np.zeros(5, np.float16)}, folder / "m")
+    save_file({"a": torch.zeros(4, 3), "b": torch.zeros(5, dtype=torch.float16)}, folder / "m")
     content = (folder / "m").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: int(len(content) * keep)])
     with pytest.raises(ValueError, match=r"model\.safetensors (is|has)"):
@@ -199,5 +194,5 @@ def test_a_broken_index_is_named(small: Path, text: str) -> None:
 
 
 def test_mistral_layout_is_taken_first(small: Path) -> None:
-    save_file({"tok": np.zeros(2, np.float32)}, small / "consolidated.safetensors")
+    save_file({"tok": torch.zeros(2)}, small / "consolidated.safetensors")
     assert set(read_weights(small).shapes) == {"tok"}

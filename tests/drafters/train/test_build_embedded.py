@@ -23,12 +23,12 @@ def table_of(name: str) -> str:
     return "\n".join(line for line in lines if line.startswith("|"))
 
 
-def finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, list[str]]]:
-    """A copy of the embedded models with cards as the recipe ends, and its evaluations by head.
-
-    In place of an evaluation the tables of the shipped cards are printed.
-    """
-    copy, evaluations = folder / "embedded", dict[str, list[str]]()
+def test_the_shipped_cards_are_those_of_the_shipped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes, dimensions, data and training are read from the files, never written by hand, and the
+    command is the one that was run. In place of an evaluation the shipped tables are printed."""
+    copy, evaluations = tmp_path / "embedded", dict[str, list[str]]()
     shutil.copytree(EMBEDDED, copy)
     for name in CARDS:
         (copy / name / "README.md").unlink()
@@ -41,17 +41,15 @@ def finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[
 
     monkeypatch.setattr(evaluate_head, "main", evaluate)
     finish(copy, threads=1)
-    return copy, evaluations
-
-
-def test_the_shipped_cards_are_those_of_the_shipped_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sizes, dimensions, data and training are read from the files, never written by hand."""
-    copy, _ = finished(tmp_path, monkeypatch)
     for name in CARDS:
         shipped = (EMBEDDED / name / "README.md").read_text("utf-8")
         assert (copy / name / "README.md").read_text("utf-8") == shipped
+    assert list(evaluations) == list(HEADS)
+    for name, argv in evaluations.items():
+        card = " ".join((copy / name / "README.md").read_text("utf-8").split())
+        options = argv[: argv.index("--threads")]
+        command = " ".join(["aerie evaluate", *options]).replace(str(copy), "models/embedded")
+        assert f"`{command}`" in card
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -60,15 +58,3 @@ def test_the_shipped_heads_are_rounded_as_the_recipe_rounds(name: str, tmp_path:
     shutil.copy(shipped, tmp_path / WEIGHTS)
     round_weights(tmp_path)
     assert (tmp_path / WEIGHTS).read_bytes() == shipped.read_bytes()
-
-
-def test_a_card_quotes_the_evaluation_that_was_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy, evaluations = finished(tmp_path, monkeypatch)
-    assert list(evaluations) == list(HEADS)
-    for name, argv in evaluations.items():
-        card = " ".join((copy / name / "README.md").read_text("utf-8").split())
-        options = argv[: argv.index("--threads")]
-        command = " ".join(["aerie evaluate", *options]).replace(str(copy), "models/embedded")
-        assert f"`{command}`" in card

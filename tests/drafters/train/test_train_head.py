@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ from drafters.train.train_options import learning_rates, train_parser
 from tests.drafters.train.conftest import Serve
 from tests.drafters.train.tiny import END, write_target
 
+Train = Callable[..., int]
+MASK = ("--mask-token", "<|im_end|>")
+PROVENANCE = {
+    "argv", "seed", "git", "python", "torch", "transformers", "tokenizers", "processors",
+    "threads", "method", "target_sha256", "data_sha256", "k_train", "retain", "loss", "rows",
+    "tokens", "steps", "minutes", "loss_per_depth",
+}  # fmt: skip
+
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
@@ -32,27 +41,40 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def train(target: Path, prompts: Path, out: Path, *options: str) -> int:
-    return aerie([
-        "train", "--target", str(target), "--prompts", str(prompts), "--out", str(out),
-        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--layers", "1",
-        "--tokens", "600", "--threads", "1", "--device", "cpu", *options,
-    ])  # fmt: skip
+@pytest.fixture
+def train(target_folder: Path, prompts: Path) -> Train:
+    """Short runs: of a head of one layer, or on from the one in `init`. They return exit codes."""
+
+    def run(
+        out: Path, *options: str, init: Path | None = None, target: Path = target_folder
+    ) -> int:
+        head = ["--layers", "1"] if init is None else ["--init", str(init)]
+        return aerie([
+            "train", "--target", str(target), "--prompts", str(prompts), "--out", str(out),
+            "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "600",
+            "--threads", "1", "--device", "cpu", *head, *options,
+        ])  # fmt: skip
+
+    return run
+
+
+def texts_of(head: Path) -> set[str]:
+    """The texts of the mix beside a head."""
+    return {str(text.tokens.tolist()) for text in load_mix(head)}
 
 
 def test_a_trained_head_is_trained_on(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>") == 0
+    assert train(first, *MASK) == 0
     capsys.readouterr()
-    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
-          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
-          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
-    assert aerie([*on, "--layers", "2", "--taps", "1"]) == 1
+    shape = ("--layers", "2", "--taps", "1")
+    assert train(second, *shape, init=first) == 1
     assert "leave out --layers, --taps" in capsys.readouterr().err
     # Updates that change nothing: what is written is the head that it began as.
-    assert aerie([*on, "--muon-lr", "0", "--adam-lr", "0"]) == 0
+    still = ("--tokens", "1", "--muon-lr", "0", "--adam-lr", "0")
+    assert train(second, *still, init=first) == 0
     heads = [load_head(folder) for folder in (first, second)]
     assert heads[0].config == heads[1].config
     for name, weight in heads[0].state_dict().items():
@@ -62,18 +84,13 @@ def test_a_trained_head_is_trained_on(
 
 
 def test_a_head_that_is_trained_on_keeps_texts_of_the_first(
-    target_folder: Path, prompts: Path, tmp_path: Path
+    train: Train, prompts: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert train(target_folder, prompts, first, "--mask-token", "<|im_end|>", "--tokens", "1") == 0
+    assert train(first, *MASK, "--tokens", "1") == 0
     prompts.write_text("\n".join(json.dumps({"prompt": f"another {i}"}) for i in range(3)))
-    assert aerie([
-        "train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(second),
-        "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "1",
-        "--threads", "1", "--device", "cpu", "--init", str(first),
-    ]) == 0  # fmt: skip
-    old, both = ({str(text.tokens.tolist()) for text in load_mix(head)} for head in (first, second))
-    assert len(old) > 1 and old < both
+    assert train(second, "--tokens", "1", init=first) == 0
+    assert len(texts_of(first)) > 1 and texts_of(first) < texts_of(second)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +109,7 @@ def test_a_trained_head_has_lower_learning_rates(options: str, rates: tuple[floa
 
 
 def test_a_head_of_another_target_is_not_trained_on(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = HeadConfig(
         vocab_size=9, hidden_size=8, target_hidden_size=8, intermediate_size=8, head_dim=4,
@@ -100,29 +117,25 @@ def test_a_head_of_another_target_is_not_trained_on(
         eagle_aux_hidden_state_layer_ids=(1,), max_position_embeddings=64,
     )  # fmt: skip
     save_head(DraftHead(other, own_embeddings=False), tmp_path / "other")
-    assert aerie([
-        "train", "--target", str(target_folder), "--prompts", str(prompts), "--device", "cpu",
-        "--out", str(tmp_path / "head"), "--response-tokens", "4", "--max-length", "120",
-        "--init", str(tmp_path / "other"),
-    ]) == 1  # fmt: skip
+    assert train(tmp_path / "head", init=tmp_path / "other") == 1
     assert "head for another target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "method"),
     [
-        (["--mask-token", "<|im_end|>"], "p-eagle"),
+        ([*MASK], "p-eagle"),
         (["--method", "eagle3"], "eagle3"),
         (["--method", "eagle3", "--draft-vocab", "64", "--loss", "distribution"], "eagle3"),
-        (["--mask-token", "<|im_end|>", "--layout", "speculators"], "p-eagle"),
+        ([*MASK, "--layout", "speculators"], "p-eagle"),
     ],
     ids=str,
 )
 def test_a_head_and_its_provenance(
-    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], method: str
+    train: Train, target_folder: Path, tmp_path: Path, options: list[str], method: str
 ) -> None:
     out = tmp_path / "head"
-    assert train(target_folder, prompts, out, *options) == 0
+    assert train(out, *options) == 0
     head = load_head(out)
     assert head.config.method == method
     document = json.loads((out / "config.json").read_text())
@@ -130,17 +143,21 @@ def test_a_head_and_its_provenance(
     if "--draft-vocab" in options:
         assert len(head.to_target(torch.arange(64)).unique()) == 64
     facts = json.loads((out / "provenance.json").read_text())
+    assert facts.keys() >= PROVENANCE
     assert facts["argv"][0] == "aerie train"
     assert facts["tokens"] >= 600
     assert facts["seed"] == 0
     assert len(facts["loss_per_depth"]) == 3
-    assert len(facts["data_sha256"]) == len(facts["target_sha256"]) == 64
+    assert facts["target_sha256"] == FrozenTarget.load(target_folder).fingerprint
+    assert len(facts["data_sha256"]) == 64
 
 
 def test_a_second_run_reuses_responses_and_goes_on(
-    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out, run = tmp_path / "head", Trainer.run
 
     def killed(self: Trainer, file: Path | None = None, save_every: float = 120.0) -> None:
@@ -149,11 +166,11 @@ def test_a_second_run_reuses_responses_and_goes_on(
 
     monkeypatch.setattr(Trainer, "run", killed)
     with pytest.raises(KeyboardInterrupt):
-        train(target_folder, prompts, out, "--method", "eagle3")
+        train(out, "--method", "eagle3")
     assert not out.exists()
     monkeypatch.setattr(Trainer, "run", run)
     capsys.readouterr()
-    assert train(target_folder, prompts, out, "--method", "eagle3") == 0
+    assert train(out, "--method", "eagle3") == 0
     printed = capsys.readouterr().out
     assert "16 of 16 are answered already" in printed
     assert "resumed at step" in printed
@@ -161,65 +178,63 @@ def test_a_second_run_reuses_responses_and_goes_on(
 
 
 def test_a_target_that_caps_its_logits_teaches_its_distribution(
-    prompts: Path, tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
     target = write_target(tmp_path / "target", "gemma2")
-    options = ("--mask-token", "<|im_end|>", "--loss", "distribution", "--tokens", "50")
-    assert train(target, prompts, tmp_path / "head", *options) == 0
+    options = ("--loss", "distribution", "--tokens", "50")
+    assert train(tmp_path / "head", *MASK, *options, target=target) == 0
     record = json.loads((tmp_path / "head" / "provenance.json").read_text())
     assert record["loss"] == "distribution"
 
 
 def test_a_killed_run_of_another_head_is_not_taken_up(
-    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    first, out, mask = tmp_path / "first", tmp_path / "out", ["--mask-token", "<|im_end|>"]
-    assert train(target_folder, prompts, first, *mask, "--tokens", "1") == 0
-    on = ["train", "--target", str(target_folder), "--prompts", str(prompts), "--out", str(out),
-          "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens", "100",
-          "--threads", "1", "--device", "cpu", "--init", str(first)]  # fmt: skip
+) -> None:
+    first, out = tmp_path / "first", tmp_path / "out"
+    assert train(first, *MASK, "--tokens", "1") == 0
 
     def killed(self: Trainer, file: Path, save_every: float = 120.0) -> None:
         self.save(file)
         raise KeyboardInterrupt
 
-    for seed, options in (("9", []), ("10", ["--selector", "--rank", "4"])):
+    for seed, options in (("9", ()), ("10", ("--selector", "--rank", "4"))):
+        more = ("--tokens", "100", *options)
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "run", killed)
             with pytest.raises(KeyboardInterrupt):
-                aerie([*on, *options])
+                train(out, *more, init=first)
         # Another head at the same path.
-        assert train(target_folder, prompts, first, *mask, "--tokens", "1", "--seed", seed) == 0
+        assert train(first, *MASK, "--tokens", "1", "--seed", seed) == 0
         capsys.readouterr()
-        assert aerie([*on, *options]) == 1
+        assert train(out, *more, init=first) == 1
         assert "saved run with other starting weights" in capsys.readouterr().err
-        assert aerie([*on, *options, "--restart"]) == 0
+        assert train(out, *more, "--restart", init=first) == 0
 
 
 def test_an_added_prompt_alone_is_answered(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--method", "eagle3", "--tokens", "1", "--work", str(tmp_path / "work"))
-    assert train(target_folder, prompts, tmp_path / "first", *options) == 0
-    before = load_mix(tmp_path / "first")
+    assert train(tmp_path / "first", *options) == 0
     prompts.write_text('{"prompt": "one more"}\n' + prompts.read_text())
     capsys.readouterr()
-    assert train(target_folder, prompts, tmp_path / "second", *options) == 0
+    assert train(tmp_path / "second", *options) == 0
     assert "16 of 17 are answered already" in capsys.readouterr().out
-    after = {str(text.tokens.tolist()) for text in load_mix(tmp_path / "second")}
-    assert {str(text.tokens.tolist()) for text in before} <= after
+    assert texts_of(tmp_path / "first") <= texts_of(tmp_path / "second")
 
 
 def test_malformed_lines_end_the_run_or_are_left_out(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts.write_text(prompts.read_text() + '\n{"prompt": 3}\n')
     out, eagle3 = tmp_path / "head", ["--method", "eagle3"]
-    assert train(target_folder, prompts, out, *eagle3) == 1
+    assert train(out, *eagle3) == 1
     assert f"{prompts}:17" in "".join(capsys.readouterr())
     assert not out.exists()
-    assert train(target_folder, prompts, out, *eagle3, "--malformed", "skip") == 0
+    assert train(out, *eagle3, "--malformed", "skip") == 0
     assert f"{prompts}:17" in "".join(capsys.readouterr())
 
 
@@ -234,10 +249,9 @@ def test_malformed_lines_end_the_run_or_are_left_out(
     ids=str,
 )
 def test_what_cannot_be_is_said_in_a_line(
-    target_folder: Path, prompts: Path, tmp_path: Path, options: list[str], said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    assert train(target_folder, prompts, tmp_path / "head", *options) == 1
+    train: Train, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "head", *options) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("aerie train: ")
     assert said in error
@@ -264,43 +278,36 @@ def test_default_taps_lie_within_the_target() -> None:
         assert 0 < taps[0] <= taps[-1] < layers
 
 
-@pytest.mark.parametrize(("faster", "wanted"), [(0.5, None), (1.5, torch.float32)])
-def test_what_multiplies_faster_is_trained_in(
-    monkeypatch: pytest.MonkeyPatch, faster: float, wanted: torch.dtype | None
-) -> None:
-    took = {torch.bfloat16: faster, torch.float32: 1.0}
-    monkeypatch.setattr(runtime, "seconds_of", took.__getitem__)
-    assert slow_bfloat16("cpu") is wanted
-    assert slow_bfloat16("cuda") is None
-
-
 def test_a_head_is_stored_in_the_type_of_its_target(
-    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = write_target(tmp_path / "target", dtype=torch.bfloat16)
     monkeypatch.setattr(runtime, "seconds_of", {torch.bfloat16: 2.0, torch.float32: 1.0}.get)
-    options = ("--layers", "1", "--mask-token", "<|im_end|>")
     for name, asked in (("own", ()), ("wide", ("--dtype", "float32"))):
-        assert train(target, prompts, tmp_path / name, *options, *asked) == 0
+        assert train(tmp_path / name, *MASK, *asked, target=target) == 0
         found = load_head(tmp_path / name).fc.weight.dtype
         assert found == (torch.float32 if asked else torch.bfloat16)
 
 
 def test_weights_that_stay_in_float16_are_refused(
-    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path,
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """transformers loads AWQ in float16 on CUDA, whatever type is asked for."""
     target, load = write_target(tmp_path / "target", dtype=torch.float16), FrozenTarget.load
     monkeypatch.setattr(
         FrozenTarget, "load", lambda name, dtype, device: load(name, dtype=torch.float16)
     )
-    assert train(target, prompts, tmp_path / "head") == 1
+    assert train(tmp_path / "head", target=target) == 1
     assert "small gradients vanish: give --dtype" in capsys.readouterr().err
 
 
-def test_the_types_are_timed() -> None:
+def test_types_are_timed_on_a_cpu_alone() -> None:
+    """Which of them is then trained in, test_target.py tells."""
     assert 0 < seconds_of(torch.float32) < 5 and 0 < seconds_of(torch.bfloat16) < 5
+    assert slow_bfloat16("cuda") is None
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:8000", "localhost", "ftp://here", "http://"])
@@ -316,12 +323,7 @@ def test_a_server_that_is_no_url_is_refused_before_anything_is_loaded(
 
 @pytest.mark.parametrize("key", ["secret", "", None])
 def test_a_server_gets_the_api_key_of_the_environment(
-    tmp_path: Path,
-    target_folder: Path,
-    prompts: Path,
-    serve: Serve,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str | None,
+    train: Train, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     if key is None:
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -330,7 +332,7 @@ def test_a_server_gets_the_api_key_of_the_environment(
     # A response that ends at once is no text to train on, and so the run ends before training.
     completion = {"choices": [{"text": "", "token_ids": [END]}]}
     server = serve(lambda body, attempt: (200, {}, completion))
-    assert train(target_folder, prompts, tmp_path / "head", "--server", server.url) == 1
+    assert train(tmp_path / "head", "--server", server.url) == 1
     sent = {headers.get("Authorization") for headers in server.headers}
     assert sent == {f"Bearer {key}" if key else None}
 
@@ -344,17 +346,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_selector_is_trained_for_a_head_that_stays_as_it_is(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, out = tmp_path / "head", tmp_path / "out"
     # A layout that `aerie train` would not write by itself: a published head keeps its own.
-    first = ["--mask-token", "<|im_end|>", "--layout", "speculators"]
-    assert train(target_folder, prompts, head, *first) == 0
+    assert train(head, *MASK, "--layout", "speculators") == 0
     was, config = files_of(head), json.loads((head / "config.json").read_text())
-    options = ["train", "--target", str(target_folder), "--prompts", str(prompts),
-               "--response-tokens", "16", "--max-length", "120", "--k-train", "3", "--tokens",
-               "600", "--threads", "1", "--device", "cpu", "--selector", "--rank", "4"]  # fmt: skip
-    assert aerie([*options, "--init", str(head), "--out", str(out)]) == 0
+    assert train(out, "--selector", "--rank", "4", init=head) == 0
     now = files_of(out)
     assert was == {name: now[name] for name in was}
     assert set(now) - set(was) == {"selector/model.safetensors", "selector/provenance.json"}
@@ -366,24 +364,20 @@ def test_a_selector_is_trained_for_a_head_that_stays_as_it_is(
     assert loaded.selector is not None and loaded.selector.candidate.weight.any()
 
     # Into the same folder, in the place of the one that is there.
-    assert aerie([*options, "--rank", "3", "--init", str(out), "--out", str(out)]) == 0
+    assert train(out, "--selector", "--rank", "3", init=out) == 0
     again = load_head(out, target_layers=3)
     assert again.selector is not None and again.selector.config.rank == 3
     assert was == {name: files_of(out)[name] for name in was}
 
     capsys.readouterr()
-    assert aerie([*options, "--out", str(tmp_path / "none")]) == 1
+    assert train(tmp_path / "none", "--selector") == 1
     assert "--selector is for the head of --init" in capsys.readouterr().err
 
 
 def test_an_eagle3_head_has_no_selector(
-    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = tmp_path / "head"
-    assert train(target_folder, prompts, head, "--method", "eagle3") == 0
-    assert aerie([
-        "train", "--target", str(target_folder), "--prompts", str(prompts), "--device", "cpu",
-        "--out", str(tmp_path / "out"), "--response-tokens", "16", "--max-length", "120",
-        "--init", str(head), "--selector",
-    ]) == 1  # fmt: skip
+    assert train(head, "--method", "eagle3", "--tokens", "1") == 0
+    assert train(tmp_path / "out", "--selector", init=head) == 1
     assert "EAGLE-3" in capsys.readouterr().err

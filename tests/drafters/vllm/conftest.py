@@ -1,8 +1,15 @@
-"""Tests with replicas of architectures run only if `-m replicas` asks for them."""
+"""Tests of what runs inside vLLM need vLLM, and those of its V2 model runner Triton, which some
+platforms lack. Those with replicas of architectures run only if `-m replicas` asks for them."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+collect_ignore_glob = [
+    files for files, needed in (("*", "vllm"), ("v2/*", "triton")) if find_spec(needed) is None
+]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,32 +1,24 @@
-"""Does acceptance come back after a long time without drafts? Run as a script.
+"""Does acceptance come back after a long time without drafts? A script (engines.py), whose job is
 
-    python engine_back_off.py JOB RESULT
+    {"target": folder, "heads": {name: folder}, "prompts": [[id, ...], ...], "steps": n,
+     "seconds": n, "k": n, "load": n, "catch_up_tokens": n}
 
-JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
-head}}, "prompts": [[id, ...], ...], "steps": n, "seconds": n, "k": n, "load": n,
-"catch_up_tokens": n}. With each head, a few requests decode with K = k. Then `load` requests run at
-K = 0, for so many steps and for at least these seconds. Then the load ends, except for requests
-that began in it, and four new ones come, with K = k again. Greedy text does not depend on K, so
-afterwards the same texts are generated with K = k throughout, whose acceptance over the same tokens
-is the level to return to. RESULT gets for each head {"tokens_without": {request: n}, "before" |
-"old" | "met it" | "new": {"requests": n, "steps": n, "length": acceptance length, "undisturbed":
-acceptance length}}.
+With each head, a few requests decode with K = k. Then `load` requests run at K = 0, for so many
+steps and for at least these seconds. Then the load ends, except for requests that began in it, and
+four new ones come, with K = k again. Greedy text does not depend on K, so afterwards the same texts
+are generated with K = k throughout, whose acceptance over the same tokens is the level to return
+to. The result has for each head {"tokens_without": {request: n}, "before" | "old" | "met it" |
+"new": {"requests": n, "steps": n, "length": acceptance length, "undisturbed": acceptance length}}.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections import defaultdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it runs
-
-from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
+from engines import SCHEDULER, WORKER, core_of, greedy, main, new_engine, one_by_one
 
 from bench.simulate.fixed import Fixed
 
@@ -39,26 +31,20 @@ AFTER = 160  # and that each is given after it
 class Run:
     """One engine; the accepted drafts of every request by the place in its output."""
 
-    def __init__(self, job: dict[str, Any], head: dict[str, Any]) -> None:
-        self.engine = LLM(
-            model=job["target"],
-            speculative_config={
-                "method": "eagle3", "model": head["folder"], "num_speculative_tokens": job["k"],
-                "parallel_drafting": head["parallel"],
-            },
+    def __init__(self, job: dict[str, Any], head: str) -> None:
+        engine = new_engine(
+            job["target"],
+            head,
+            job["k"],
             additional_config={"aerie": {"catch_up_tokens": job["catch_up_tokens"]}},
-            scheduler_cls="drafters.vllm.scheduling.scheduler.DraftingScheduler",
-            worker_cls="drafters.vllm.worker.DraftingWorker",
-            dtype="float32",
-            enforce_eager=True,
+            scheduler_cls=SCHEDULER,
+            worker_cls=WORKER,
             max_model_len=LONGEST,
             max_num_seqs=64,
             block_size=job["catch_up_tokens"] // 2,  # 128 for 256, as in service
             kv_cache_memory_bytes=1 << 30,
-            enable_prefix_caching=False,
-            skip_tokenizer_init=True,
-        ).llm_engine  # fmt: skip
-        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        )
+        self.engine, self.scheduler = engine.llm_engine, core_of(engine).scheduler
         self.lengths: dict[str, int] = {}
         self.accepted: dict[str, dict[int, int]] = defaultdict(dict)
         self.texts: dict[str, list[int]] = {}
@@ -76,8 +62,7 @@ class Run:
         self.scheduler.policy = Fixed(k, self.scheduler.num_spec_tokens)
 
     def add(self, name: str, prompt: list[int], tokens: int) -> None:
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy(tokens))
         self.lengths[name] = 0
 
     def step(self) -> None:
@@ -103,8 +88,9 @@ class Run:
         return len(counts), 1 + sum(counts) / max(1, len(counts))
 
 
-def backed_off(job: dict[str, Any], run: Run) -> dict[str, Any]:
+def backed_off(job: dict[str, Any], head: str) -> dict[str, Any]:
     """What is accepted before and after a back-off, and without one."""
+    run = Run(job, head)
     prompts = {f"p{number}": prompt for number, prompt in enumerate(job["prompts"])}
     names = iter(prompts)
 
@@ -172,16 +158,5 @@ def backed_off(job: dict[str, Any], run: Run) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    result: dict[str, Any] = {}
-    for name, head in job["heads"].items():
-        run = Run(job, head)
-        result[name] = backed_off(job, run)
-        del run
-        cleanup_dist_env_and_memory()
-    Path(sys.argv[2]).write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    main(lambda job: one_by_one(partial(backed_off, job), job["heads"]))

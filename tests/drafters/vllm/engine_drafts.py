@@ -1,28 +1,25 @@
-"""Record vLLM's drafts, step by step: a script that runs one engine after the other.
+"""Record vLLM's drafts, step by step: a script that runs one engine after the other (engines.py).
 
-    python engine_drafts.py JOB RESULT
+Its job is {"engines": {name: arguments of engines.new_engine}, "prompts": [[id, ...], ...],
+"max_tokens": n, "stock": bool}. A stock engine is upstream vLLM without our code; any other has our
+scheduler, and another K at every step. An engine may have "swaps", folders of heads that take the
+place of the one before, one after the other, "" for the head of its start.
 
-JOB is a JSON file {"engines": {name: arguments of vllm.LLM}, "prompts": [[id, ...], ...],
-"max_tokens": n, "stock": bool}. RESULT gets {name: steps}; a step is {"text": [id, ...],
-"draft": [id, ...], "first": n}: the tokens of one request so far (the newest included), the drafts
-that follow them, and where the head's context begins. Steps without drafts are left out. A stock
-engine is upstream vLLM without our code; any other has our scheduler, and another K at every step.
+The result has for each engine an entry for each head in order: {"answers": what `stage` and `swap`
+said, "steps": steps of prompts that began with this head}. A step is {"text": [id, ...], "draft":
+[id, ...], "first": n}: the tokens of one request so far (the newest included), the drafts that
+follow them, and where the head's context begins. Steps without drafts are left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the drafter is watched where it runs
-
 import torch
-from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
+from engines import WORKER, generate, greedy, main, new_engine, one_by_one, swap_head
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from bench.simulate.fixed import Fixed
@@ -96,41 +93,29 @@ def watch(kind: type, steps: list[Step]) -> None:
     kind.propose_draft_token_ids = propose
 
 
-def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[Step]:
-    """Start an engine, generate, take it down again."""
+def drafted(job: dict[str, Any], arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Start an engine, and generate with each head in turn."""
+    swaps = arguments.pop("swaps", [])
     if not job["stock"]:
-        worker = "drafters.vllm.worker.DraftingWorker"
-        arguments = {**arguments, "scheduler_cls": RestlessScheduler, "worker_cls": worker}
-    engine = LLM(
-        **arguments,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=256,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
-    )
+        arguments |= {"scheduler_cls": RestlessScheduler, "worker_cls": WORKER}
+    engine = new_engine(**arguments, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=256)
     steps: list[Step] = []
     watch(GPUModelRunner if job["stock"] else V1DraftingRunner, steps)
-    sampling = SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
-    )
-    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
-    engine.generate(prompts, sampling, use_tqdm=False)  # all in one batch
-    del engine
-    cleanup_dist_env_and_memory()
-    return steps
+    result = []
+    for folder in (None, *swaps):
+        answers = [] if folder is None else swap_head(engine, folder)
+        steps.clear()
+        generate(engine, job["prompts"], greedy(job["max_tokens"]))
+        result.append({"answers": answers, "steps": list(steps)})
+    return result
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Draft with the engines of a job."""
     if job["stock"]:
         os.environ["VLLM_PLUGINS"] = "none"
-    result = {name: engine_steps(job, arguments) for name, arguments in job["engines"].items()}
-    Path(sys.argv[2]).write_text(json.dumps(result))
+    return one_by_one(partial(drafted, job), job["engines"])
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

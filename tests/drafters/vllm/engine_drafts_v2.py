@@ -8,21 +8,21 @@ and CUDA graphs are the real ones, but not the attention: FlashAttention has no 
 A step has three more fields: "graph", K of the graph that it drafted in or 0; "padded", how many
 requests padded that graph; "waits", how often the host waited for a GPU meanwhile.
 
-An engine of the job has "swaps", folders of heads that take the place of the one before, one after
-the other, "" for the head of its start. Each then drafts for "swapped", {"prompts": [[id, ...],
-...], "max_tokens": n}. RESULT has for each engine the steps of each head, in order.
+An engine of the job has "prompts" for the head of its start; those that take its place draft for
+"swapped" of the job, {"prompts": [[id, ...], ...], "max_tokens": n}. The result has for each engine
+the steps of each head, in order.
 """
 
 # ruff: noqa: E402
 # What decides how Triton and vLLM load comes first.
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -31,7 +31,6 @@ from unittest.mock import patch
 
 import torch
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 ON_CPU = not torch.cuda.is_available()
 if ON_CPU:
@@ -43,9 +42,9 @@ if ON_CPU:
     triton_on_cpu.install()
 
 from engine_drafts import RestlessScheduler
+from engines import WORKER, generate, greedy, main, new_engine, one_by_one, swap_head
 from vllm import LLM, SamplingParams
 from vllm.config.compilation import CUDAGraphMode
-from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
@@ -228,57 +227,37 @@ def generated(
     """The drafting steps of these prompts, all of them in one batch."""
     steps: list[Step] = []
     sampling = [
-        SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
-            extra_args={MAX_K: LIMIT} if number in limited else None,
-        )
+        greedy(tokens, extra_args={MAX_K: LIMIT} if number in limited else None)
         for number in range(len(prompts))
-    ]  # fmt: skip
+    ]
     with watched(steps, limited):
-        engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
-        )
+        generate(engine, prompts, sampling)
     return steps
 
 
-def engine_steps(job: dict[str, Any], arguments: dict[str, Any]) -> list[list[Step]]:
-    """Start an engine, generate with each head, take it down again."""
-    overlapped, in_graphs = arguments.pop("async_scheduling"), arguments.pop("graphs")
-    prompts, swaps = arguments.pop("prompts"), arguments.pop("swaps")
-    engine = LLM(
+def drafted(job: dict[str, Any], arguments: dict[str, Any]) -> list[list[Step]]:
+    """Start an engine, and generate with each head in turn."""
+    in_graphs, overlapped = arguments.pop("graphs"), arguments["async_scheduling"]
+    prompts, swaps, swapped = arguments.pop("prompts"), arguments.pop("swaps"), job["swapped"]
+    engine = new_engine(
         **arguments,
-        async_scheduling=overlapped,
         scheduler_cls=RestlessAsyncScheduler if overlapped else RestlessScheduler,
-        worker_cls="drafters.vllm.worker.DraftingWorker",
-        dtype="float32",
+        worker_cls=WORKER,
         enforce_eager=ON_CPU,
         max_num_seqs=2,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
     )
     if ON_CPU:  # as a GPU's worker does
         engine.collective_rpc(warm_up)
         if in_graphs:
             engine.collective_rpc(record)
-    core: Any = engine.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
     limited = range(1, len(prompts), 3)
     result = [generated(engine, prompts, job["max_tokens"], limited)]
     for head in swaps:
-        for command in ("stage", "swap"):
-            answer = core.aerie_head(command, head)
-            assert "error" not in answer, answer
-        result.append(generated(engine, job["swapped"]["prompts"], job["swapped"]["max_tokens"]))
-    del engine, core
-    cleanup_dist_env_and_memory()
+        answers = swap_head(engine, head)
+        assert not any("error" in answer for answer in answers), answers
+        result.append(generated(engine, swapped["prompts"], swapped["max_tokens"]))
     return result
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    result = {name: engine_steps(job, arguments) for name, arguments in job["engines"].items()}
-    Path(sys.argv[2]).write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    main(lambda job: one_by_one(partial(drafted, job), job["engines"]))

@@ -1,31 +1,25 @@
-"""Engines on the same requests, all but one of them disturbed at random: run as a script.
+"""Engines on the same requests, all but one of them disturbed at random: a script (engines.py),
+whose job is
 
-    python engine_fuzz.py JOB RESULT
+    {"target": folder, "heads": {name: folder}, "steps": n, "seed": n, "k_max": n}
 
-JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
-head}}, "steps": n, "seed": n, "k_max": n}. The first engine decodes without drafts. The others
-draft a random K at every step and look up for some requests, while requests arrive, are aborted,
-and are preempted for lack of KV cache. RESULT gets for each head {"finished", "aborted",
-"preempted", "accepted", "lookups": accepted tokens of lookups, "passes", "skipped": passes, "ks":
-{k: steps}, "different": [...]}; an entry of `different` is a request whose text differs from the
-first engine's, with the gap in log-probability, by the first engine, between the two tokens where
-they differ first.
+The first engine decodes without drafts. The others draft a random K at every step and look up for
+some requests, while requests arrive, are aborted, and are preempted for lack of KV cache. The
+result has for each head {"finished", "aborted", "preempted", "accepted", "lookups": accepted tokens
+of lookups, "passes", "skipped": passes, "ks": {k: steps}, "different": [...]}; an entry of
+`different` is a request whose text differs from the first engine's, with the gap in
+log-probability, by the first engine, between the two tokens where they differ first.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections import Counter
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and the drafter are watched
-
-from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
+from engines import WORKER, core_of, generate, main, new_engine, one_by_one
+from vllm import SamplingParams
 
 from drafters.config import MAX_K
 from drafters.control.policy import Load, Step
@@ -35,14 +29,12 @@ from drafters.vllm.scheduling.scheduler import DraftingScheduler
 
 LOOKUP_K = 14  # more than the head drafts
 SHAPE = {
-    "dtype": "float32",
-    "enforce_eager": True,
     "max_model_len": 512,
     "max_num_seqs": 32,
     "max_num_batched_tokens": 384,  # less than a prompt may have: prompts are read in parts
     "disable_log_stats": False,
-    "skip_tokenizer_init": True,
-    "worker_cls": "drafters.vllm.worker.DraftingWorker",
+    "enable_prefix_caching": None,  # as vLLM has it
+    "worker_cls": WORKER,
 }
 
 
@@ -123,28 +115,27 @@ def requests(random: Random, count: int) -> list[dict[str, Any]]:
 
 
 def plain(job: dict[str, Any], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    engine = LLM(model=job["target"], kv_cache_memory_bytes=512 << 20, **SHAPE)
-    outputs = engine.generate(
-        [{"prompt_token_ids": request["prompt"]} for request in asked],
+    engine = new_engine(job["target"], kv_cache_memory_bytes=512 << 20, **SHAPE)
+    outputs = generate(
+        engine,
+        [request["prompt"] for request in asked],
         [SamplingParams(**request["options"], logprobs=5, detokenize=False) for request in asked],
-        use_tqdm=False,
     )
-    texts = [
+    return [
         {"ids": list(out.outputs[0].token_ids),
          "likely": [{t: e.logprob for t, e in step.items()} for step in out.outputs[0].logprobs]}
         for out in outputs
     ]  # fmt: skip
-    del engine
-    cleanup_dist_env_and_memory()
-    return texts
 
 
 def disturbed(
-    job: dict[str, Any], head: dict[str, Any], asked: list[dict[str, Any]], random: Random
+    job: dict[str, Any], head: str, asked: list[dict[str, Any]], random: Random
 ) -> dict[str, Any]:
     """Let requests arrive for the given number of steps, and run until all have ended."""
-    engine = LLM(
-        model=job["target"],
+    llm = new_engine(
+        job["target"],
+        head,
+        LOOKUP_K,
         kv_cache_memory_bytes=24 << 20,  # a third of what 32 requests need
         scheduler_cls=FuzzScheduler,
         additional_config={
@@ -153,14 +144,10 @@ def disturbed(
                 "head_tokens": job["k_max"], "lookup_tokens": LOOKUP_K,
             }
         },
-        speculative_config={
-            "method": "eagle3", "model": head["folder"], "num_speculative_tokens": LOOKUP_K,
-            "parallel_drafting": head["parallel"],
-        },
         **SHAPE,
-    ).llm_engine  # fmt: skip
+    )  # fmt: skip
+    engine, core = llm.llm_engine, core_of(llm)
     accept_undrafted(engine.input_processor)
-    core = engine.engine_core.engine_core
     finished: dict[int, list[int]] = {}
     running: set[int] = set()
     result: dict[str, Any] = {"aborted": 0, "preempted": 0, "steps": 0}
@@ -203,8 +190,6 @@ def disturbed(
         "lookups": policy.lookups, "skipped": policy.skipped,
         "passes": drafter.passes,
     }  # fmt: skip
-    del engine, core, drafter
-    cleanup_dist_env_and_memory()
     return result
 
 
@@ -223,12 +208,12 @@ def compared(expected: dict[str, Any], ids: list[int]) -> dict[str, Any] | None:
     return {"place": place, "gap": gap}
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Let every engine have the same requests, and compare their texts."""
     asked = requests(Random(job["seed"]), max(24, job["steps"] // 4))
-    expected = plain(job, asked)
-    results: dict[str, Any] = {}
-    for name, head in job["heads"].items():
+    expected = one_by_one(partial(plain, job), {"plain": asked})["plain"]
+
+    def compared_with_plain(head: str) -> dict[str, Any]:
         result = disturbed(job, head, asked, Random(job["seed"]))
         texts = result.pop("texts")
         differences = {number: compared(expected[number], ids) for number, ids in texts.items()}
@@ -238,9 +223,10 @@ def main() -> None:
             for number, difference in differences.items()
             if difference is not None
         ]
-        results[name] = result
-    Path(sys.argv[2]).write_text(json.dumps(results))
+        return result
+
+    return one_by_one(compared_with_plain, job["heads"])
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

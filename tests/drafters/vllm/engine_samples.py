@@ -1,30 +1,23 @@
-"""Count the texts that engines sample, many times over: run as a script.
+"""Count the texts that engines sample, many times over: a script (engines.py), whose job is
 
-    python engine_samples.py JOB RESULT
+    {"target": folder, "heads": {name: folder}, "prompt": [id, ...], "tokens": n, "k_max": n,
+     "kinds": {name: {"count": n, "options": sampling parameters}}}
 
-JOB is {"target": folder, "heads": {name: {"folder": folder, "parallel": whether it is a P-EAGLE
-head}}, "prompt": [id, ...], "tokens": n, "k_max": n, "kinds": {name: {"count": n, "options":
-sampling parameters}}}. All requests run mixed with each other: with another K at every step, from 0
-to k_max, and with lookups too, in the place of the head where there is a match or beside it. RESULT
-gets for each head {"changing" | "lookups": {"accepted": n, "looked_up": n, "counts": {name:
-{"t,t,t": n}}}}: how often each text was sampled, and accepted drafts of head and lookups.
+All requests run mixed with each other: with another K at every step, from 0 to k_max, and with
+lookups too, in the place of the head where there is a match or beside it. The result has for each
+head {"changing" | "lookups": {"accepted": n, "looked_up": n, "counts": {name: {"t,t,t": n}}}}: how
+often each text was sampled, and accepted drafts of head and lookups.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the policy is set where it runs
-
+from engines import SCHEDULER, WORKER, core_of, generate, main, new_engine, one_by_one, texts
 from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
 
 from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
@@ -61,30 +54,18 @@ def parameters(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "logit_bias": bias and {int(token): by for token, by in bias.items()}}
 
 
-def new_engine(job: dict[str, Any], head: dict[str, Any], **options: Any) -> LLM:
+def sampling_engine(job: dict[str, Any], head: str, **options: Any) -> LLM:
     """An engine with a head of the job, and other options of vLLM than for the V1 model runner."""
-    engine = LLM(
-        model=job["target"],
-        speculative_config={
-            "method": "eagle3", "model": head["folder"], "num_speculative_tokens": job["k_max"],
-            "parallel_drafting": head["parallel"],
-        },
-        additional_config={"aerie": {"lookup_tokens": job["k_max"]}},
-        worker_cls="drafters.vllm.worker.DraftingWorker",
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=64,
-        max_num_batched_tokens=4096,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
-        seed=5,
-        **{
-            "scheduler_cls": "drafters.vllm.scheduling.scheduler.DraftingScheduler",
-            "max_num_seqs": 256,
-            **options,
-        },
-    )  # fmt: skip
+    shape = {
+        "scheduler_cls": SCHEDULER,
+        "max_num_seqs": 256,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 4096,
+        "seed": 5,
+        "worker_cls": WORKER,
+        "additional_config": {"aerie": {"lookup_tokens": job["k_max"]}},
+    }
+    engine = new_engine(job["target"], head, job["k_max"], **{**shape, **options})
     accept_undrafted(engine.llm_engine.input_processor)
     return engine
 
@@ -101,36 +82,23 @@ def count_texts(engine: LLM, job: dict[str, Any], policy: Counting) -> dict[str,
         for _ in range(entry["count"])
     ]
     Random(1).shuffle(asked)
-    engine.llm_engine.engine_core.engine_core.scheduler.policy = policy
-    outputs = engine.generate(
-        [{"prompt_token_ids": job["prompt"]}] * len(asked),
-        [params for _, params in asked],
-        use_tqdm=False,
-    )
+    core_of(engine).scheduler.policy = policy
+    outputs = generate(engine, [job["prompt"]] * len(asked), [params for _, params in asked])
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
-    for (kind, _), output in zip(asked, outputs, strict=True):
-        counts[kind][",".join(map(str, output.outputs[0].token_ids))] += 1
+    for (kind, _), text in zip(asked, texts(outputs), strict=True):
+        counts[kind][",".join(map(str, text))] += 1
     return {"accepted": policy.accepted, "looked_up": policy.looked_up, "counts": counts}
 
 
-def sampled(job: dict[str, Any], head: dict[str, Any]) -> dict[str, Any]:
-    """Start an engine, sample, take it down again."""
-    engine = new_engine(job, head)
+def sampled(job: dict[str, Any], head: str) -> dict[str, Any]:
+    """Start an engine, and sample with and without lookups."""
+    engine = sampling_engine(job, head)
     result: dict[str, Any] = {}
     for name, seed in (("changing", 2), ("lookups", 3)):
         policy = Counting(job["k_max"], Random(seed), name == "lookups")
         result[name] = count_texts(engine, job, policy)
-    del engine, policy
-    cleanup_dist_env_and_memory()
     return result
 
 
-def main(sampled: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]) -> None:
-    """Write what is `sampled` with each head of the job."""
-    job = json.loads(Path(sys.argv[1]).read_text())
-    result = {name: sampled(job, head) for name, head in job["heads"].items()}
-    Path(sys.argv[2]).write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main(sampled)
+    main(lambda job: one_by_one(partial(sampled, job), job["heads"]))

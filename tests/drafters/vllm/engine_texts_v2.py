@@ -1,5 +1,5 @@
 """Generate with the embedded target and its heads on vLLM's V2 model runner: a script that runs in
-Triton's interpreter on a CPU, like engine_drafts_v2.py. Its job is a JSON file
+Triton's interpreter on a CPU, like engine_drafts_v2.py. Its job is
 
     {"engines": {name: {"head": name, folder, LOOKUP or null, "padded": bool}}}
 
@@ -10,30 +10,27 @@ what has happened meanwhile.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from engine_drafts_v2 import RestlessAsyncScheduler  # before vllm
-from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
+from engines import WORKER, core_of, main, new_engine, one_by_one
+from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker, _build_grammar_mapping
 
 from drafters.config import LONGEST_MATCH, MAX_K, SHORTEST_MATCH
+from drafters.train.embedded import EMBEDDED
 from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.runner import V2DraftingRunner
 
 LOOKUP = "lookup"  # no head: vLLM's own lookup, on the device
-MODELS = Path(__file__).parents[3] / "models" / "embedded"
 K = 4
 SHORT, LONG = "def add(a, b):\n    return", "The capital of France is Paris, " * 5
 BANNED = dict.fromkeys(range(200, 500), -100.0)  # tokens of frequent words
@@ -117,9 +114,10 @@ def dummy_step(worker: Any) -> None:
     worker.model_runner._dummy_run(4)
 
 
-def result_of(name: str | None, padded: bool) -> dict[str, Any]:
-    """Start an engine, generate, take it down again."""
-    speculation: dict[str, Any] | None = None
+def result_of(engine: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine, and generate."""
+    name = engine["head"]
+    drafter: dict[str, Any] = {}
     if name == LOOKUP:
         speculation = {
             "method": "ngram_gpu",
@@ -127,34 +125,27 @@ def result_of(name: str | None, padded: bool) -> dict[str, Any]:
             "prompt_lookup_min": SHORTEST_MATCH,
             "prompt_lookup_max": LONGEST_MATCH,
         }
+        drafter = {"speculative_config": speculation}
     elif name is not None:
-        speculation = {
-            "method": "eagle3",
-            "model": str(MODELS / name),  # or a folder elsewhere
-            "num_speculative_tokens": K,
-            "parallel_drafting": Path(name).name != "eagle3",
-        }
-    llm = LLM(
-        model=str(MODELS / "target"),
-        speculative_config=speculation,
+        drafter = {"head": str(EMBEDDED / name), "k": K}  # or a folder elsewhere
+    llm = new_engine(
+        str(EMBEDDED / "target"),
+        **drafter,
         scheduler_cls=RestlessAsyncScheduler if name else AsyncDraftingScheduler,
-        worker_cls="drafters.vllm.worker.DraftingWorker",
+        worker_cls=WORKER,
         async_scheduling=True,
-        dtype="float32",
-        enforce_eager=True,
         max_model_len=160,
         max_num_seqs=4,
         max_num_batched_tokens=48,
         block_size=32,
         num_gpu_blocks_override=7,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False,
+        skip_tokenizer_init=False,
     )
     llm.collective_rpc(dummy_step)
-    engine = llm.llm_engine
-    accept_undrafted(engine.input_processor)
-    scheduler = engine.engine_core.engine_core.scheduler
-    scheduler._pads = padded
+    serving = llm.llm_engine
+    accept_undrafted(serving.input_processor)
+    scheduler = core_of(llm).scheduler
+    scheduler._pads = engine["padded"]
     tokens: dict[str, list[int]] = {}
     steps: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -166,14 +157,14 @@ def result_of(name: str | None, padded: bool) -> dict[str, Any]:
 
     with watched(steps, counts), patch.object(scheduler, "_preempt_request", watch_preempt):
         for request, (prompt, options) in REQUESTS.items():
-            engine.add_request(request, prompt, parameters(options))
-        while engine.has_unfinished_requests():
-            for output in engine.step():
+            serving.add_request(request, prompt, parameters(options))
+        while serving.has_unfinished_requests():
+            for output in serving.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
             if len(tokens.get("aborted", ())) > 4:
-                engine.abort_request(["aborted"])
+                serving.abort_request(["aborted"])
     recent = scheduler.recorder.recent
-    result = {
+    return {
         "texts": tokens,
         "steps": steps,
         "ks": sorted({step.k for step in recent}),
@@ -181,18 +172,7 @@ def result_of(name: str | None, padded: bool) -> dict[str, Any]:
         "left": scheduler.kv_cache_manager.usage,
         **counts,
     }
-    del llm, engine, scheduler
-    cleanup_dist_env_and_memory()
-    return result
-
-
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    results: dict[str, Any] = {}
-    for name, engine in job["engines"].items():
-        results[name] = result_of(engine["head"], engine["padded"])
-        Path(sys.argv[2]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main()
+    main(lambda job: one_by_one(result_of, job["engines"]))

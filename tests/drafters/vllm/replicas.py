@@ -29,6 +29,7 @@ from transformers import (
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from tests.drafters.vllm.random_heads import RandomTarget, randomise
 
 VOCABULARY = 200
 HIDDEN = 64
@@ -116,44 +117,13 @@ HEAD = HeadConfig(
 )  # fmt: skip
 
 
-def randomise(module: torch.nn.Module) -> None:
-    """Weights under which every part of the module moves what comes out."""
-    for name, parameter in module.named_parameters():
-        if "sinks" in name:
-            torch.nn.init.normal_(parameter)
-        elif parameter.dim() == 1 and "bias" not in name:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.4)
-        elif parameter.dim() == 1 or "bias" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-        elif "embed" in name or "mask_hidden" in name:
-            torch.nn.init.normal_(parameter)
-        else:
-            sharp = 2.0 if "self_attn" in name else 1.0
-            torch.nn.init.normal_(parameter, std=sharp * parameter.shape[-1] ** -0.5)
-
-
-class Target:
-    """A random replica on disk; `taps` as the engine hands them to a head."""
+class Target(RandomTarget):
+    """A random replica."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.model = REPLICAS[name].make().eval()
-        self.model.set_experts_implementation("eager")  # the grouped one takes minutes on a CPU
-        randomise(self.model)
-        self.folder = folder
-        self.model.save_pretrained(folder)
-        self._streams: list[torch.Tensor] = []
-        inner: Any = self.model.model
-        for module in (*inner.layers, inner.norm):
-            module.register_forward_pre_hook(
-                lambda _module, inputs: self._streams.append(inputs[0])
-            )
-
-    @torch.no_grad()
-    def taps(self, tokens: list[int], ids: tuple[int, ...]) -> torch.Tensor:
-        """[tokens, taps * hidden]: the residual stream after i layers, for each i of `ids`."""
-        self._streams.clear()
-        self.model(torch.tensor([tokens]))
-        return torch.cat([self._streams[index][0] for index in ids], dim=-1)
+        model = REPLICAS[name].make()
+        model.set_experts_implementation("eager")  # the grouped one takes minutes on a CPU
+        super().__init__(model, folder)
 
 
 def new_head(texts: list[list[int]], count: int) -> DraftHead:

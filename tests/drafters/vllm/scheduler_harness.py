@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from copy import copy
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 from vllm import SamplingParams
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -30,7 +30,9 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from bench.simulate.fixed import Fixed
 from drafters.control.policy import Load, Step
+from drafters.train.embedded import EMBEDDED
 from drafters.vllm.scheduling.limits import MAX_K
 from drafters.vllm.scheduling.scheduler import DraftingScheduler
 from drafters.vllm.v1.drafter import Drafter, Ints
@@ -38,7 +40,9 @@ from drafters.vllm.v1.layout import Layout, Rows
 from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
 
-MODELS = Path(__file__).parents[3] / "models" / "embedded"
+if not current_platform.is_cpu():
+    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
+
 MASK, SHARED = 99, -1.0  # token and hidden state of a masked position
 CARRIED = 0.25  # by which a state that a pass hands on differs from the one that it read
 LONGEST, K_MAX, SEQUENCES = 64, 5, 4
@@ -46,11 +50,10 @@ GREEDY = SimpleNamespace(all_greedy=True)  # what a drafter reads of SamplingMet
 
 
 class Model:
-    """In the drafter's place: stores keys, checks what the pass attends to, drafts at random."""
+    """In the place of the head: stores keys, and checks what the pass attends to."""
 
-    def __init__(self, drafter: Watched, random: Random) -> None:
+    def __init__(self, drafter: Watched) -> None:
         self.drafter = drafter
-        self.random = random
         self.keys: dict[int, tuple[int, int, float]] = {}  # slot -> position, token, state
 
     def combine_hidden_states(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -131,7 +134,7 @@ class Watched(Drafter):
         self._store = torch.full((SEQUENCES * window, 1), -3.0, dtype=torch.float64)
         self._gathered = torch.empty((self.max_num_tokens, 1), dtype=torch.float64)
         self._deferred, self._defers = [], min(3, window)
-        self.model = Model(self, harness.random)
+        self.model = Model(self)
         # By row of the batch: where its text ends, and what was drafted behind it.
         self.text_ends: dict[int, int] = {}
         self.drafted: dict[int, list[int]] = {}
@@ -171,25 +174,6 @@ class WatchedSequential(Watched, SequentialDrafter):
     """EAGLE-3's."""
 
 
-class ScriptedPolicy:
-    """A policy that does as it is told."""
-
-    k_max, k, max_unobserved_steps = K_MAX, 0, 1
-
-    @property
-    def k_limit(self) -> int:
-        return self.k
-
-    def choose(self, load: Load) -> int:
-        return self.k
-
-    def plan(self) -> None:
-        """The head alone drafts."""
-
-    def observe(self, step: Step) -> None:
-        """It learns nothing."""
-
-
 class Grammar:
     """A request's grammar, which leaves `keep(n)` of n drafts and takes every token."""
 
@@ -208,7 +192,7 @@ class SchedulerHarness:
 
     def __init__(
         self, config: VllmConfig, *, seed: int, blocks: int, window: int, letters: int = 2,
-        longest: int = LONGEST, context: int = 0,
+        context: int = 0,
     ) -> None:  # fmt: skip
         """`config` says which kind of head drafts."""
         self.random = Random(seed)
@@ -222,8 +206,7 @@ class SchedulerHarness:
         self.scheduler = DraftingScheduler(
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
-        self.scheduler.policy = self.told = ScriptedPolicy()
-        self.asked = ScriptedPolicy()  # as it was told in the step before
+        self.scheduler.policy = self.told = Fixed(0, K_MAX)
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -242,7 +225,7 @@ class SchedulerHarness:
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         parallel = config.speculative_config.parallel_drafting
         kind = WatchedParallel if parallel else WatchedSequential
-        self.max_model_len = self.effective_drafter_max_model_len = longest
+        self.max_model_len = self.effective_drafter_max_model_len = LONGEST
         self.drafter = kind(config, self, window, context)
 
     def token(self) -> int:
@@ -330,7 +313,6 @@ class SchedulerHarness:
         offered = scheduled.scheduled_spec_decode_tokens
         # Less than was told, and 1 or more, where the pass would not fit behind a full step.
         assert min(k, 1) <= scheduled.num_spec_tokens_to_schedule <= k
-        self.seen["cut k"] += scheduled.num_spec_tokens_to_schedule < k
         k = scheduled.num_spec_tokens_to_schedule
         drafts = self.drafter.draft(k, offered, sampled, [states], common, GREEDY)
         assert (drafts is None) == (k == 0)
@@ -349,17 +331,14 @@ class SchedulerHarness:
             ran = self.scheduler.recorder.recent[-1]
             self._check_load(ran.load)
             self._check_verified(ran, offered, lengths, kept)
-        self.asked = copy(self.told)
-        self.asked.k = k
         self.cut = {}
         if drafts is not None:
-            self._check_counts(drafts)
+            self._check_counts(drafts, k)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
             for name, row in zip(names, drafts, strict=True):
                 request = self.requests[name]
                 if not request.is_finished() and len(request.spec_token_ids) < len(row):
                     self.cut[name] = len(row)
-        self.seen["steps"] += 1
 
     def _check_counts_sent(
         self, outputs: Any, offered: dict[str, list[int]], made: dict[str, int]
@@ -382,7 +361,6 @@ class SchedulerHarness:
                 }
                 assert sent == {figure: self.verified[name, figure] for figure in sent}
                 assert counts is not self.requests[name].spec_decode_metrics or output.finish_reason
-                self.seen["counts followed"] += followed
 
     def _check_verified(
         self, step: Step, offered: dict[str, list[int]], made: dict[str, int], kept: dict[str, int]
@@ -413,9 +391,9 @@ class SchedulerHarness:
             assert load.draft_tokens_at(k) == sum(min(limit, k) for limit in limits)
         self.seen["limited"] += bool(load.requests_by_draft_limit)
 
-    def _check_counts(self, drafts: list[list[int]]) -> None:
+    def _check_counts(self, drafts: list[list[int]], k: int) -> None:
         for name, row in zip(self.batch.req_ids, drafts, strict=True):
-            assert len(row) <= min(self._limit(name), self.asked.k)
+            assert len(row) <= min(self._limit(name), k)
 
     def _run(self, scheduled: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The target's part of a step. Rows come in any order, and what lies behind a row's
@@ -470,7 +448,7 @@ def configuration(
     """For the embedded models, small in every way that the scheduler knows. `head` may be a folder,
     `parallel` then says whether it is P-EAGLE's."""
     return EngineArgs(
-        model=str(MODELS / "target"),
+        model=str(EMBEDDED / "target"),
         max_model_len=LONGEST,
         max_num_seqs=SEQUENCES,
         max_num_batched_tokens=batched,
@@ -480,7 +458,7 @@ def configuration(
         per_request_spec_decode_metrics="summary",
         speculative_config={
             "method": "eagle3",
-            "model": str(MODELS / head),
+            "model": str(EMBEDDED / head),
             "num_speculative_tokens": K_MAX,
             "parallel_drafting": head == "p-eagle" if parallel is None else parallel,
         },

@@ -12,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("vllm", reason="vllm is not installed")
-
-from drafters.vllm import cpu_matmul  # noqa: E402
+from drafters.vllm import cpu_matmul
 
 ALONE = {torch.bfloat16: 0.0002, torch.float32: 0.0005}  # seconds of a product
 FASTEST = (ALONE[torch.bfloat16], ALONE[torch.float32])

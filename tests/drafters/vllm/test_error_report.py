@@ -59,7 +59,6 @@ def test_nothing_else_reports(file: Path) -> None:
 
 def test_vllm_logs_what_ends_a_process_with_these_loggers() -> None:
     """Catches: a vLLM that moves the code, after which no cause would be told."""
-    pytest.importorskip("vllm", reason="vllm is not installed")
     import vllm.v1.engine.core
     import vllm.v1.executor.multiproc_executor as executor
 

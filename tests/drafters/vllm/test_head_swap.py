@@ -1,12 +1,11 @@
 """After a swap the engine drafts what the new head drafts; and a head that does not fit is refused,
 and changes nothing. On vLLM's V1 model runner; v2/test_v2.py swaps on V2.
 
-Random heads of every kind, as in test_heads.py, and drafts are accepted at random.
+Random heads of every kind, as in v1/test_heads.py, and drafts are accepted at random.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,63 +18,57 @@ from safetensors.torch import load_file, save_file
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import SelectorConfig
 from tests.drafters import engine_job
-from tests.drafters.vllm.v1.test_heads import (
+from tests.drafters.vllm.random_heads import (
     CASES,
+    DRAFTS,
     P_EAGLE,
     PROMPTS,
     Case,
     Target,
     agrees,
     new_head,
+    save_heads,
+    swaps,
 )
 
 pytestmark = engine_job.marks()
 
-SCRIPT = Path(__file__).parent / "engine_swaps.py"
 COMPILED = "p-eagle"  # the case whose models are compiled, and have to see the new weights
-SELECTING = replace(P_EAGLE, path_selector=SelectorConfig(8))
-# The head of the start, and those that take its place one after the other: names of heads, each of
-# which has weights of its own. "" is the head of the start.
-SWAPS: dict[str, tuple[Case, list[Case | str]]] = {
-    "p-eagle": (CASES["p-eagle"], [CASES["p-eagle"], CASES["p-eagle"], ""]),
-    "draft-vocabulary": (
-        CASES["p-eagle-draft-vocabulary"], [CASES["p-eagle-draft-vocabulary"], ""]
-    ),
-    "eagle3": (CASES["eagle3"], [CASES["eagle3"], ""]),
-    "every-variant": (CASES["eagle3-every-variant"], [CASES["eagle3-every-variant"]]),
-    "selector": (CASES["selector-draft-vocabulary"], [CASES["selector-draft-vocabulary"], ""]),
-    "selector-comes-and-goes": (Case(P_EAGLE), [Case(SELECTING), "", Case(SELECTING)]),
-}  # fmt: skip
+SELECTING = Case(replace(P_EAGLE, path_selector=SelectorConfig(8)))
+# The head of the start, and those that take its place one after the other: each has weights of its
+# own. "" is the head of the start.
+SWAPS: dict[str, list[Case | str]] = {
+    "p-eagle": [*[CASES["p-eagle"]] * 3, ""],
+    "draft-vocabulary": [*[CASES["p-eagle-draft-vocabulary"]] * 2, ""],
+    "eagle3": [*[CASES["eagle3"]] * 2, ""],
+    "every-variant": [CASES["eagle3-every-variant"]] * 2,
+    "selector": [*[CASES["selector-draft-vocabulary"]] * 2, ""],
+    "selector-comes-and-goes": [Case(P_EAGLE), SELECTING, "", SELECTING],
+}
 
 
-def _spoilt(head: Path, folder: Path, how: str) -> Path:
+def _spoilt(head: Path, folder: Path, how: str, target: Target) -> Path:
     """A copy of a head that must be refused."""
     shutil.copytree(head, folder)
-    weights, config = load_file(folder / WEIGHTS), json.loads((folder / "config.json").read_text())
-    if how == "not finite":
-        weights["fc.weight"][3, 5] = torch.nan
-    elif how == "another shape":
-        config["intermediate_size"] = 64
-        for name in ("gate_proj", "up_proj"):
-            for layer in (0, 1):
-                key = f"layers.{layer}.mlp.{name}.weight"
-                weights[key] = weights[key][:64].clone()
-        for layer in (0, 1):
-            key = f"layers.{layer}.mlp.down_proj.weight"
-            weights[key] = weights[key][:, :64].clone()
-    elif how == "lacks a tensor":
-        del weights["norm.weight"]
-    elif how == "output matrix of its own":
-        weights["lm_head.weight"] = torch.randn(200, 64)
-    elif how == "no embeddings of its own":
-        del weights["embed_tokens.weight"]
-    save_file(weights, folder / WEIGHTS)
-    (folder / "config.json").write_text(json.dumps(config))
-    if how == "truncated":
-        content = (folder / WEIGHTS).read_bytes()
-        (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
+    file = folder / WEIGHTS
+    if how == "another shape":
+        config = replace(CASES["p-eagle"].config, intermediate_size=64)
+        save_head(new_head(Case(config), target), folder)
+    elif how == "truncated":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     elif how == "gone":
         shutil.rmtree(folder)
+    else:
+        weights = load_file(file)
+        if how == "not finite":
+            weights["fc.weight"][3, 5] = torch.nan
+        elif how == "lacks a tensor":
+            del weights["norm.weight"]
+        elif how == "output matrix of its own":
+            weights["lm_head.weight"] = torch.randn(200, 64)
+        elif how == "no embeddings of its own":
+            del weights["embed_tokens.weight"]
+        save_file(weights, file)
     return folder
 
 
@@ -101,17 +94,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Case -> the folder of its head at the start and of each that is swapped in; and "refused"."""
     folder = tmp_path_factory.mktemp("heads")
-    found: dict[str, list[Path]] = {}
-    for name, (start, later) in SWAPS.items():
-        found[name] = []
-        for number, case in enumerate([start, *later]):
-            if isinstance(case, str):
-                found[name].append(found[name][0])
-                continue
-            save_head(new_head(case, target), folder / f"{name}-{number}")
-            found[name].append(folder / f"{name}-{number}")
+    found = {name: save_heads(folder, name, cases, target) for name, cases in SWAPS.items()}
+    fitting = found["p-eagle"][1]
     found["refused"] = [
-        _spoilt(found["p-eagle"][1], folder / how.replace(" ", "-"), how) for how in REFUSALS
+        _spoilt(fitting, folder / how.replace(" ", "-"), how, target) for how in REFUSALS
     ]
     return found
 
@@ -125,20 +111,22 @@ def result(
 ) -> Result:
     """Case -> what was drafted with each head; "refused" follows the swaps of "p-eagle", which ends
     with the head of its start."""
-    later = {name: heads[name][1:] for name in SWAPS}
-    later["p-eagle"] += heads["refused"]
+    refused = {"p-eagle": [str(head) for head in heads["refused"]]}
     engines = {
         name: {
             "model": str(target.folder),
             "head": str(heads[name][0]),
-            "parallel": not name.startswith(("eagle3", "every")),
-            "eager": name != COMPILED,
-            "swaps": ["" if head == heads[name][0] else str(head) for head in later[name]],
+            "k": 4,
+            "block_size": 32,
+            "additional_config": {"aerie": {"bfloat16_on_cpu": False}},
+            "async_scheduling": False,
+            "enforce_eager": name != COMPILED,
+            "swaps": swaps(heads[name]) + refused.get(name, []),
         }
         for name in SWAPS
     }
-    job = {"prompts": PROMPTS, "max_tokens": 40, "engines": engines}
-    found: Result = engine_job.run(SCRIPT, tmp_path_factory.mktemp("swaps"), job, timeout=900)
+    job = {"prompts": PROMPTS, "max_tokens": 40, "stock": False, "engines": engines}
+    found: Result = engine_job.run(DRAFTS, tmp_path_factory.mktemp("swaps"), job, timeout=900)
     fitting = len(heads["p-eagle"])
     found["refused"] = found["p-eagle"][fitting:]
     del found["p-eagle"][fitting:]

@@ -11,38 +11,29 @@ from typing import Any
 import pytest
 import torch
 from vllm.platforms import current_platform
+from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+from vllm.utils import cpu_resource_utils
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build
 
 from drafters.config import captured_ks, captured_table
 from drafters.vllm import patches
 from drafters.vllm.v1.kv_cache import kept_whole
 
-TEMPERATURES = torch.tensor([0.0, 1.5, 0.0, 0.7])
-ENDS = torch.tensor([2, 5, 5, 6], dtype=torch.int32)  # the third request has no draft
-EXPANDED = torch.tensor([1.0, 1.0, 1.5, 1.5, 1.5, 0.7])
-
-
-def test_values_are_expanded_replaced_and_keep_their_type() -> None:
-    got = patches.expand_batch_to_tokens(TEMPERATURES, ENDS, 6, replace_from=0, replace_to=1)
-    assert torch.equal(got, EXPANDED)
-    assert got.dtype == torch.float32
-    top_k = patches.expand_batch_to_tokens(torch.tensor([3, 7], dtype=torch.int32), ENDS[:2], 5)
-    assert torch.equal(top_k, torch.tensor([3, 3, 7, 7, 7], dtype=torch.int32))
-
-
-def test_an_empty_batch_expands_to_nothing() -> None:
-    empty = patches.expand_batch_to_tokens(torch.empty(0), torch.empty(0, dtype=torch.int32), 0)
-    assert empty.shape == (0,)
-
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's CPU build has the fault")
-def test_the_sampler_uses_the_correction() -> None:
-    """Fails if vLLM renames the function, which would bring the fault back unseen."""
-    from vllm.v1.sample import rejection_sampler
-
+def test_values_are_expanded_replaced_and_keep_their_type() -> None:
     patches.apply()
-    got = rejection_sampler.expand_batch_to_tokens(TEMPERATURES, ENDS, 6, 0, 1)
-    assert torch.equal(got, EXPANDED)
+    expand = rejection_sampler.expand_batch_to_tokens
+    ends = torch.tensor([2, 5, 5, 6], dtype=torch.int32)  # the third request has no draft
+    got = expand(torch.tensor([0.0, 1.5, 0.0, 0.7]), ends, 6, replace_from=0, replace_to=1)
+    assert torch.equal(got, torch.tensor([1.0, 1.0, 1.5, 1.5, 1.5, 0.7]))
+    assert got.dtype == torch.float32
+    top_k = expand(torch.tensor([3, 7], dtype=torch.int32), ends[:2], 5)
+    assert torch.equal(top_k, torch.tensor([3, 3, 7, 7, 7], dtype=torch.int32))
+    assert expand(torch.empty(0), ends[:0], 0).shape == (0,)
 
 
 @pytest.mark.parametrize("usable", [True, False])
@@ -89,8 +80,6 @@ def test_a_container_s_page_cache_is_not_in_use(
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's CPU worker asks for it")
 def test_a_kv_cache_fits_beside_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a start that vLLM refuses in a container whose limit is full of weights' files."""
-    from vllm.utils import cpu_resource_utils
-
     patches.apply()
     gib = 2**30
     files = {"/sys/fs/cgroup/memory.max": gib, "/sys/fs/cgroup/memory.current": gib - 1}
@@ -106,8 +95,6 @@ def test_a_kv_cache_fits_beside_page_cache(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_applying_twice_changes_nothing() -> None:
-    from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
-
     def patched() -> tuple[Any, ...]:
         return (
             torch.compiler.load_compiled_function,
@@ -122,8 +109,6 @@ def test_applying_twice_changes_nothing() -> None:
 
 
 def test_every_norm_of_the_librarys_p_eagle_heads_is_read() -> None:
-    from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
-
     patches.apply()
     layers = {"model_type": "llama"}
     outside = {"mask_token_id": 3, "fc_norm": True, "norm_output": True}
@@ -143,8 +128,6 @@ def config() -> Any:
 
 def _specs(*, full: int, sliding: int, head: int, head_dim: int = 64) -> dict[str, Any]:
     """KV cache specs of a target whose layers take turns, and of a head behind it."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
-
     sizes = {"block_size": 16, "num_kv_heads": 2, "dtype": torch.bfloat16}
     every = [*["full"] * full, *["sliding"] * sliding, *["head"] * head]
     made: dict[str, Any] = {}
@@ -192,8 +175,6 @@ def test_the_head_s_layers_share_one_group(
 def test_a_heads_sliding_layers_keep_all_tokens() -> None:
     """The fault: blocks behind the window are given away while the head has positions in them to
     enter, and layers of two kinds land in two groups."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
     specs = _specs(full=1, sliding=2, head=0)
     head = list(specs)[-1]
     kept = kept_whole(specs, {head}, block_size=16)
@@ -221,8 +202,6 @@ def test_the_v2_runner_is_refused_only_for_what_it_lacks(
 
 
 def test_each_captured_k_gets_graphs_however_few_requests_there_may_be() -> None:
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build
-
     table = captured_table(5)
     cut = build(table, vllm_max_batch_size=2, vllm_num_speculative_tokens=5)
     assert set(cut[1:]) == {0, 1}  # the fault

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from drafters.model.checkpoint import save_head
 from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead

@@ -15,7 +15,8 @@ import torch
 from drafters.model.checkpoint import save_head
 from drafters.model.head import DraftHead
 from tests.drafters import engine_job
-from tests.drafters.vllm.replicas import HEAD, REPLICAS, Target, randomise
+from tests.drafters.vllm.random_heads import randomise
+from tests.drafters.vllm.replicas import HEAD, REPLICAS, Target
 
 pytestmark = engine_job.marks()
 
@@ -32,20 +33,12 @@ TURNS = [
     [[*BEGINNING, 3, 9], [*BEGINNING, 77, 12, 41], [*BEGINNING, 8]],
     [[*BEGINNING, 3, 9], [*BEGINNING, 77, 12, 41], [*BEGINNING, 8]],
 ]
-# Name -> whether its head is a P-EAGLE head.
-HEADS = {"p-eagle": True, "eagle3": False}
+# Kind -> a head of it with embeddings and an output matrix of its own.
+HEADS = {"p-eagle": HEAD, "eagle3": replace(HEAD, ptd_token_id=None, num_hidden_layers=1)}
 # Whether on V2 -> targets: one KV cache group, sliding and full layers by turns, and blocks of two
 # sizes.
 TARGETS = {False: ("llama", "gpt_oss", "gemma4_wide"), True: ("llama", "gpt_oss")}
 CASES = [(v2, name) for v2, names in TARGETS.items() for name in names]
-
-
-def new_head(parallel: bool) -> DraftHead:
-    """A random head with embeddings and an output matrix of its own."""
-    config = HEAD if parallel else replace(HEAD, ptd_token_id=None, num_hidden_layers=1)
-    head = DraftHead(config, own_embeddings=True, own_lm_head=True)
-    randomise(head)
-    return head.eval()
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +50,17 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict
     def run(v2: bool) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("prefixes")
         torch.manual_seed(2)
-        for kind, parallel in HEADS.items():
-            save_head(new_head(parallel), folder / kind)
+        for kind, config in HEADS.items():
+            head = DraftHead(config, own_embeddings=True, own_lm_head=True)
+            randomise(head)
+            save_head(head, folder / kind)
         engines: dict[str, Any] = {}
         for name in TARGETS[v2]:
             target = str(Target(name, folder / name).folder)
             engines[f"{name} none"] = {"model": target, "head": None}
-            for kind, parallel in HEADS.items():
-                engine = {"model": target, "head": str(folder / kind), "parallel": parallel}
-                engines[f"{name} {kind}"] = engine
-        job = {"v2": v2, "turns": TURNS, "tokens": TOKENS, "engines": engines}
+            for kind in HEADS:
+                engines[f"{name} {kind}"] = {"model": target, "head": str(folder / kind)}
+        job = {"v2": v2, "block": BLOCK, "turns": TURNS, "tokens": TOKENS, "engines": engines}
         return engine_job.run(SCRIPT, folder, job, timeout=1500)
 
     return run

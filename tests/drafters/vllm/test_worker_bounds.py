@@ -7,9 +7,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm import envs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState

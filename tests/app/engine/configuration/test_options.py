@@ -10,35 +10,24 @@ from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.options import ONE_PROCESS, engine_options
 from app.settings import load
 from drafters.config import LOOKUP_DRAFTER, DrafterConfig, captured_ks
+from drafters.model.config import Method
 
 
-def test_p_eagle_is_asked_for_as_parallel_eagle3() -> None:
-    options = engine_options(load({"k": "3", "lookup_k": "0"}, {}))
-    assert options["speculative_config"]["method"] == "eagle3"
-    assert options["speculative_config"]["parallel_drafting"] is True
-    assert options["speculative_config"]["num_speculative_tokens"] == 3
-
-
-def test_eagle_3_is_asked_for_by_its_method() -> None:
-    options = engine_options(load({"k": "3"}, {}), method="eagle3")
-    assert options["speculative_config"]["parallel_drafting"] is False
+@pytest.mark.parametrize(("method", "is_parallel"), [("p-eagle", True), ("eagle3", False)])
+def test_both_kinds_of_head_are_asked_for_as_eagle3(method: Method, is_parallel: bool) -> None:
+    options = engine_options(load({"k": "3"}, {}), method=method)
+    speculation = options["speculative_config"]
+    assert speculation["method"] == "eagle3"
+    assert speculation["parallel_drafting"] is is_parallel
+    assert speculation["disable_eagle_block_drop"] is True, "it would cost a cached prefix a block"
     assert options["scheduler_cls"].endswith(".DraftingScheduler")
     assert options["async_scheduling"] is False
-
-
-def test_a_head_costs_no_block_of_a_cached_prefix() -> None:
-    for method in ("p-eagle", "eagle3"):
-        options = engine_options(load({"k": "3"}, {}), method=method)
-        assert options["speculative_config"]["disable_eagle_block_drop"] is True
 
 
 def test_our_drafter_is_told_in_the_engines_own_configuration() -> None:
-    given = {"catch_up_tokens": "99", "draft_context": "500"}
-    options = engine_options(load(given, {}))
+    options = engine_options(load({"catch_up_tokens": "99", "draft_context": "500"}, {}))
     ours = options["additional_config"]["aerie"]
     assert (ours["catch_up_tokens"], ours["context_tokens"]) == (99, 500)
-    assert options["scheduler_cls"].endswith(".DraftingScheduler")
-    assert options["async_scheduling"] is False
 
 
 @pytest.mark.parametrize(("k", "lookup_k", "most"), [(3, 10, 10), (7, 4, 7), (3, 0, 3)])
@@ -106,7 +95,6 @@ def test_k_zero_asks_for_no_drafter_at_all() -> None:
 def test_sizes_left_open_are_left_to_vllm() -> None:
     options = engine_options(load({"model": "a/b", "k": "0"}, {}))
     assert not {"max_num_seqs", "kv_cache_memory_bytes", "max_model_len"} & set(options)
-    assert engine_options(load({"kv_cache_gib": "0.5"}, {}))["kv_cache_memory_bytes"] == 2**29
 
 
 def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
@@ -114,7 +102,8 @@ def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
     plain = load({"model": "a/b", "k": "0"}, {})
     assert engine_options(plain, machine)["kv_cache_memory_bytes"] == 2 * 2**30
     given = load({"kv_cache_gib": "0.5"}, {})
-    assert engine_options(given, machine)["kv_cache_memory_bytes"] == 2**29
+    for there in (machine, None):
+        assert engine_options(given, there)["kv_cache_memory_bytes"] == 2**29
 
 
 def test_on_a_cpu_the_model_runs_in_the_engines_own_process() -> None:

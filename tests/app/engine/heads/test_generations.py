@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,6 +87,12 @@ class Scene:
         (head / "config.json").write_text("{}")
         return self.lineage.add(head, {"verdict": verdict, "parent": 0}).number
 
+    def trial_of(self, number: int) -> Mapping[str, Any]:
+        """What the trial of a generation came to."""
+        trial = self.lineage.generation(number).trial
+        assert trial is not None
+        return trial
+
     def play(self, *acts: Callable[[], Awaitable[None] | None]) -> None:
         async def run() -> None:
             await self.heads.begin(self.engine)
@@ -145,8 +151,7 @@ def test_a_better_candidate_is_kept(scene: Scene) -> None:
         scene.until(lambda: scene.heads.trial is None and scene.engine.in_force == 1),
         scene.looks(),
     )
-    trial = scene.lineage.generation(1).trial
-    assert trial is not None
+    trial = scene.trial_of(1)
     assert (trial["verdict"], trial["by"]) == (KEPT, SERVICE)
     assert trial["against"] == 0
     assert trial["ratio"] == pytest.approx(1.4, rel=0.05)
@@ -164,7 +169,7 @@ def test_a_worse_candidate_is_rolled_back_and_not_tried_again(scene: Scene) -> N
         scene.looks(),
     )
     assert scene.lineage.generation(1).verdict == ROLLED_BACK
-    assert (scene.lineage.generation(1).trial or {})["by"] == SERVICE
+    assert scene.trial_of(1)["by"] == SERVICE
     assert scene.lineage.in_force() == 0
     assert scene.heads.trial is None
 
@@ -184,9 +189,8 @@ def test_a_candidate_that_service_does_not_show_to_be_worse_is_kept_by_the_repla
         scene.looks(),
     )
     generation = scene.lineage.generation(1)
-    assert generation.trial is not None
     assert (generation.verdict, generation.kept_by_replay) == (KEPT, True)
-    assert generation.trial["pairs"] == (PLAN.looks[-1] if drafts else 0)
+    assert scene.trial_of(1)["pairs"] == (PLAN.looks[-1] if drafts else 0)
     assert scene.lineage.in_force() == 1
     assert ended._value.get() == before + 1
 
@@ -204,8 +208,7 @@ def test_a_candidate_that_is_refused_is_rolled_back(scene: Scene) -> None:
     scene.engine.refused = {1: "hidden_size is 3"}
     scene.add()
     scene.play(scene.until(lambda: scene.lineage.generation(1).trial is not None), scene.looks())
-    trial = scene.lineage.generation(1).trial
-    assert trial is not None
+    trial = scene.trial_of(1)
     assert (trial["verdict"], trial["refused"]) == (ROLLED_BACK, "hidden_size is 3")
     assert "by" not in trial
     assert scene.engine.in_force == 0
@@ -267,10 +270,8 @@ def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
 
     scene.play(die)
     scene.play(scene.until(lambda: scene.lineage.generation(1).trial is not None), scene.looks())
-    trial = scene.lineage.generation(1).trial
-    assert trial is not None
-    assert trial["verdict"] == ROLLED_BACK
-    assert trial["refused"] == "the engine ended while it was loaded"
+    assert scene.lineage.generation(1).verdict == ROLLED_BACK
+    assert scene.trial_of(1)["refused"] == "the engine ended while it was loaded"
     assert scene.engine.swaps == []
 
 
@@ -294,10 +295,8 @@ def test_a_candidate_that_ends_the_gateway_is_rolled_back(scene: Scene, on_purpo
         )
     else:
         again.play(again.until(lambda: again.lineage.generation(1).trial is not None))
-        trial = again.lineage.generation(1).trial
-        assert trial is not None
-        assert trial["verdict"] == ROLLED_BACK
-        assert trial["refused"] == "the gateway ended while it was loaded"
+        assert again.lineage.generation(1).verdict == ROLLED_BACK
+        assert again.trial_of(1)["refused"] == "the gateway ended while it was loaded"
         assert again.engine.swaps == []
     assert again.lineage.loading() is None
 
@@ -329,12 +328,13 @@ def test_a_disk_that_does_not_answer_keeps_no_engine_from_starting(
     scene.play(answers.set, scene.until(lambda: scene.engine.in_force == 1))
 
 
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_pin_that_cannot_be_written_changes_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     scene.add(KEPT)
     scene.add()
 
@@ -367,17 +367,6 @@ def test_a_pin_holds_over_restarts_and_ends_a_trial(scene: Scene) -> None:
     assert scene.engine.swaps[0] == 1
 
 
-def test_what_another_process_pins_is_noticed(scene: Scene) -> None:
-    scene.add(KEPT)
-    scene.play(
-        scene.looks(2),
-        lambda: scene.lineage.pin(1),
-        scene.until(lambda: scene.engine.in_force == 1),
-        lambda: scene.lineage.pin(None),
-        scene.until(lambda: scene.engine.in_force == 0),
-    )
-
-
 def test_what_another_process_pins_is_tried_again_and_ends_a_trial(scene: Scene) -> None:
     scene.add(KEPT)
     scene.engine.refused = {1: "truncated"}
@@ -395,6 +384,8 @@ def test_what_another_process_pins_is_tried_again_and_ends_a_trial(scene: Scene)
         lambda: scene.lineage.pin(1),
         scene.until(lambda: scene.engine.in_force == 1),
         scene.until(lambda: scene.heads.trial is None and scene.engine.staged == 0),
+        lambda: scene.lineage.pin(None),
+        scene.until(lambda: scene.engine.in_force == 0),
     )
 
 
@@ -470,7 +461,7 @@ def test_a_trial_goes_on_in_the_next_engine(scene: Scene) -> None:
     assert scene.heads.trial is not None
     assert pairs() >= 1
     scene.play(scene.until(lambda: scene.lineage.in_force() == 1))
-    assert (scene.lineage.generation(1).trial or {})["verdict"] == KEPT
+    assert scene.lineage.generation(1).verdict == KEPT
 
 
 def test_a_candidate_whose_folder_disappears_ends_its_trial(scene: Scene) -> None:
@@ -538,24 +529,14 @@ def test_a_folder_that_cannot_be_read_is_told_and_survived(scene: Scene) -> None
 def test_a_full_disk_does_not_end_the_service(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     put_in_force = Lineage.put_in_force
     monkeypatch.setattr(Lineage, "put_in_force", full)
-    monkeypatch.setattr(Lineage, "pin", full)
     scene.engine.speedups = {1: 1.4}
     scene.add()
-
-    async def pin() -> None:
-        with pytest.raises(ApiError, match="cannot be written"):
-            await scene.heads.pin(0)
-
     scene.play(
         scene.until(lambda: scene.heads.trial is not None),
         scene.until(lambda: scene.heads.trial is None),
         scene.until(lambda: scene.engine.in_force == 0),
-        pin,
         # Once there is room, the verdict is kept and holds.
         lambda: monkeypatch.setattr(Lineage, "put_in_force", put_in_force),
         scene.until(lambda: scene.engine.in_force == 1),

@@ -30,9 +30,7 @@ def _file(folder: Path, *lines: bytes | str | dict, name: str = "a.jsonl") -> Pa
 def test_both_kinds_are_read_in_order(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     first = _file(tmp_path, {"prompt": "def f(", "task_id": 7}, "", "  \r", {"messages": [USER]})
-    second = _file(
-        tmp_path, {"messages": [USER], "tools": tools, "prompt": None}, name="b.jsonl"
-    )  # fmt: skip
+    second = _file(tmp_path, {"messages": [USER], "tools": tools, "prompt": None}, name="b.jsonl")
     examples = read_examples([first, second])
     assert examples == [
         Example(messages=None, prompt="def f("),

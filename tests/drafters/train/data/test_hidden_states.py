@@ -49,6 +49,12 @@ def _store(target: FrozenTarget, texts: Texts, folder: Path, **options: object) 
     return StateStore(target, texts, TAPS, folder=folder, **settings)  # type: ignore[arg-type]
 
 
+def _prepared(target: FrozenTarget, texts: Texts, folder: Path, **options: object) -> StateStore:
+    store = _store(target, texts, folder, **options)
+    store.prepare()
+    return store
+
+
 def _check(store: StateStore, target: FrozenTarget, texts: Texts, rows: Sequence[int]) -> None:
     """What the store gives equals one pass over each text alone, and zeros behind it."""
     got = store.fetch(rows)
@@ -95,8 +101,7 @@ def test_states_are_right_and_within_any_limit(
     rows: list[int],
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
-    store = _store(target, texts, folder, limit_bytes=limit)
-    store.prepare()
+    store = _prepared(target, texts, folder, limit_bytes=limit)
     assert _used(folder) <= limit
     assert store.bytes == sum(sorted(LENGTHS)[: store.cached]) * TOKEN_BYTES
     room = limit - 4096 - store.bytes
@@ -123,16 +128,14 @@ def test_a_complete_cache_spares_the_target(
 
 
 def test_no_limit_means_no_file(tmp_path: Path, target: FrozenTarget, texts: Texts) -> None:
-    store = _store(target, texts, tmp_path / "cache", limit_bytes=0)
-    store.prepare()
+    store = _prepared(target, texts, tmp_path / "cache", limit_bytes=0)
     assert (store.cached, store.bytes) == (0, 0)
     assert not (tmp_path / "cache").exists()
     _check(store, target, texts, [0, 1])
 
 
 def test_without_final_states(tmp_path: Path, target: FrozenTarget, texts: Texts) -> None:
-    store = _store(target, texts, tmp_path, with_final=False)
-    store.prepare()
+    store = _prepared(target, texts, tmp_path, with_final=False)
     assert store.bytes == sum(LENGTHS) * len(TAPS) * 16 * 4
     assert store.fetch([1, 4]).final.shape == (2, 20, 0)
     _check(store, target, texts, [1, 4])
@@ -140,8 +143,7 @@ def test_without_final_states(tmp_path: Path, target: FrozenTarget, texts: Texts
 
 def test_half_precision_is_kept_bit_for_bit(tmp_path: Path, texts: Texts) -> None:
     target = load_target(tmp_path / "target", dtype=torch.bfloat16)
-    store = _store(target, texts, tmp_path / "cache", batch_tokens=1)
-    store.prepare()
+    store = _prepared(target, texts, tmp_path / "cache", batch_tokens=1)
     assert store.cached == len(LENGTHS)
     got, wanted = store.fetch([6]), target.states(texts[6].tokens[None], TAPS)
     assert got.taps.dtype == torch.bfloat16
@@ -174,9 +176,7 @@ def test_a_killed_run_is_continued(
 ) -> None:
     target.fingerprint  # noqa: B018 - computed here, not in the child
     killed = _store(target, texts, tmp_path)
-    child = multiprocessing.get_context("fork").Process(
-        target=_die, args=(killed, monkeypatch, at)
-    )  # fmt: skip
+    child = multiprocessing.get_context("fork").Process(target=_die, args=(killed, monkeypatch, at))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
@@ -186,8 +186,7 @@ def test_a_killed_run_is_continued(
     if at == "_replace":  # died with bytes on disk that no index counts
         assert index.with_suffix(".bin").stat().st_size > done["bytes"]
     counting = Counting(target)
-    store = _store(counting, texts, tmp_path)  # type: ignore[arg-type]
-    store.prepare()
+    store = _prepared(counting, texts, tmp_path)  # type: ignore[arg-type]
     assert counting.rows == len(LENGTHS) - done["texts"]
     assert store.cached == len(LENGTHS)
     _check(store, target, texts, range(len(LENGTHS)))
@@ -217,14 +216,12 @@ def _spoil_data(index: Path) -> None:
 def test_a_cache_that_cannot_be_trusted_is_made_again(
     tmp_path: Path, target: FrozenTarget, texts: Texts, spoil: object
 ) -> None:
-    store = _store(target, texts, tmp_path)
-    store.prepare()
+    store = _prepared(target, texts, tmp_path)
     store.close()
     (index,) = tmp_path.glob("*.json")
     spoil(index)  # type: ignore[operator]
     counting = Counting(target)
-    again = _store(counting, texts, tmp_path)  # type: ignore[arg-type]
-    again.prepare()
+    again = _prepared(counting, texts, tmp_path)  # type: ignore[arg-type]
     assert counting.rows == again.cached == len(LENGTHS)
     _check(again, target, texts, [4, 9])
 
@@ -246,14 +243,6 @@ def test_a_limit_that_changes_cuts_or_continues(
     large.close()
     _prepared(target, texts, tmp_path, limit_bytes=4096)
     assert _used(tmp_path) == 0
-
-
-def _prepared(
-    target: FrozenTarget, texts: Texts, folder: Path, **options: object
-) -> StateStore:  # fmt: skip
-    store = _store(target, texts, folder, **options)
-    store.prepare()
-    return store
 
 
 def test_whatever_states_depend_on_gets_a_file_of_its_own(

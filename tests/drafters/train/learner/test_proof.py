@@ -82,6 +82,7 @@ def test_a_tenant_that_loses_is_protected_from_those_who_gain():
     """Somebody's own texts may be learned by heart; others must not pay for it."""
     found = replay(1.10, mallory=1.5, alice=0.93, bob=1.0)
     assert found.objection() == "worse for the tenant 'alice'"
+    assert set(found.figures()["tenants"]) == {"mallory", "alice", "bob"}
 
 
 def test_a_candidate_that_forgets_the_mix_is_refused():
@@ -95,9 +96,3 @@ def test_what_generations_forget_together_is_measured_too():
     sunk = dataclasses.replace(favoured, mix_against_first=comparison(0.95))
     assert sunk.objection() == "worse on the texts that are mixed in"
     assert dataclasses.replace(favoured, mix_against_first=comparison(0.99)).objection() is None
-
-
-def test_figures_are_json():
-    found = replay(1.1, a=1.0).figures()
-    assert found["captured"] == dataclasses.asdict(comparison(1.1))
-    assert set(found["tenants"]) == {"a"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from drafters.learning.captured import FOLDER, Captured
 from drafters.learning.lineage import CANDIDATE, REFUSED, Generation, Lineage
 from drafters.model.checkpoint import load_head, save_head
+from drafters.model.config import SelectorConfig
 from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts
@@ -47,13 +48,19 @@ def answers(target: FrozenTarget, count: int, seed: int) -> list[tuple[int, Text
     return list(respond(target, prompts(count, seed), steps=STEPS, temperature=0.0, seed=0))
 
 
+def as_captured(tenant: str, answered: Iterable[tuple[int, Text]]) -> list[Captured]:
+    """Numbered answers as a gateway captures them."""
+    found = []
+    for number, text in answered:
+        ids = text.tokens.tolist()
+        prompt, answer = ids[: text.prompt], ids[text.prompt :]
+        found.append(Captured(1000.0 + number, tenant, 0, prompt, answer, []))
+    return found
+
+
 def served(target: FrozenTarget, tenant: str, count: int, seed: int) -> list[Captured]:
     """Greedy answers of the target, as a gateway captures them."""
-    asked = prompts(count, seed)
-    return [
-        Captured(1000.0 + index, tenant, 0, asked[index], text.tokens[text.prompt :].tolist(), [])
-        for index, text in answers(target, count, seed)
-    ]
+    return as_captured(tenant, answers(target, count, seed))
 
 
 def write(folder: Path, name: str, sequences: list[Captured]) -> None:
@@ -120,11 +127,8 @@ def test_of_few_long_answers_a_better_head_becomes_a_candidate_too(options: argp
 def test_a_service_of_five_prompts_learns(options: argparse.Namespace, target: FrozenTarget):
     """None of them is held back as a prompt, so that nothing could be proven."""
     five = [prompt for prompt in prompts(60, seed=3) if not is_held_back(prompt)][:5]
-    sampled = dict(respond(target, five * 12, steps=STEPS, temperature=1.0, seed=0))
-    write(options.folder, "a", [
-        Captured(1000.0 + n, "alice", 0, five[n % 5], text.tokens[text.prompt :].tolist(), [])
-        for n, text in sorted(sampled.items())
-    ])  # fmt: skip
+    sampled = sorted(respond(target, five * 12, steps=STEPS, temperature=1.0, seed=0))
+    write(options.folder, "a", as_captured("alice", sampled))
     options.least_log_probability = -20.0  # a target of random weights is sure of nothing
     options.epochs = 1.0
     facts = run(options).provenance
@@ -141,10 +145,7 @@ def test_answers_to_a_single_prompt_are_not_trained_on(
 ):
     """Its replay would have no interval, so that the candidate would be refused."""
     sampled = respond(target, [[5, 9, 40]] * 30, steps=STEPS, temperature=1.0, seed=0)
-    write(options.folder, "a", [
-        Captured(1000.0 + n, "alice", 0, [5, 9, 40], text.tokens[text.prompt :].tolist(), [])
-        for n, text in sampled
-    ])  # fmt: skip
+    write(options.folder, "a", as_captured("alice", sampled))
     options.least_log_probability = -20.0
     with pytest.raises(ValueError, match="too little can be learned from"):
         run(options)
@@ -331,8 +332,6 @@ def test_a_saved_training_that_is_damaged_begins_anew(
 def test_a_selector_is_trained_on_too(
     options: argparse.Namespace, target: FrozenTarget, new_head: NewHead
 ):
-    from drafters.model.config import SelectorConfig
-
     head = new_head(draft_vocab_size=None)
     head.add_selector(SelectorConfig(8, candidates=8))
     for parameter in head.selector.parameters():  # type: ignore[union-attr]

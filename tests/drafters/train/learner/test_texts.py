@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafters.learning.captured import Captured
-from drafters.train.data.mix import FILE, load_mix, save_mix
+from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner import texts as texts_of_a_round
@@ -59,21 +59,9 @@ def test_the_texts_beside_a_head_are_mixed_in(target: FrozenTarget, tmp_path: Pa
     assert len(taken(found, 1)) == 1 and len(taken(found, 10**6)) == len(found)
 
 
-def test_prompts_are_answered_by_the_target(target: FrozenTarget, tmp_path: Path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
-    options = argparse.Namespace(
-        mix=[file], head=tmp_path, max_length=300, answer_tokens=10_000, mix_share=0.5,
-        chat_template_kwargs={},
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="no prompt leaves room"):  # of the target's 128 positions
-        mix_of(target, options, seed=1)
-
-
-def test_prompts_are_rendered_as_the_gateway_does(
+def test_prompts_are_rendered_as_the_gateway_does_and_answered_by_the_target(
     target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(texts_of_a_round, "_RESPONSE_TOKENS", 8)
     target.tokenizer.chat_template = "{{ messages[0].content }} {{ 'x' if thinking else 'y' }}"
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
@@ -81,11 +69,8 @@ def test_prompts_are_rendered_as_the_gateway_does(
         mix=[file], head=tmp_path, max_length=300, answer_tokens=10_000, mix_share=0.5,
         chat_template_kwargs={"thinking": True},
     )  # fmt: skip
+    with pytest.raises(ValueError, match="no prompt leaves room"):  # of the target's 128 positions
+        mix_of(target, options, seed=1)
+    monkeypatch.setattr(texts_of_a_round, "_RESPONSE_TOKENS", 8)
     (text,) = mix_of(target, options, seed=1)
     assert target.tokenizer.decode(text.tokens[: text.prompt]) == "hi x"
-
-
-def test_a_file_that_holds_no_texts_is_refused(tmp_path: Path):
-    (tmp_path / FILE).write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match="holds no texts"):
-        load_mix(tmp_path)

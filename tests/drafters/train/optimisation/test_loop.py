@@ -133,12 +133,6 @@ def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_pat
         trainer(target, texts, 100, method="eagle3").load(file)
     with pytest.raises(ResumeError, match="texts"):
         trainer(target, Texts.of([texts[0]]), 100).load(file)
-
-
-def test_a_run_that_began_from_other_weights_is_not_taken_up(
-    target: FrozenTarget, texts: Texts, tmp_path: Path
-) -> None:
-    file = tmp_path / "run.pt"
     trainer(target, texts, 100, start="a").save(file)
     trainer(target, texts, 100, start="a").load(file)
     for other in ("b", None):
@@ -206,16 +200,6 @@ def test_a_damaged_file_is_not_taken_up(
     assert all(map(torch.equal, weights(again.head), before))
 
 
-def test_the_runs_file_is_rewritten_as_time_passes(
-    target: FrozenTarget, texts: Texts, tmp_path: Path
-) -> None:
-    file = tmp_path / "run.pt"
-    trainer(target, texts, 500).run(file, save_every=0.0)
-    again = trainer(target, texts, 500)
-    again.load(file)
-    assert again.progress.fraction == 1.0
-
-
 def test_the_targets_distribution_teaches_too(target: FrozenTarget, texts: Texts) -> None:
     options = LoopOptions(batch_tokens=256, k_train=3, loss="distribution")
     first, long = trainer(target, texts, 1, options), trainer(target, texts, 6_000, options)
@@ -262,9 +246,7 @@ def test_the_logits_of_a_chunk_are_bounded_whatever_the_vocabulary() -> None:
 
 def selector_trainer(target: FrozenTarget, texts: Texts, head: DraftHead, tokens: int) -> Trainer:
     options = replace(OPTIONS, selector=True, muon_lr=0.02, adam_lr=0.02)
-    states = StateStore(
-        target, texts, (0, 1, 2), folder=Path(), limit_bytes=0, with_final=False
-    )  # fmt: skip
+    states = StateStore(target, texts, (0, 1, 2), folder=Path(), limit_bytes=0, with_final=False)
     return Trainer(head, target, texts, states, Progress(tokens=tokens), options)
 
 

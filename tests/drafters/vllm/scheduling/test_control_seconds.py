@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: E402
-from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
-
-from drafters.vllm.scheduling import scheduler, step_recorder  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import SchedulerHarness, ScriptedPolicy, configuration  # noqa: E402
-
-if TYPE_CHECKING:
-    from drafters.control.policy import Step
+from bench.simulate.fixed import Fixed
+from drafters.control.policy import Step
+from drafters.vllm.scheduling import scheduler, step_recorder
+from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration
 
 LEARNING_S = 0.01
 
 
-class Slow(ScriptedPolicy):
+class Slow(Fixed):
     """Takes its time to learn, on a clock that stands still otherwise."""
 
     now = 0.0
@@ -52,7 +44,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
     harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
-    harness.scheduler.policy = harness.told = told = Slow()
+    harness.scheduler.policy = harness.told = told = Slow(0, K_MAX)
     told.max_unobserved_steps = max_unobserved_steps
     for module in (scheduler, step_recorder):
         monkeypatch.setattr(module, "perf_counter", told.clock)

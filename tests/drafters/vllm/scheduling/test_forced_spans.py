@@ -9,46 +9,38 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xgrammar as xgr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output import ConstraintBounds
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+from vllm.v1.structured_output.request import get_structured_output_key
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-xgr = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
-from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
-from vllm.v1.structured_output import ConstraintBounds  # noqa: E402
-from vllm.v1.structured_output.backend_guidance import GuidanceGrammar  # noqa: E402
-from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: E402
-from vllm.v1.structured_output.backend_xgrammar import (  # noqa: E402
-    XgrammarBackend,
-    XgrammarGrammar,
-)
-from vllm.v1.structured_output.request import get_structured_output_key  # noqa: E402
-
-from drafters.control.policy import Span  # noqa: E402
-from drafters.vllm.scheduling.forced_length import forced_length  # noqa: E402
-from drafters.vllm.scheduling.forced_spans import (  # noqa: E402
+from drafters.control.policy import Span
+from drafters.train.embedded import EMBEDDED
+from drafters.vllm.scheduling.forced_length import forced_length
+from drafters.vllm.scheduling.forced_spans import (
     LONGEST_FORCED,
     LONGEST_TEXT,
     ForcedSpans,
     encoder,
     forced_text,
 )
-from tests.drafters.vllm.scheduler_harness import MODELS  # noqa: E402
-from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema  # noqa: E402
+from tests.drafters.vllm.scheduling.schemas import other_constraints, random_schema
 
 MOST = 10
-TOKENIZER = AutoTokenizer.from_pretrained(str(MODELS / "target"))
+TOKENIZER = AutoTokenizer.from_pretrained(str(EMBEDDED / "target"))
 BYTES = xgr.TokenizerInfo.from_huggingface(TOKENIZER).decoded_vocab
 
 
 class Manager:
     """What forced spans read of vLLM's StructuredOutputManager."""
 
-    def __init__(self, tokenizer: Any = TOKENIZER) -> None:
-        self.tokenizer = tokenizer
-        self.thinks = False
+    tokenizer, thinks = TOKENIZER, False
 
     def _get_constraint_bounds(self, request: Any, tokens: Any) -> ConstraintBounds:
         return ConstraintBounds(1, 1) if self.thinks else ConstraintBounds(0, 0)
@@ -194,8 +186,6 @@ def test_a_constraint_is_measured_once_a_request(monkeypatch: pytest.MonkeyPatch
         assert spans.after_newest(answer, MOST)
         answer.add(token)
     assert measured == ["GRAMMAR"]
-    spans.forget_ended({})
-    assert not spans._is_short
 
 
 def text_of(backend: Backend, constraint: dict[str, Any], beginning: str) -> str:
@@ -253,19 +243,6 @@ def test_spans_are_compared_with_the_tokens_that_came() -> None:
     assert spans.after_newest(answer, 0) == []
     spans.after_newest(answer, 3)
     assert spans.take_seen() == (Span(1, 0),)
-
-
-def test_a_request_that_ended_is_forgotten() -> None:
-    answer, spans = (
-        COMPACT.answer({"choice": ["positive", "negative"]}),
-        ForcedSpans(Manager(), MOST),
-    )
-    answer.add(TOKENIZER.encode("pos", add_special_tokens=False)[0])
-    assert spans.after_newest(answer, MOST)
-    spans.forget_ended({answer.request_id: answer})
-    assert spans._ahead
-    spans.forget_ended({})
-    assert not spans._ahead
 
 
 def test_nothing_is_drafted_while_the_model_thinks() -> None:

@@ -4,38 +4,26 @@ rejection, and a step whose drafts were cut is still a step at its K."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import pytest
+from vllm.config import VllmConfig
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from drafters.control.acceptance import Acceptance  # noqa: E402
-from drafters.control.policy import Step  # noqa: E402
-from drafters.control.tuning import Tuning  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
-    K_MAX,
-    Grammar,
-    SchedulerHarness,
-    ScriptedPolicy,
-    configuration,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vllm.config import VllmConfig
+from bench.simulate.fixed import Fixed
+from drafters.control.acceptance import Acceptance
+from drafters.control.policy import Step
+from drafters.control.tuning import Tuning
+from tests.drafters.vllm.scheduler_harness import K_MAX, Grammar, SchedulerHarness, configuration
 
 K = 3
 
 
-class Learning(ScriptedPolicy):
+class Learning(Fixed):
     """Learns acceptance, as the controller does."""
 
     def __init__(self) -> None:
+        super().__init__(0, K_MAX)
         self.acceptance = Acceptance(K_MAX, Tuning())
 
     def observe(self, step: Step) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm import SamplingParams
 
 from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
@@ -15,39 +12,25 @@ from drafters.vllm.scheduling.limits import draft_limit, follows_counts
 
 
 @pytest.mark.parametrize(
-    ("options", "limit"),
+    ("options", "v1", "v2"),
     [
-        ({}, 7),
-        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}, 7),
-        ({"presence_penalty": 1.0, "min_tokens": 5, "bad_words": ["no"]}, 7),
-        ({"logit_bias": {5: 1.0}}, 0),
-        ({"min_p": 0.1}, 0),
-        ({"extra_args": {MAX_K: 3}}, 3),
-        ({"extra_args": {MAX_K: 0}}, 0),
-        ({"extra_args": {MAX_K: 99}}, 7),
-        ({"extra_args": {MAX_K: 3}, "min_p": 0.2}, 0),
-        ({"extra_args": {"session_id": "a"}}, 7),
+        ({}, 7, 7),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}, 7, 7),
+        ({"presence_penalty": 1.0, "min_tokens": 5, "bad_words": ["no"]}, 7, 7),
+        # V2 applies all parameters to drafted rows.
+        ({"logit_bias": {5: 1.0}}, 0, 7),
+        ({"min_p": 0.1}, 0, 7),
+        ({"extra_args": {MAX_K: 3}, "min_p": 0.2}, 0, 3),
+        ({"extra_args": {MAX_K: 3}}, 3, 3),
+        ({"extra_args": {MAX_K: 0}}, 0, 0),
+        ({"extra_args": {MAX_K: 99}}, 7, 7),
+        ({"extra_args": {"session_id": "a"}}, 7, 7),
+        (None, 0, 0),  # a request that samples nothing
     ],
 )
-def test_the_limit_of_a_request(options: dict[str, Any], limit: int) -> None:
-    assert draft_limit(SamplingParams(**options), 7) == limit
-
-
-@pytest.mark.parametrize(
-    ("options", "limit"),
-    [
-        ({"logit_bias": {5: 1.0}}, 7),
-        ({"min_p": 0.1}, 7),
-        ({"extra_args": {MAX_K: 3}, "min_p": 0.2}, 3),
-    ],
-)
-def test_v2_applies_all_parameters_to_drafted_rows(options: dict[str, Any], limit: int) -> None:
-    assert draft_limit(SamplingParams(**options), 7, v2=True) == limit
-    assert draft_limit(None, 7, v2=True) == 0
-
-
-def test_a_request_that_samples_nothing_is_not_drafted_for() -> None:
-    assert draft_limit(None, 7) == 0
+def test_the_limit_of_a_request(options: dict[str, Any] | None, v1: int, v2: int) -> None:
+    params = None if options is None else SamplingParams(**options)
+    assert (draft_limit(params, 7), draft_limit(params, 7, v2=True)) == (v1, v2)
 
 
 @pytest.mark.parametrize(

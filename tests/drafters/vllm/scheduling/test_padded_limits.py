@@ -6,26 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import CUDAGraphMode
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-import torch  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.config import CUDAGraphMode  # noqa: E402
-from vllm.v1.kv_cache_interface import (  # noqa: E402
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-)
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request, RequestStatus  # noqa: E402
-from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
-
-from drafters.config import MAX_K  # noqa: E402
-from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import K_MAX, ScriptedPolicy, configuration  # noqa: E402
+from bench.simulate.fixed import Fixed
+from drafters.config import MAX_K
+from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
+from tests.drafters.vllm.scheduler_harness import K_MAX, configuration
 
 LIMITS = {"free": None, "one": 1, "none": 0}
 
@@ -46,7 +38,7 @@ class Steps:
         self.scheduler = AsyncDraftingScheduler(
             config, cache, StructuredOutputManager(config), size, log_stats=True
         )
-        self.scheduler.policy = self.policy = ScriptedPolicy()
+        self.scheduler.policy = self.policy = Fixed(0, K_MAX)
         self.requests: dict[str, Request] = {}
         for name, limit in LIMITS.items():
             extra = None if limit is None else {MAX_K: limit}

@@ -3,37 +3,25 @@ limit, and counted as what they are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from vllm import SamplingParams  # noqa: E402
-from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request  # noqa: E402
-
-from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES  # noqa: E402
-from drafters.control.policy import Step  # noqa: E402
-from drafters.control.sources.draft_plan import DraftPlan  # noqa: E402
-from drafters.vllm.scheduling.forced_spans import forced_text  # noqa: E402
-from drafters.vllm.scheduling.limits import MAX_K  # noqa: E402
-from drafters.vllm.scheduling.step_output import WorkerStepOutput  # noqa: E402
-from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
-    K_MAX,
-    SchedulerHarness,
-    ScriptedPolicy,
-    configuration,
-)
-from tests.drafters.vllm.scheduling.test_forced_spans import BYTES, COMPACT, TOKENIZER  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vllm.config import VllmConfig
+from bench.simulate.fixed import Fixed
+from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES
+from drafters.control.policy import Step
+from drafters.control.sources.draft_plan import DraftPlan
+from drafters.vllm.scheduling.forced_spans import forced_text
+from drafters.vllm.scheduling.limits import MAX_K
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
+from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration
+from tests.drafters.vllm.scheduling.test_forced_spans import BYTES, COMPACT, TOKENIZER
 
 ALWAYS = tuple(0.9 * n for n in range(K_MAX + 1))
 SCHEMA = {
@@ -59,10 +47,11 @@ def answer_of(matcher: Any) -> str:
 ANSWER = answer_of(COMPACT.answer({"json": SCHEMA}).structured_output_request.grammar.matcher)
 
 
-class Planning(ScriptedPolicy):
+class Planning(Fixed):
     """Says what spans gain, and keeps what it is told of steps."""
 
-    def __init__(self, spans: tuple[float, ...] = ALWAYS) -> None:
+    def __init__(self, spans: tuple[float, ...]) -> None:
+        super().__init__(0, K_MAX)
         self.steps: list[Step] = []
         self._plan = DraftPlan((), spans=spans)
 
@@ -79,21 +68,17 @@ def config() -> VllmConfig:
 
 
 class Served:
-    """One request with a grammar, whose target answers with given tokens."""
+    """One request with a grammar, whose target answers with ANSWER; `spans` says what they gain."""
 
     def __init__(
-        self,
-        config: VllmConfig,
-        policy: Planning,
-        answer: str,
-        limit: int | None,
-        reported: str = REPORT_TOKENS,
-    ) -> None:
-        harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
-        self.scheduler, self.policy = harness.scheduler, policy
-        self.scheduler.policy = policy
+        self, config: VllmConfig, spans: tuple[float, ...] = ALWAYS, *,
+        limit: int | None = None, reported: str = REPORT_TOKENS,
+    ) -> None:  # fmt: skip
+        self.harness = harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
+        self.scheduler = harness.scheduler
+        self.scheduler.policy = self.policy = Planning(spans)
         self.scheduler.structured_output_manager.tokenizer = TOKENIZER
-        self.left = TOKENIZER.encode(answer, add_special_tokens=False)
+        self.left = TOKENIZER.encode(ANSWER, add_special_tokens=False)
         extra: dict[str, Any] = {reported: True} | ({} if limit is None else {MAX_K: limit})
         params = SamplingParams(
             max_tokens=len(self.left), ignore_eos=True, extra_args=extra,
@@ -126,7 +111,7 @@ class Served:
 
 
 def test_spans_are_drafted_and_counted_as_the_grammars(config: VllmConfig) -> None:
-    served = Served(config, Planning(), ANSWER, None)
+    served = Served(config)
     tokens = len(served.left)
     served.run()
     assert len(served.drafted) < 0.6 * tokens, "the answer took few steps"
@@ -144,13 +129,13 @@ def test_spans_are_drafted_and_counted_as_the_grammars(config: VllmConfig) -> No
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_a_request_keeps_its_limit(config: VllmConfig, limit: int) -> None:
-    served = Served(config, Planning(), ANSWER, limit)
+    served = Served(config, limit=limit)
     served.run()
     assert max(map(len, served.drafted)) == limit
 
 
 def test_where_spans_do_not_gain_none_is_drafted_and_all_are_looked_at(config: VllmConfig) -> None:
-    served = Served(config, Planning((0.0, *(-1.0 for _ in range(K_MAX)))), ANSWER, None)
+    served = Served(config, (0.0, *(-1.0 for _ in range(K_MAX))))
     served.run()
     assert not any(served.drafted)
     assert any(step.spans for step in served.policy.steps)
@@ -164,7 +149,7 @@ def in_bytes(left: list[int]) -> list[int]:
 
 def test_drafts_that_reach_as_far_as_a_span_stay(config: VllmConfig) -> None:
     """The head knows better how the target cuts the same text into tokens."""
-    served = Served(config, Planning(), ANSWER, None)
+    served = Served(config)
     served.run(drafts=in_bytes)
     assert all(len(drafts) == K_MAX for drafts in served.drafted[1:-2])
     assert not any(step.others for step in served.policy.steps)
@@ -173,9 +158,9 @@ def test_drafts_that_reach_as_far_as_a_span_stay(config: VllmConfig) -> None:
 
 def test_a_span_takes_the_place_of_drafts_that_the_grammar_cut(config: VllmConfig) -> None:
     """They count neither for the head nor against it."""
-    served = Served(config, Planning(), ANSWER, None)
+    served = Served(config)
     served.run(drafts=lambda left: TOKENIZER.encode("{{{", add_special_tokens=False))
-    spans = Served(config, Planning(), ANSWER, None)
+    spans = Served(config)
     spans.run()
     assert served.drafted == spans.drafted
     by_head = [step.drafted for step in served.policy.steps if step.others]
@@ -183,19 +168,18 @@ def test_a_span_takes_the_place_of_drafts_that_the_grammar_cut(config: VllmConfi
 
 
 def test_requests_that_ended_are_forgotten(config: VllmConfig) -> None:
-    served = Served(config, Planning(), ANSWER, None)
+    served = Served(config)
     served.run()
-    follower = Served(config, Planning(), ANSWER, None)
-    follower.run()
+    forced = served.scheduler._forced
+    assert forced is not None and forced._is_short
+    served.harness.arrive(prompt=3, most=1)
     served.scheduler.schedule()
-    assert served.scheduler._forced is not None
-    served.scheduler._forced.forget_ended(served.scheduler.requests)
-    assert not served.scheduler._forced._ahead
+    assert not forced._is_short and not forced._ahead
 
 
 def test_a_captured_request_has_its_steps_sent_once(config: VllmConfig) -> None:
     """Spans are another source's: of the head there are 0 drafts in those steps."""
-    served = Served(config, Planning(), ANSWER, None, REPORT_STEPS)
+    served = Served(config, reported=REPORT_STEPS)
     served.run()
     told = [counts for each in served.outputs if (counts := each.spec_decode_metrics) is not None]
     assert len(told) < len(served.outputs)
@@ -207,11 +191,9 @@ def test_a_captured_request_has_its_steps_sent_once(config: VllmConfig) -> None:
     ]
     made = [len(output.new_token_ids) for output in served.outputs]
     assert steps == [(0, tokens - 1) for tokens in made]
-    head = Served(config, Planning(), ANSWER, None, REPORT_STEPS)
+    head = Served(config, reported=REPORT_STEPS)
     head.run(drafts=in_bytes)
     drafted = [n for each in head.outputs if each.spec_decode_metrics is not None
                for n in each.spec_decode_metrics.per_step_drafted]  # fmt: skip
     assert drafted == list(map(len, head.drafted))
     assert sum(drafted) > 0
-    head.scheduler.schedule()
-    assert not head.scheduler._verified

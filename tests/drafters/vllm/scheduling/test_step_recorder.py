@@ -7,8 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from drafters.config import GRAMMAR, HEAD, LOOKUP
 from drafters.control.policy import Load, Match, Policy, SourceCounts, Step
 from drafters.vllm.scheduling import step_recorder
@@ -24,11 +22,18 @@ def ran(*tokens: list[int]) -> SimpleNamespace:
     return SimpleNamespace(sampled_token_ids=list(tokens))
 
 
+def told_by(recorder: StepRecorder) -> list[Step]:
+    """The steps that a policy is told of."""
+    told = list[Step]()
+    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    return told
+
+
 def test_steps_are_told_in_order_with_their_own_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second begins, asynchronously, before the first has ended: it takes from then on."""
     times = iter([3.0, 3.5, 4.0, 4.0])
     monkeypatch.setattr(step_recorder, "perf_counter", lambda: next(times))
-    recorder, told = StepRecorder(3), list[Step]()
+    recorder = StepRecorder(3)
     first, second = scheduled(), scheduled(k=0)
     recorder.begin(first, 1.0, Load(2))
     recorder.begin(second, 2.0, Load(1))
@@ -37,7 +42,7 @@ def test_steps_are_told_in_order_with_their_own_drafts(monkeypatch: pytest.Monke
     recorder.end(first, ran([1, 2], [3, 4]))
     recorder.end(second, ran([5]))
     assert recorder.untold == 2
-    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    told = told_by(recorder)
     assert recorder.untold == 0 and list(recorder.recent) == told
     assert [(s.load, s.k, s.seconds, s.tokens) for s in told] == [
         (Load(2), 2, 2.0, 4),
@@ -57,14 +62,14 @@ def test_a_drafter_that_runs_behind_counts_in_its_own_step(
     drafted = [None, 0.25, 0.75, 0.25]  # of the step before
     ends = iter([at for _, end in times for at in (end, end)])
     monkeypatch.setattr(step_recorder, "perf_counter", lambda: next(ends))
-    recorder, told = StepRecorder(3), list[Step]()
+    recorder = StepRecorder(3)
     for (begun, _), seconds in zip(times, drafted, strict=True):
         step, output = scheduled(), ran([1])
         recorder.begin(step, begun, Load(1))
         known = seconds is not None
         WorkerStepOutput(None, known * 1.0, seconds or 0.0, of_step_before=True).attach(output)
         recorder.end(step, output)
-    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    told = told_by(recorder)
     assert [(s.seconds, s.target_seconds, s.draft_seconds) for s in told] == [
         (1.25, 1.0, 0.25),
         (1.75, 1.0, 0.75),
@@ -101,7 +106,7 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
 def test_each_source_of_drafts_is_counted_for_itself() -> None:
     """Of four requests with the head's drafts, a lookup's, a grammar's, and a lookup's of which
     the grammar left none. The fault: the lookup that failed lowers the head's acceptance."""
-    recorder, told = StepRecorder(2, 4), list[Step]()
+    recorder = StepRecorder(2, 4)
     step, output = scheduled(k=2), ran([1], [2], [3], [4])
     recorder._cut = {"d": step_recorder._Cut(3, 0)}
     recorder.begin(step, 0.0, Load(4), {"b": LOOKUP, "c": GRAMMAR, "d": LOOKUP})
@@ -111,7 +116,7 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
     matches = (Match(7, 2, 2), Match(3, 1, 0))
     WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches).attach(output)
     recorder.end(step, output)
-    recorder.tell(cast("Policy", SimpleNamespace(observe=told.append)))
+    told = told_by(recorder)
     assert (told[0].drafted, told[0].accepted) == ((1, 1), (1, 0))
     assert told[0].others == (
         SourceCounts(LOOKUP, (2, 2, 2, 1), (0, 0, 0, 0)),

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.platforms import current_platform
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("layers are prepared in vLLM's CPU build only", allow_module_level=True)
+from drafters.vllm import cpu_matmul
+from drafters.vllm.v1 import bf16_head
 
-from drafters.vllm import cpu_matmul  # noqa: E402
-from drafters.vllm.v1 import bf16_head  # noqa: E402
+pytestmark = pytest.mark.skipif(
+    not current_platform.is_cpu(), reason="layers are prepared in vLLM's CPU build only"
+)
 
 
 @pytest.fixture

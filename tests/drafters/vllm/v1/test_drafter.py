@@ -9,25 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-vllm_platforms = pytest.importorskip("vllm.platforms", reason="vllm is not installed")
-if not vllm_platforms.current_platform.is_cpu():
-    pytest.skip("builds a configuration of vLLM's CPU build", allow_module_level=True)
-
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
-
-from tests.drafters.vllm.scheduler_harness import (  # noqa: E402
-    K_MAX,
-    LONGEST,
-    SchedulerHarness,
-    configuration,
-)
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from tests.drafters.vllm.scheduler_harness import K_MAX, LONGEST, SchedulerHarness, configuration
 
 
 @pytest.fixture(scope="module", params=["p-eagle", "eagle3"])

@@ -9,149 +9,31 @@ differs from the module, it drafted from hidden states that are not the text's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.model.checkpoint import load_head, save_head
-from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.speculators import save_speculators
 from tests.drafters import engine_job
-from tests.drafters.model.whole_text import draft
+from tests.drafters.vllm.random_heads import (
+    CASES,
+    Step,
+    Target,
+    agrees,
+    new_head,
+    reference,
+    steps_of,
+)
 
 pytestmark = engine_job.marks()
 
-Step = dict[str, Any]
-
 K = 4
-TIE = 1e-4  # of logits that are a few units apart; float32 sums in another order differ by 1e-6
-SCRIPT = Path(__file__).parents[1] / "engine_drafts.py"
-PROMPTS = [list(range(5, 16)), [3, 190, 77, 12], list(range(120, 90, -1))]
-
-P_EAGLE = HeadConfig(
-    vocab_size=200, hidden_size=64, target_hidden_size=64, intermediate_size=96,
-    num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-    eagle_aux_hidden_state_layer_ids=(1, 2, 3), max_position_embeddings=256, ptd_token_id=3,
-)  # fmt: skip
-EAGLE_3 = replace(P_EAGLE, ptd_token_id=None, num_hidden_layers=1)
-
-
-@dataclass(frozen=True)
-class Case:
-    config: HeadConfig
-    own: dict[str, bool] = field(default_factory=dict)  # own_embeddings, own_lm_head
-    speculators: bool = False
-
-
-CASES = {
-    "p-eagle": Case(replace(P_EAGLE, fc_norm=True)),
-    "p-eagle-draft-vocabulary": Case(
-        # The outermost taps: the embedding, and the stream before the final norm.
-        replace(
-            P_EAGLE, draft_vocab_size=150, norm_before_residual=True, norm_before_fc=True,
-            eagle_aux_hidden_state_layer_ids=(0, 2, 4),
-        )
-    ),
-    "p-eagle-one-layer": Case(replace(P_EAGLE, num_hidden_layers=1)),
-    # Upstream vLLM drafts without the selector.
-    "selector-draft-vocabulary": Case(
-        replace(
-            P_EAGLE, fc_norm=True, draft_vocab_size=150,
-            path_selector=SelectorConfig(8),
-        )
-    ),
-    "selector": Case(
-        replace(P_EAGLE, path_selector=SelectorConfig(8)), {"own_embeddings": False},
-        speculators=True,
-    ),
-    "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
-    "eagle3-every-variant": Case(
-        # Wider than the target, two taps.
-        replace(
-            EAGLE_3, num_hidden_layers=2, hidden_size=96, num_attention_heads=3,
-            draft_vocab_size=120, norm_output=True, norm_before_fc=True, attention_bias=True,
-            eagle_aux_hidden_state_layer_ids=(1, 3),
-        )
-    ),
-    "p-eagle-speculators": Case(
-        # vLLM's reader leaves out fc_norm and counts three taps unless told otherwise.
-        replace(P_EAGLE, fc_norm=True, eagle_aux_hidden_state_layer_ids=(0, 1, 2, 3)),
-        {"own_embeddings": False},
-        speculators=True,
-    ),
-    "eagle3-speculators": Case(
-        replace(
-            EAGLE_3, num_hidden_layers=2, fc_norm=True, norm_output=True,
-            norm_before_residual=True, draft_vocab_size=150,
-        ),
-        speculators=True,
-    ),
-    "eagle3-speculators-own-output": Case(
-        # Absent from config.json, norm_before_residual would be true in vLLM.
-        EAGLE_3, {"own_embeddings": False, "own_lm_head": True}, speculators=True
-    ),
-}  # fmt: skip
-
 STOCK = [name for name in CASES if name != "selector-draft-vocabulary"]  # what vLLM drafts with
-
-
-def randomise(module: torch.nn.Module) -> None:
-    """Weights under which every part of the module moves the drafts."""
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 1 and "bias" not in name:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.4)
-        elif parameter.dim() == 1 or "embed" in name or "mask_hidden" in name:
-            torch.nn.init.normal_(parameter)
-        else:
-            sharp = 2.0 if "self_attn" in name else 1.0
-            torch.nn.init.normal_(parameter, std=sharp * parameter.shape[-1] ** -0.5)
-
-
-class Target:
-    """A random Llama; `taps` as the engine hands them to a head."""
-
-    def __init__(self, folder: Path, layers: int = 4) -> None:
-        config = LlamaConfig(
-            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-            max_position_embeddings=256, tie_word_embeddings=False,
-        )  # fmt: skip
-        self.model = LlamaForCausalLM(config).eval()
-        randomise(self.model)
-        self.folder = folder
-        self.model.save_pretrained(folder)
-        self._streams: list[torch.Tensor] = []
-        for module in (*self.model.model.layers, self.model.model.norm):
-            module.register_forward_pre_hook(
-                lambda _module, inputs: self._streams.append(inputs[0])
-            )
-
-    @torch.no_grad()
-    def taps(self, tokens: list[int], ids: tuple[int, ...]) -> torch.Tensor:
-        """[tokens, taps * hidden]: the residual stream after i layers, for each i of `ids`."""
-        self._streams.clear()
-        self.model(torch.tensor([tokens]))
-        return torch.cat([self._streams[index][0] for index in ids], dim=-1)
-
-    def lend(self, head: DraftHead) -> DraftHead:
-        model = self.model
-        if head.config.hidden_size == model.config.hidden_size:
-            head.share(embeddings=model.model.embed_tokens.weight, lm_head=model.lm_head.weight)
-        return head
-
-
-def new_head(case: Case, target: Target) -> DraftHead:
-    head = DraftHead(case.config, **case.own)
-    randomise(head)
-    if size := case.config.draft_vocab_size:
-        head.set_draft_vocabulary(torch.randperm(case.config.vocab_size)[:size].sort().values)
-    return target.lend(head.eval())
 
 
 @pytest.fixture(scope="module")
@@ -178,59 +60,13 @@ def steps(
     target: Target, heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Step]]:
     """Name -> what vLLM drafted at every step."""
-    engines: dict[str, dict[str, Any]] = {}
-    for name in STOCK:
-        case = CASES[name]
-        if case.speculators:  # it names its target, its K and its method
-            engines[name] = {"model": str(heads[name])}
-            continue
-        engines[name] = {
-            "model": str(target.folder),
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(heads[name]),
-                "num_speculative_tokens": K,
-                "parallel_drafting": case.config.method == "p-eagle",
-            },
-        }
-    folder = tmp_path_factory.mktemp("engines")
-    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 30, "stock": True}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=900)
-    return result
-
-
-def reference(head: DraftHead, target: Target, step: Step) -> tuple[list[int], torch.Tensor]:
-    """(drafts after the text, their logits over the target's vocabulary [K, vocabulary])."""
-    text, first, k = step["text"], step["first"], len(step["draft"])
-    seen: list[torch.Tensor] = []
-
-    def logits(output: torch.Tensor) -> torch.Tensor:
-        seen.append(DraftHead.logits(head, output))
-        return seen[-1]
-
-    # Positions are relative to the head: its context may begin anywhere.
-    taps = target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)[first:]
-    entered = torch.tensor(text[first + 1 :])
-    with patch.object(head, "logits", logits):
-        drafted = draft(head, entered, taps, k)
-    rows = torch.cat(seen)
-    wide = torch.full((k, head.config.vocab_size), float("-inf"))
-    wide[:, head.to_target(torch.arange(rows.shape[1]))] = rows
-    return drafted.tolist(), wide
-
-
-def agrees(head: DraftHead, target: Target, step: Step) -> bool:
-    ours, logits = reference(head, target, step)
-    if head.selector is not None:  # a path: its scores are not the logits, and one follows another
-        return ours == step["draft"]
-    for mine, theirs, row in zip(ours, step["draft"], logits, strict=True):
-        if mine == theirs:
-            continue
-        if row[mine] - row[theirs] > TIE:
-            return False
-        if head.config.method == "eagle3":
-            break  # the rest follows from another token
-    return True
+    engines = {
+        name: {"model": str(heads[name])}  # which names its target, its K and its method
+        if CASES[name].speculators
+        else {"model": str(target.folder), "head": str(heads[name]), "k": K}
+        for name in STOCK
+    }
+    return steps_of(tmp_path_factory.mktemp("engines"), engines, max_tokens=30, stock=True)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -271,21 +107,14 @@ def restless(
     engines = {
         f"{name}, {context}": {
             "model": str(target.folder),
+            "head": str(heads[name]),
+            "k": 7,
             "block_size": 32,
             "additional_config": {"aerie": {**CONTEXTS[context], "bfloat16_on_cpu": False}},
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(heads[name]),
-                "num_speculative_tokens": 7,
-                "parallel_drafting": CASES[name].config.method == "p-eagle",
-            },
         }
         for name, context in RESTLESS
     }
-    folder = tmp_path_factory.mktemp("restless")
-    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 90, "stock": False}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=900)
-    return result
+    return steps_of(tmp_path_factory.mktemp("restless"), engines, max_tokens=90, stock=False)
 
 
 @pytest.mark.parametrize(("name", "context"), RESTLESS)

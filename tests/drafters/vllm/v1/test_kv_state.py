@@ -26,14 +26,6 @@ def read(contexts: DrafterKVState, blocks: list[int], until: int, name: str = "a
     contexts.remove(name)
 
 
-def test_a_cached_prefix_that_was_entered_is_used(contexts: DrafterKVState) -> None:
-    """Catches: a context that starts anew for no reason, at every hit."""
-    read(contexts, [3, 4, 5], 11)
-    contexts.add("b", 8, [3, 4, 6], 5)
-    slot = contexts.slots(["b"])
-    assert contexts.start(slot, contexts.seen[slot]) == [8] and contexts.first[slot] == [0]
-
-
 def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: DrafterKVState) -> None:
     """Catches: off by one at the end of a block, either way."""
     read(contexts, [3, 4], 7)
@@ -46,12 +38,12 @@ def test_a_block_is_whole_at_its_last_position_and_not_before(contexts: DrafterK
 def test_a_context_starts_behind_the_last_hole(
     contexts: DrafterKVState, whole: tuple[int, int], first: int
 ) -> None:
-    """Catches: a hole attended to because blocks behind it, or before it, are whole."""
+    """Catches: a hole attended to because blocks behind it, or before it, are whole; a context that
+    starts anew for no reason, at every hit of the prefix cache."""
     contexts.whole[[3, 4]] = whole
     contexts.add("b", 8, [3, 4, 6], 5)
     slot = contexts.slots(["b"])
-    contexts.start(slot, contexts.seen[slot])
-    assert contexts.first[slot] == [first]
+    assert contexts.start(slot, contexts.seen[slot]) == [8] and contexts.first[slot] == [first]
 
 
 def test_a_hit_inside_a_block_starts_behind_it(contexts: DrafterKVState) -> None:
@@ -104,7 +96,7 @@ def test_a_lost_part_leaves_its_blocks_unmarked(contexts: DrafterKVState) -> Non
     assert np.flatnonzero(contexts.whole).tolist() == [3, 6]
 
 
-def test_a_window_smaller_than_a_block_waits_for_the_next(contexts: DrafterKVState) -> None:
+def test_a_window_smaller_than_a_block_waits_for_the_next() -> None:
     """Catches: a start behind what the target has read taken for something to enter."""
     small = DrafterKVState(requests=1, blocks=8, block_size=SIZE, window=2)
     small.add("a", 0, [1, 2], 5)

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm import SamplingParams
 
 from drafters.config import MAX_K

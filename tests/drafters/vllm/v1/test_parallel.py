@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from drafters.model.config import HeadConfig, SelectorConfig

@@ -27,17 +27,16 @@ from drafters.train.optimisation.head_init import known_head
 from drafters.train.target import FrozenTarget
 from tests.drafters import engine_job
 from tests.drafters.train.tiny import tokenizer
-from tests.drafters.vllm.v1.test_heads import (
+from tests.drafters.vllm.random_heads import (
     EAGLE_3,
     P_EAGLE,
-    PROMPTS,
-    SCRIPT,
     Case,
     Step,
     Target,
     agrees,
     new_head,
-)  # fmt: skip
+    steps_of,
+)
 
 pytestmark = engine_job.marks()
 
@@ -197,22 +196,15 @@ def steps(
     engines = {
         name: {
             "model": str(target.folder),
+            "head": str(heads[name]),
+            "k": 7,
             "block_size": 32,
             "additional_config": {"aerie": {"catch_up_tokens": 256, "bfloat16_on_cpu": False}},
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(heads[name]),
-                "num_speculative_tokens": 7,
-                "parallel_drafting": shape.case.config.method == "p-eagle",
-            },
         }
-        for name, shape in SHAPES.items()
+        for name in SHAPES
         if name in selected
     }
-    folder = tmp_path_factory.mktemp("engines")
-    job = {"engines": engines, "prompts": PROMPTS, "max_tokens": 60, "stock": False}
-    result: dict[str, list[Step]] = engine_job.run(SCRIPT, folder, job, timeout=1200)
-    return result
+    return steps_of(tmp_path_factory.mktemp("engines"), engines, max_tokens=60, stock=False)
 
 
 @pytest.mark.timeout(1300)

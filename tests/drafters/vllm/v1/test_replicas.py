@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.model.checkpoint import load_head
+from drafters.model.checkpoint import load_head, save_head
+from drafters.model.head import DraftHead
+from drafters.model.speculators import save_speculators
 from tests.drafters import engine_job
-from tests.drafters.model.whole_text import draft
+from tests.drafters.vllm import replicas
+from tests.drafters.vllm.random_heads import agrees
 
-pytestmark = engine_job.marks()
-replicas = pytest.importorskip("tests.drafters.vllm.replicas", reason="no such transformers")
+pytestmark = [*engine_job.marks(), pytest.mark.replicas]
 
 SCRIPT = Path(__file__).parents[1] / "engine_replicas.py"
 K = 7
@@ -30,7 +32,6 @@ PROMPTS = [list(range(5, 16)), [3, 190, 77, 12], list(range(120, 60, -1))]
 LENGTH = 70  # longer than the sliding windows
 FREQUENT = 12  # tokens that the head drafts
 TIE = 1e-3  # of logits a few units apart: two implementations, sums in another order
-IN_CI: tuple[str, ...] = ()  # architectures of every run; the others with -m replicas
 
 
 @dataclass(frozen=True)
@@ -38,34 +39,28 @@ class Run:
     """A replica, its head, and what the engine made of them."""
 
     name: str
-    target: Any
-    head: Any
+    target: replicas.Target
+    head: DraftHead
+    plain: list[list[int]]  # the texts without a head
     result: dict[str, Any]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[] if name in IN_CI else pytest.mark.replicas)
-        for name in replicas.REPLICAS
-    ],
-)
+@pytest.fixture(scope="module", params=replicas.REPLICAS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     name: str = request.param
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp(name)
-    target = replicas.Target(name, folder / "target")
-    job = {
-        "target": str(target.folder),
-        "head": str(folder / "head"),
-        "draft_vocabulary": FREQUENT,
-        "speculators": replicas.REPLICAS[name].speculators,
-        "k": K,
-        "prompts": PROMPTS,
-        "max_tokens": LENGTH,
-    }
-    result = engine_job.run(SCRIPT, folder, job, timeout=900)
-    return Run(name, target, load_head(folder / "head"), result)
+    target, checkpoint = replicas.Target(name, folder / "target"), folder / "head"
+    job = {"target": str(target.folder), "prompts": PROMPTS, "max_tokens": LENGTH}
+    plain = engine_job.run(SCRIPT, folder, {**job, "head": None, "k": 0}, timeout=900)["texts"]
+    torch.manual_seed(1)
+    head = replicas.new_head(plain, FREQUENT)
+    if replicas.REPLICAS[name].speculators:
+        save_speculators(head, checkpoint, target=str(target.folder), draft_tokens=K)
+    else:
+        save_head(head, checkpoint)
+    result = engine_job.run(SCRIPT, folder, {**job, "head": str(checkpoint), "k": K}, timeout=900)
+    return Run(name, target, load_head(checkpoint), plain, result)
 
 
 def test_the_head_is_ours_and_drafts_in_parallel(run: Run) -> None:
@@ -76,8 +71,8 @@ def test_the_head_is_ours_and_drafts_in_parallel(run: Run) -> None:
 
 def test_the_text_with_drafts_is_the_text_without(run: Run) -> None:
     result = run.result
-    assert [len(text) for text in result["plain"]] == [LENGTH] * len(PROMPTS)
-    assert result["drafted"] == result["plain"]
+    assert [len(text) for text in run.plain] == [LENGTH] * len(PROMPTS)
+    assert result["texts"] == run.plain
     print(f"{run.name}: {result['accepted']} of {result['offered']} drafts accepted")
     assert result["offered"] > 100
     assert result["accepted"] > 0  # or the comparison has compared nothing
@@ -101,27 +96,5 @@ def test_every_draft_is_the_module_s(run: Run) -> None:
     assert len(steps) > 20
     assert len({len(step["draft"]) for step in steps}) >= 5  # K changed
     assert len({tuple(step["draft"]) for step in steps}) > 20  # something to tell apart
-    wrong = [step for step in steps if not _agrees(run, step)]
+    wrong = [step for step in steps if not agrees(run.head, run.target, step, TIE)]
     assert not wrong, f"{len(wrong)} of {len(steps)} steps"
-
-
-def _agrees(run: Run, step: dict[str, Any]) -> bool:
-    """Whether the engine's drafts are the module's, or tie with them."""
-    text, first, k = step["text"], step["first"], len(step["draft"])
-    head = run.head
-    seen: list[torch.Tensor] = []
-    compute = head.logits
-    head.logits = lambda output: seen.append(compute(output)) or seen[-1]
-    try:
-        taps = run.target.taps(text[:-1], head.config.eagle_aux_hidden_state_layer_ids)[first:]
-        entered = torch.tensor(text[first + 1 :])
-        ours = draft(head, entered, taps, k).tolist()
-    finally:
-        del head.logits
-    rows = torch.cat(seen)
-    tokens = head.to_target(torch.arange(rows.shape[1])).tolist()
-    for mine, theirs, row in zip(ours, step["draft"], rows, strict=True):
-        gap = row[tokens.index(mine)] - row[tokens.index(theirs)]
-        if mine != theirs and gap > TIE:
-            return False
-    return True

@@ -11,14 +11,8 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from tests.drafters import engine_job
-from tests.drafters.vllm.verification.test_samples import (
-    HEADS,
-    PROMPT,
-    save_models,
-    tiny_target,
-)
+from tests.drafters.vllm.verification.test_samples import HEADS, PROMPT, save_models, tiny_target
 
-pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
 pytestmark = engine_job.marks()
 
 SCRIPT = Path(__file__).parents[1] / "engine_samples_v2.py"
@@ -44,10 +38,8 @@ def results(
     """Head -> what its engine sampled."""
     folder = tmp_path_factory.mktemp("sampled")
     job = save_models(target, folder)
-    for head in job["heads"].values():
-        head["ways"] = WAYS
     texts = {"prompts": [PROMPT[n:] for n in (0, 7, 15)], "tokens": 10, "options": OPTIONS}
-    job |= {"k_max": K_MAX, "texts": texts}
+    job |= {"k_max": K_MAX, "ways": WAYS, "texts": texts}
     return engine_job.run(SCRIPT, folder, job, timeout=1500)
 
 

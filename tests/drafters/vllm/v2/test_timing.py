@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v2.timing import StepMarks, TimedOutput, mark
 

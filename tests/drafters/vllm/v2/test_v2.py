@@ -3,7 +3,7 @@ the steps before, whether or not a step is scheduled before the last one has run
 CUDA graphs of another K and of more requests, and those of a head that has taken the place of
 another.
 
-Weights are random as in test_heads.py, and drafts are accepted at random. On a CPU all of the
+Weights are random as in v1/test_heads.py, and drafts are accepted at random. On a CPU all of the
 runner's kernels run in Triton's interpreter, and the calls that a graph would record are run.
 """
 
@@ -17,12 +17,11 @@ import pytest
 import torch
 
 from drafters.config import captured_ks, captured_table
-from drafters.model.checkpoint import load_head, save_head
+from drafters.model.checkpoint import load_head
 from drafters.model.config import SelectorConfig
 from tests.drafters import engine_job
-from tests.drafters.vllm.v1.test_heads import CASES, PROMPTS, Case, Target, agrees, new_head
+from tests.drafters.vllm.random_heads import CASES, PROMPTS, Case, Target, agrees, save_heads, swaps
 
-pytest.importorskip("triton", reason="the V2 runner needs Triton, and this platform has none")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # on a GPU too
 
 K = 5
@@ -65,14 +64,9 @@ def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     folder = tmp_path_factory.mktemp("heads")
     found: dict[str, list[Path]] = {}
     for engine, (name, *_) in zip(IDS, ENGINES, strict=True):
-        found[engine] = []
-        for number, case in enumerate([CASES[name], *SWAPS.get(engine, [])]):
-            if isinstance(case, str):
-                found[engine].append(found[engine][0])
-                continue
-            case = replace(case, own={"own_embeddings": engine != BORROWING})
-            save_head(new_head(case, target), folder / f"{engine}-{number}")
-            found[engine].append(folder / f"{engine}-{number}")
+        own = {"own_embeddings": engine != BORROWING}
+        cases = [case and replace(case, own=own) for case in (CASES[name], *SWAPS[engine])]
+        found[engine] = save_heads(folder, engine, cases, target)
     return found
 
 
@@ -87,22 +81,18 @@ def steps(
     engines = {
         engine: {
             "model": str(target.folder),
+            "head": str(heads[engine][0]),
+            "k": K,
+            "speculation": {"num_speculative_tokens_per_batch_size": captured_table(K)},
             "block_size": 32,
             "async_scheduling": overlapped,
             "graphs": graphs,
             "max_num_batched_tokens": budget,
             "max_model_len": longest,
             "prompts": [list(range(5, 27 + n)) for n in range(9)] if graphs else 2 * PROMPTS,
-            "swaps": ["" if head == heads[engine][0] else str(head) for head in heads[engine][1:]],
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(heads[engine][0]),
-                "num_speculative_tokens": K,
-                "parallel_drafting": CASES[name].config.method == "p-eagle",
-                "num_speculative_tokens_per_batch_size": captured_table(K),
-            },
+            "swaps": swaps(heads[engine]),
         }
-        for engine, (name, overlapped, graphs, budget, longest) in zip(IDS, ENGINES, strict=True)
+        for engine, (_, overlapped, graphs, budget, longest) in zip(IDS, ENGINES, strict=True)
     }
     folder = tmp_path_factory.mktemp("v2")
     # Some of two at a time end at K = 0, and the next ones get their slots.

@@ -44,7 +44,6 @@ class Base:
     def __init__(self) -> None:
         self.use_async_scheduling = False
         self.own_drafter = None
-        self.sampled: list[Any] = []
         self.input_batch = SimpleNamespace(
             req_ids=["a", "b", "c"],
             generators={},

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from drafters.vllm.verification.sampled_drafts import DraftSampling

@@ -62,7 +62,7 @@ def save_models(target: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
             )
         )  # fmt: skip
         save_head(head, folder / name)
-    heads = {name: {"folder": str(folder / name), "parallel": name == "p-eagle"} for name in HEADS}
+    heads = {name: str(folder / name) for name in HEADS}
     return {"target": str(folder / "target"), "heads": heads}
 
 

@@ -7,13 +7,9 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="vllm is not installed")
-
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from drafters.vllm.verification.seeded_sampling import (

@@ -1,4 +1,5 @@
-"""The learner: a process beside the gateway that trains the head further while no request runs."""
+"""The learner: a process beside the gateway that trains the head further, while no request runs if
+nothing else is asked for."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it n
 
 
 def learner_command(
-    folder: Path, target: str, revision: str | None, head: str, k: int
+    folder: Path, target: str, revision: str | None, head: str, k: int, share: float
 ) -> list[str]:
     """The command that trains the head for the target in the folder, for `k` draft tokens, until it
-    is ended.
+    is ended; under load for that share of the time.
 
     Target and head are folders, hub ids whose files the engine has brought here, or a packaged
     target's name. Raises OSError if they are not here.
     """
     learner = ["drafters.train.learner", str(folder), "--target", _local(target, revision)]
     learner += ["--head", _local(head), "--k", str(k), "--forever"]
+    learner += ["--share", str(share)]
     return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner]
 
 

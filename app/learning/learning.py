@@ -44,6 +44,7 @@ class Learning:
                 target.revision,
                 head,
                 settings.speculation.k,
+                learning.learn_share,
             )
             self.learner = LearnerProcess(command)
 

@@ -37,6 +37,13 @@ class LearningSettings(Section):
         description="Train beside the gateway, in a process of lowest priority that runs while no "
         "request does. Off where `aerie learn` trains in the same folder from elsewhere.",
     )
+    learn_share: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the time for which it trains under load too, on one CPU thread of "
+        "lowest priority: for a gateway that is never idle.",
+    )
     learn_exclude: str = Field(
         "",
         description="Names of tenants, separated by commas, of whose sequences nothing is "

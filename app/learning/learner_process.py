@@ -1,5 +1,4 @@
-"""The learner: a process beside the gateway that trains the head further, while no request runs if
-nothing else is asked for."""
+"""The learner: a process beside the gateway that trains the head further."""
 
 from __future__ import annotations
 

@@ -120,6 +120,7 @@ def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[Mechanis
 def _runs(
     mechanism: Mechanism, places: Sequence[Place], seeds: Sequence[int]
 ) -> tuple[list[AblationRun], list[AblationRun]]:
+    # In an open loop the tokens per second are the clients', whatever the controller does.
     closed = [make for make, is_open in traces().values() if not is_open]
     with mechanism.off():
         steady = [_steady(mechanism, place, seed) for place in places for seed in seeds]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from drafters.learning.load_signal import RENEWED_S, LoadSignal
+from drafters.learning.load_signal import RENEWED_S, STARTING, LoadSignal
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ CLOSE_S = 2.0  # how long the end waits for a file system that does not answer
 class LoadReport:
     """Writes the load from a thread of its own: a file system may take long where a disk is busy.
 
-    An engine that starts counts as one request: what it measures then is measured alone.
+    It also says when the engine starts: what it measures then is measured alone.
     """
 
     def __init__(self, signal: LoadSignal) -> None:
@@ -41,8 +41,8 @@ class LoadReport:
 
     @property
     def requests(self) -> int:
-        """How many requests the learner is told of."""
-        return self._sequences + (not self._serving)
+        """How many requests the learner is told of, or STARTING."""
+        return self._sequences if self._serving else STARTING
 
     def start(self) -> None:
         """Start the thread that writes."""

@@ -34,15 +34,15 @@ class LearningSettings(Section):
     )
     learn_train: bool = Field(
         True,
-        description="Train beside the gateway, in a process of lowest priority that runs while no "
-        "request does. Off where `aerie learn` trains in the same folder from elsewhere.",
+        description="Train beside the gateway, in a process of lowest priority, while no request "
+        "runs. Off where `aerie learn` trains in the same folder from elsewhere.",
     )
     learn_share: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
-        description="Share of the time for which it trains under load too, on one CPU thread of "
-        "lowest priority: for a gateway that is never idle.",
+        description="Share of the time for which it trains under load too: for a gateway that is "
+        "never idle. It takes from the engine what the two share, cores or a GPU.",
     )
     learn_exclude: str = Field(
         "",

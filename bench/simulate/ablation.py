@@ -87,7 +87,8 @@ class AblationRun:
     """One load under the controller."""
 
     tokens_per_second: float
-    gauge_error: float | None  # size of the logarithm of the gauge over the truth; steady loads
+    # How far the speed-up gauge is off, of a steady load: |log(gauge / true speed-up)|.
+    gauge_error: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,9 @@ def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[Mechanis
     the hardware of the last one is used under the moving loads."""
     base_steady, base_moving = _runs(ALL, places, seeds)
     for mechanism in (ALL, *MECHANISMS):
-        steady, moving = _runs(mechanism, places, seeds)
+        steady, moving = base_steady, base_moving
+        if mechanism is not ALL:
+            steady, moving = _runs(mechanism, places, seeds)
         errors = [run.gauge_error for run in steady if run.gauge_error is not None]
         yield MechanismWorth(
             mechanism.name,
@@ -170,8 +173,9 @@ def _ratio(runs: Sequence[AblationRun], base: Sequence[AblationRun]) -> tuple[fl
 
 
 def on_cpu(hardware: Hardware, survival: Sequence[float]) -> list[Place]:
-    """Steady loads of 1, 4, 16 and 32 users on a CPU."""
+    """Steady loads of 1, 4, 16 and 32 users, as on a CPU, with as many drafts as `survival` has."""
+    k_max = min(CPU_K_MAX, len(survival))
     return [
-        Place("cpu", FITTED_WORKLOAD, users, CPU_K_MAX, hardware, tuple(survival))
+        Place("cpu", FITTED_WORKLOAD, users, k_max, hardware, tuple(survival))
         for users in (1, 4, 16, 32)
     ]

@@ -31,7 +31,7 @@ SEED = 1
 def main(argv: Sequence[str]) -> int:
     """Run `aerie simulate`, print its tables; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    played, machine = replay(), None
+    machine = None
     if arguments.costs is not None:
         machine = measured(arguments.costs, arguments.acceptance)
     if arguments.ablation:
@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
         seeds = range(arguments.seed, arguments.seed + arguments.replicas)
         print(_worths(ablation(on_cpu(hardware, survival), seeds)))
         return 0
+    played = replay()
     places = [*played.places, *(machine.places if machine is not None else ())]
     steadies = [
         steady(place, arguments.seed + i, arguments.steps) for i, place in enumerate(places)
@@ -165,7 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--ablation", action="store_true",
-        help="instead: what each mechanism of the controller is worth, switched off in turn",
+        help="instead of all this: what each mechanism of the controller is worth, switched off in "
+        "turn, with 1, 4, 16 and 32 users",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument(

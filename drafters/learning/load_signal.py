@@ -17,6 +17,7 @@ from pathlib import Path
 NAME = "load"
 RENEWED_S = 1.0  # the gateway writes at least this often
 GONE_S = 60.0  # no gateway that lives is silent for so long
+STARTING = -1  # in the place of a number of requests: the engine starts, or there is none
 _LAYOUT = struct.Struct("<dqq")  # when, the gateway's process id, requests
 
 
@@ -26,7 +27,7 @@ class GatewayLoad:
 
     at: float  # seconds of this machine's steady clock
     pid: int
-    requests: int
+    requests: int  # or STARTING
 
     def idle(self) -> bool:
         """Whether nothing is being answered: no request is there, or the gateway is gone.
@@ -50,7 +51,7 @@ class LoadSignal:
         self._clock = clock
 
     def write(self, requests: int) -> None:
-        """Say that so many requests are being answered. Raises OSError."""
+        """Say that so many requests are being answered, or STARTING. Raises OSError."""
         os.pwrite(self._file, _LAYOUT.pack(self._clock(), os.getpid(), requests), 0)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ class Pacing:
     """Decides at each look at the load whether the learner may compute until the next one.
 
     It may while the gateway has been idle for SETTLED_S. Under load it may for a share of the time,
-    in turns of one tick, so that a share of 0 means never.
+    in turns of one tick, so that a share of 0 means never. While an engine starts it may not.
     """
 
     def __init__(self, when: When = "idle", share: float = 0.0) -> None:
@@ -24,12 +24,15 @@ class Pacing:
         self._looked: float | None = None
         self._earned = 0.0  # seconds of computing, of the time under load
 
-    def may_run(self, idle: bool, now: float) -> bool:
+    def may_run(self, idle: bool, now: float, starting: bool = False) -> bool:
         """Whether to compute from `now`, in seconds of a steady clock, until the next look."""
         if self._when == "always":
             return True
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * TICK_S)
         self._looked = now
+        if starting:
+            self._idle_since = None
+            return False
         if idle:
             if self._idle_since is None:
                 self._idle_since = now

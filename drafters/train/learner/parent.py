@@ -94,20 +94,23 @@ def _pace(
         now = time.monotonic()
         if deadline is not None and now > deadline:
             return None
-        if pacing.may_run(_idle(folder), now) != runs:
+        idle, starting = _load(folder)
+        if pacing.may_run(idle, now, starting) != runs:
             child.send_signal(signal.SIGSTOP if runs else signal.SIGCONT)
             runs = not runs
         time.sleep(TICK_S)
     return code
 
 
-def _idle(folder: Path) -> bool:
-    """Whether the gateway answers nothing, or there is none."""
+def _load(folder: Path) -> tuple[bool, bool]:
+    """Whether the gateway answers nothing, or there is none; and whether its engine starts."""
     try:
         load = load_signal.read(folder)
     except OSError:
-        return False
-    return load is None or load.idle()
+        return False, False
+    if load is None or load.idle():
+        return True, False
+    return False, load.requests == load_signal.STARTING
 
 
 def _lock(folder: Path) -> int | None:

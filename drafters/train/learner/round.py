@@ -55,6 +55,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
+_ROWS_TO_FIT = 4  # times a head's hidden size: rows that a new token's row is made from
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
@@ -128,8 +129,8 @@ class Round:
         tokens = sum(len(item.answer) for item in trained)
         seed = int(until)
         mix = mix_of(self._target, args, seed)
-        mixed = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
-        mixed = taken(mixed, tokens * args.mix_share / (1.0 - args.mix_share))
+        usable = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
+        mixed = taken(usable, tokens * args.mix_share / (1.0 - args.mix_share))
         apart = [
             Text(text.tokens[: text.prompt + JUDGED_TOKENS], text.prompt)
             for text in mix
@@ -138,7 +139,7 @@ class Round:
         Texts.of(texts + mixed).save(folder / _TEXTS)
         Texts.of([*map(text_of, held_back), *apart]).save(folder / _HELD_BACK)
         parent = self._in_force()
-        change = self._vocabulary_change(parent, texts, mix)
+        change = self._vocabulary_change(parent, texts, usable)
         plan = {
             "round": f"{time.time_ns():x}",
             "until": until,
@@ -171,13 +172,16 @@ class Round:
     def _vocabulary_change(
         self, parent: int, captured: Sequence[Text], mix: Sequence[Text]
     ) -> VocabularyChange:
-        """Which tokens the candidate drafts otherwise than its parent; none where that may draft
-        all. Texts of the mix that are held back do not count."""
+        """Which tokens the candidate drafts otherwise than its parent. None where that may draft
+        all; without a mix, as nothing would say what else is common; and where there are too few
+        rows to make new ones from."""
         head = known_head(self._target, self._head_of(parent), self._target.dtype)
-        if not head.config.draft_vocab_size:
+        size = head.config.draft_vocab_size or 0
+        if not mix or size < _ROWS_TO_FIT * head.config.hidden_size:
             return VocabularyChange([], [])
-        mix = [text for text in mix if not is_held_back(text.tokens[: text.prompt].tolist())]
-        return vocabulary_change(head.t2d.cpu(), captured, mix, self._target.end_tokens)
+        drafted = torch.zeros(self._target.shape.vocab_size, dtype=torch.bool)
+        drafted[head.to_target(torch.arange(size, device=self._target.device)).cpu()] = True
+        return vocabulary_change(drafted, captured, mix, self._target.end_tokens)
 
     def _train(self, plan: dict[str, Any]) -> None:
         """Train the parent's head on."""
@@ -185,7 +189,7 @@ class Round:
             return
         args = self._args
         head = known_head(self._target, self._head_of(plan["parent"]), self._target.dtype)
-        if (change := plan["draft_vocabulary"])["added"]:
+        if (change := plan.get("draft_vocabulary")) and change["added"]:
             replace_draft_tokens(head, self._target, change["added"], change["dropped"])
         self._spare_copies(head)
         options = replace(

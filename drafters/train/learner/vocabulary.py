@@ -1,7 +1,7 @@
 """Which tokens a head may draft, chosen anew for the texts that it is trained further on.
 
-A draft vocabulary leaves out what was rare where the head was made. Of a domain that it was not
-made for that is many tokens, and none of them is ever accepted, however long the head is trained.
+A draft vocabulary leaves out what was rare where the head was made. In another domain some of that
+is common, and a token that a head may not draft is never accepted, however long it is trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from drafters.train.data.token_sequences import Text
 
 _LEAST_ANSWERS = 2  # captured answers that have a token before it is drafted
-_CHANGED_SHARE = 8  # one token in so many is replaced in a round, at most
+_MOST_CHANGED = 1 / 8  # of a draft vocabulary, in a round
+_TIMES_AS_COMMON = 2  # as the token whose place it takes: or they would come and go in each round
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def vocabulary_change(
 ) -> VocabularyChange:
     """The commoner tokens for the rarer ones, by how often captured answers and those of the mix
     have them. `drafted` says which target ids the head may draft, bool [vocabulary]; the ids in
-    `always` stay."""
+    `always` stay. Of equally rare ones the higher ids leave, which tokenizers made last."""
     counts = torch.zeros(len(drafted), dtype=torch.int64)
     answers = torch.zeros_like(counts)  # captured ones that have the token
     for text in captured:
@@ -42,10 +43,11 @@ def vocabulary_change(
     kept = torch.zeros_like(drafted)
     kept[list(always)] = True
     new = (~drafted & (answers >= _LEAST_ANSWERS)).nonzero()[:, 0]
-    old = (drafted & ~kept).nonzero()[:, 0]
+    old = (drafted & ~kept).nonzero()[:, 0].flip(0)
     new = new[counts[new].argsort(descending=True, stable=True)]
     old = old[counts[old].argsort(stable=True)]
-    most = min(len(new), len(old), int(drafted.sum()) // _CHANGED_SHARE)
+    most = min(len(new), len(old), int(_MOST_CHANGED * int(drafted.sum())))
     new, old = new[:most], old[:most]
-    better = counts[new] > counts[old]  # as counts of `new` fall and those of `old` rise: a prefix
+    # Counts of `new` fall and those of `old` rise, so that these are the first ones.
+    better = counts[new] >= _TIMES_AS_COMMON * counts[old]
     return VocabularyChange(sorted(new[better].tolist()), sorted(old[better].tolist()))

@@ -22,7 +22,8 @@ from drafters.train.target import FrozenTarget
 # With more layers P-EAGLE accepts more (paper, table 5: acceptance length 2.69 / 3.58 / 3.92 with
 # 1 / 2 / 4), at the cost of one pass; EAGLE-3 would pay for them in each of K passes.
 LAYERS: dict[Method, int] = {"p-eagle": 4, "eagle3": 1}
-_RIDGE = 1e-6  # keeps a fit of fewer rows than numbers from failing
+_FIT_ROWS = 4096  # of a fit that are numbers of 64 bits at a time
+_RIDGE = 1e-6  # keeps a singular fit from failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def replace_draft_tokens(
     new = torch.tensor(added, device=matrix.device)
     rows = matrix[stays]
     made = _affine(target.lm_head[drafted[stays]], rows, target.lm_head[new])
+    made = made.to(torch.bfloat16)  # `weights_digest` is then that of any type
     ids = torch.cat([drafted[stays], new])
     order = ids.argsort()
     matrix.copy_(torch.cat([rows, made.to(matrix.dtype)])[order])
@@ -128,11 +130,15 @@ def _affine(inputs: torch.Tensor, outputs: torch.Tensor, new: torch.Tensor) -> t
     def widened(rows: torch.Tensor) -> torch.Tensor:
         return functional.pad(rows.double(), (0, 1), value=1.0)
 
-    known = widened(inputs)
-    square = known.T @ known
-    ridge = _RIDGE * square.diagonal().mean() * torch.eye(len(square), device=square.device)
-    found = torch.linalg.solve(square + ridge, known.T @ outputs.double())
-    return widened(new) @ found
+    width = inputs.shape[1] + 1
+    square = torch.zeros(width, width, dtype=torch.float64, device=inputs.device)
+    cross = square[:, : outputs.shape[1]].clone()
+    for some, wanted in zip(inputs.split(_FIT_ROWS), outputs.split(_FIT_ROWS), strict=True):
+        known = widened(some)
+        square += known.T @ known
+        cross += known.T @ wanted.double()
+    square.diagonal().mul_(1.0 + _RIDGE)
+    return widened(new) @ torch.linalg.solve(square, cross)
 
 
 def weights_digest(head: DraftHead) -> str:

@@ -31,12 +31,12 @@ def requests(folder: Path) -> int | None:
 
 def test_an_engine_that_starts_is_load(report: LoadReport, tmp_path: Path) -> None:
     """Otherwise the learner would slow down what start-up measures."""
-    until(lambda: requests(tmp_path) == 1, 5)
+    until(lambda: requests(tmp_path) == load_signal.STARTING, 5)
     report.serve(True)
     until(lambda: requests(tmp_path) == 0, 5)
     report.count(3)
     report.serve(False)  # the engine died: none of its requests comes back
-    until(lambda: requests(tmp_path) == 1, 5)
+    until(lambda: requests(tmp_path) == load_signal.STARTING, 5)
     report.serve(True)
     until(lambda: requests(tmp_path) == 0, 5)
 

@@ -31,7 +31,7 @@ def test_with_all_mechanisms_runs_repeat_themselves(worths: dict[str, MechanismW
 
 
 def test_a_mechanism_that_is_off_changes_what_is_made(worths: dict[str, MechanismWorth]) -> None:
-    """Else it was not switched off, or comes on again for the next one."""
+    """Else it was not switched off."""
     ratios = [worth.moving for worth in worths.values()]
     assert len(set(ratios)) == len(ratios)
     assert all(0.5 < ratio < 1.5 for ratio in ratios)

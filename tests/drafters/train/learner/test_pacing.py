@@ -36,6 +36,13 @@ def test_a_share_of_the_time_under_load_is_kept(share: float):
     assert sum(allowed) / len(allowed) == pytest.approx(share, abs=0.002)
 
 
+def test_an_engine_that_starts_is_left_alone_whatever_the_share():
+    pacing = Pacing(share=0.5)
+    ticks(pacing, idle=False, seconds=1.0, start=0.0)
+    assert not any(pacing.may_run(False, 1.0 + n * TICK_S, starting=True) for n in range(100))
+    assert any(ticks(pacing, idle=False, seconds=1.0, start=6.0))
+
+
 def test_time_that_nobody_looked_at_earns_nothing():
     """After a pause of the whole machine the learner has no claim to an hour of its own."""
     pacing = Pacing(share=0.5)

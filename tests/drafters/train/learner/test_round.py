@@ -17,6 +17,7 @@ from drafters.learning.captured import FOLDER, Captured
 from drafters.learning.lineage import CANDIDATE, REFUSED, Generation, Lineage
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import SelectorConfig
+from drafters.model.head import DraftHead
 from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts
@@ -271,9 +272,16 @@ def test_a_round_goes_on_wherever_it_was_killed(
     assert RoundFolder(options.folder / "work").since() == 1059.0
 
 
+@pytest.mark.parametrize("draft_vocabulary", [False, True], ids=["all-tokens", "few-tokens"])
 def test_training_goes_on_from_where_it_was_saved(
-    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+    options: argparse.Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    new_head: NewHead,
+    target: FrozenTarget,
+    draft_vocabulary: bool,
 ):
+    if draft_vocabulary:
+        save_head(drafting_what_is_not_written(new_head, target), options.head)
     update, done = Trainer._update, []
 
     def counted(self: Trainer, indices: list[int]) -> None:
@@ -345,20 +353,30 @@ def test_a_selector_is_trained_on_too(
     assert "fc.weight" in changed
 
 
+def written(target: FrozenTarget) -> set[int]:
+    """The tokens of the answers that `learning` has captured."""
+    return {token for item in served(target, "alice", 60, seed=1) for token in item.answer}
+
+
+def drafting_what_is_not_written(new_head: NewHead, target: FrozenTarget) -> DraftHead:
+    """A head with a draft vocabulary that leaves out the tokens of the captured answers."""
+    there = written(target)
+    others = [token for token in range(VOCABULARY - 1) if token not in there]
+    head = new_head(draft_vocab_size=64)
+    head.set_draft_vocabulary(torch.tensor(sorted([*others, *sorted(there)][:64])))
+    return head
+
+
 def test_a_head_drafts_the_tokens_of_its_traffic(
     options: argparse.Namespace, new_head: NewHead, target: FrozenTarget
 ):
     """Also those that its first draft vocabulary left out."""
-    written = {token for item in served(target, "alice", 60, seed=1) for token in item.answer}
-    others = [token for token in range(VOCABULARY - 1) if token not in written]
-    head = new_head(draft_vocab_size=64)
-    head.set_draft_vocabulary(torch.tensor(sorted([*others, *sorted(written)][:64])))
-    save_head(head, options.head)
+    save_head(drafting_what_is_not_written(new_head, target), options.head)
     found = run(options)
     before, after = (load_head(folder).t2d for folder in (options.head, found.folder))
     added = (after & ~before).nonzero()[:, 0].tolist()
     assert len(added) == found.provenance["data"]["new_draft_tokens"] == 64 // 8
-    assert set(added) <= written
+    assert set(added) <= written(target)
     assert int(after.sum()) == 64
 
 

@@ -105,7 +105,8 @@ def http(guarded: Gateway, operator: str) -> Iterator[httpx.Client]:
 
 
 def body(max_tokens: int = 4, **changes: object) -> JSON:
-    return greedy("def read_config(path):\n", max_tokens=max_tokens, **changes)
+    given = {"prompt": "def read_config(path):\n", "max_tokens": max_tokens, **changes}
+    return greedy(**given)
 
 
 def until_known(gateway: Gateway, key: str) -> None:

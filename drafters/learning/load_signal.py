@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 NAME = "load"
@@ -19,6 +20,14 @@ RENEWED_S = 1.0  # the gateway writes at least this often
 GONE_S = 60.0  # no gateway that lives is silent for so long
 STARTING = -1  # in the place of a number of requests: the engine starts, or there is none
 _LAYOUT = struct.Struct("<dqq")  # when, the gateway's process id, requests
+
+
+class Activity(Enum):
+    """What a gateway does, as far as a learner beside it cares."""
+
+    IDLE = auto()  # it answers nothing, or there is none
+    BUSY = auto()
+    STARTING = auto()  # its engine starts: what it measures then must be measured alone
 
 
 @dataclass(frozen=True)
@@ -29,17 +38,21 @@ class GatewayLoad:
     pid: int
     requests: int  # or STARTING
 
-    def idle(self) -> bool:
-        """Whether nothing is being answered: no request is there, or the gateway is gone.
+    @property
+    def activity(self) -> Activity:
+        """What the gateway does now.
 
         A gateway that has not written for a while is gone if it has no process, which says nothing
         while it writes: it may run in another container. If it is there, it may be starved, and is
         not idle.
         """
         silent_s = abs(time.monotonic() - self.at)  # the machine may have been started anew
-        if silent_s < 3 * RENEWED_S:
-            return self.requests == 0
-        return silent_s > GONE_S or not _alive(self.pid)
+        silent = silent_s >= 3 * RENEWED_S
+        if silent and (silent_s > GONE_S or not _alive(self.pid)):
+            return Activity.IDLE
+        if self.requests == STARTING:
+            return Activity.STARTING
+        return Activity.BUSY if silent or self.requests else Activity.IDLE
 
 
 class LoadSignal:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from drafters.learning.load_signal import Activity
+
 When = Literal["idle", "always"]
 TICK_S = 0.05  # how often the load is looked at: half of what a stop may take
 SETTLED_S = 0.5  # how long the gateway has to be idle before training goes on
@@ -24,16 +26,13 @@ class Pacing:
         self._looked: float | None = None
         self._earned = 0.0  # seconds of computing, of the time under load
 
-    def may_run(self, idle: bool, now: float, starting: bool = False) -> bool:
+    def may_run(self, activity: Activity, now: float) -> bool:
         """Whether to compute from `now`, in seconds of a steady clock, until the next look."""
         if self._when == "always":
             return True
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * TICK_S)
         self._looked = now
-        if starting:
-            self._idle_since = None
-            return False
-        if idle:
+        if activity is Activity.IDLE:
             if self._idle_since is None:
                 self._idle_since = now
             if now - self._idle_since >= SETTLED_S:
@@ -41,6 +40,8 @@ class Pacing:
                 return True
         else:
             self._idle_since = None
+        if activity is Activity.STARTING:
+            return False
         self._earned += self._share * passed
         if self._earned < TICK_S:
             return False

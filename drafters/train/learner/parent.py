@@ -23,6 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from drafters.learning import WORK, load_signal
+from drafters.learning.load_signal import Activity
 from drafters.parent_death import request_death_signal
 from drafters.train.learner.options import learn_parser, option_problem
 from drafters.train.learner.pacing import TICK_S, Pacing
@@ -94,23 +95,20 @@ def _pace(
         now = time.monotonic()
         if deadline is not None and now > deadline:
             return None
-        idle, starting = _load(folder)
-        if pacing.may_run(idle, now, starting) != runs:
+        if pacing.may_run(_activity(folder), now) != runs:
             child.send_signal(signal.SIGSTOP if runs else signal.SIGCONT)
             runs = not runs
         time.sleep(TICK_S)
     return code
 
 
-def _load(folder: Path) -> tuple[bool, bool]:
-    """Whether the gateway answers nothing, or there is none; and whether its engine starts."""
+def _activity(folder: Path) -> Activity:
+    """What the gateway does; BUSY where that cannot be read."""
     try:
         load = load_signal.read(folder)
     except OSError:
-        return False, False
-    if load is None or load.idle():
-        return True, False
-    return False, load.requests == load_signal.STARTING
+        return Activity.BUSY
+    return Activity.IDLE if load is None else load.activity
 
 
 def _lock(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 
 from app.learning.load_report import LoadReport
 from drafters.learning import load_signal
-from drafters.learning.load_signal import LoadSignal
+from drafters.learning.load_signal import Activity, LoadSignal
 from tests.waiting import until
 
 
@@ -58,7 +58,7 @@ def test_the_load_is_renewed_every_second(report: LoadReport, tmp_path: Path) ->
     until(lambda: requests(tmp_path) == 0, 5)
     first = load_signal.read(tmp_path)
     assert first is not None
-    assert first.idle()
+    assert first.activity is Activity.IDLE
     until(lambda: load_signal.read(tmp_path) != first, 3 * load_signal.RENEWED_S)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drafters.learning import load_signal
-from drafters.learning.load_signal import GatewayLoad, LoadSignal
+from drafters.learning.load_signal import STARTING, Activity, GatewayLoad, LoadSignal
 
 
 def test_the_learner_reads_what_the_gateway_wrote(tmp_path: Path):
@@ -29,18 +29,26 @@ def gone() -> int:
 
 
 def test_idle_is_a_gateway_without_requests_or_none(gone: int):
-    now = time.monotonic()
-    assert GatewayLoad(now, os.getpid(), 0).idle()
-    assert not GatewayLoad(now, os.getpid(), 1).idle()
+    now, here = time.monotonic(), os.getpid()
+    assert GatewayLoad(now, here, 0).activity is Activity.IDLE
+    assert GatewayLoad(now, here, 1).activity is Activity.BUSY
     # It is there, and has not said anything for a while: starved, or it hangs.
-    assert not GatewayLoad(now - 10, os.getpid(), 0).idle()
-    assert GatewayLoad(now - 10, gone, 5).idle()
+    assert GatewayLoad(now - 10, here, 0).activity is Activity.BUSY
+    assert GatewayLoad(now - 10, gone, 5).activity is Activity.IDLE
     # Another process has its number by now, or the machine was started anew.
-    assert GatewayLoad(now - 100, os.getpid(), 5).idle()
-    assert GatewayLoad(now + 1e6, os.getpid(), 5).idle()
+    assert GatewayLoad(now - 100, here, 5).activity is Activity.IDLE
+    assert GatewayLoad(now + 1e6, here, 5).activity is Activity.IDLE
 
 
 def test_a_gateway_in_another_container_has_no_process_here(gone: int):
     """The fault: a learner beside it trained under load, since it saw no process."""
-    assert not GatewayLoad(time.monotonic() - 1, gone, 1).idle()
-    assert GatewayLoad(time.monotonic() - 1, gone, 0).idle()
+    now = time.monotonic()
+    assert GatewayLoad(now - 1, gone, 1).activity is Activity.BUSY
+    assert GatewayLoad(now - 1, gone, 0).activity is Activity.IDLE
+
+
+def test_an_engine_starts_until_its_gateway_says_otherwise_or_is_gone(gone: int):
+    now = time.monotonic()
+    assert GatewayLoad(now - 1, gone, STARTING).activity is Activity.STARTING
+    assert GatewayLoad(now - 10, os.getpid(), STARTING).activity is Activity.STARTING
+    assert GatewayLoad(now - 10, gone, STARTING).activity is Activity.IDLE

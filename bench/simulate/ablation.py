@@ -10,22 +10,29 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 from unittest.mock import patch
 
-from bench.simulate.compare import CPU_K_MAX, OUTPUT, PROMPT, MakeTrace, calibrate, traces
-from bench.simulate.engine import Request, SimulatedEngine
+from bench.simulate.compare import (
+    CPU_K_MAX,
+    STEPS,
+    MakeTrace,
+    adaptive,
+    endless,
+    of_random_lengths,
+    traces,
+)
+from bench.simulate.engine import SimulatedEngine
 from bench.simulate.fit import FITTED_WORKLOAD, Place
 from bench.simulate.hardware import Hardware
-from bench.simulate.traces import Clients
 from drafters.control import cost_table
 from drafters.control.controller import Controller
 from drafters.control.tuning import Tuning
 from drafters.small_samples import student_t
 
 NOISE = 0.08  # of a step on a shared machine: standard deviation of its logarithm (bench/LOG.md)
-STEPS = 3000  # of a steady load
 MAX_REQUESTS = 48
 NEVER = 10**9
 
@@ -103,14 +110,16 @@ class MechanismWorth:
     gauge_error: float  # without it, the mean over the steady loads
 
 
-def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[MechanismWorth]:
-    """Yield all mechanisms together, then without each of them. `places` are the steady loads, and
-    the hardware of the last one is used under the moving loads."""
-    base_steady, base_moving = _runs(ALL, places, seeds)
+def ablation(
+    places: Sequence[Place], seeds: Sequence[int], steps: int = STEPS
+) -> Iterator[MechanismWorth]:
+    """Yield all mechanisms together, then without each of them. `places` are the steady loads, each
+    of so many `steps`; the hardware of the last one is used under the moving loads."""
+    base_steady, base_moving = _runs(ALL, places, seeds, steps)
     for mechanism in (ALL, *MECHANISMS):
         steady, moving = base_steady, base_moving
         if mechanism is not ALL:
-            steady, moving = _runs(mechanism, places, seeds)
+            steady, moving = _runs(mechanism, places, seeds, steps)
         errors = [run.gauge_error for run in steady if run.gauge_error is not None]
         yield MechanismWorth(
             mechanism.name,
@@ -121,30 +130,28 @@ def ablation(places: Sequence[Place], seeds: Sequence[int]) -> Iterator[Mechanis
 
 
 def _runs(
-    mechanism: Mechanism, places: Sequence[Place], seeds: Sequence[int]
+    mechanism: Mechanism, places: Sequence[Place], seeds: Sequence[int], steps: int
 ) -> tuple[list[AblationRun], list[AblationRun]]:
     # In an open loop the tokens per second are the clients', whatever the controller does.
     closed = [make for make, is_open in traces().values() if not is_open]
     with mechanism.off():
-        steady = [_steady(mechanism, place, seed) for place in places for seed in seeds]
+        steady = [_steady(mechanism, place, seed, steps) for place in places for seed in seeds]
         moving = [_moving(mechanism, places[-1], make, seed) for make in closed for seed in seeds]
     return steady, moving
 
 
 def _controller(mechanism: Mechanism, place: Place, rng: random.Random) -> Controller:
-    made = mechanism.controller(place.k_max, tuning=mechanism.tuning)
-    made.load_calibration(calibrate(place.hardware, place.k_max, MAX_REQUESTS, rng))
-    return made
+    make = partial(mechanism.controller, tuning=mechanism.tuning)
+    return adaptive(place.hardware, place.k_max, MAX_REQUESTS, rng, make)
 
 
-def _steady(mechanism: Mechanism, place: Place, seed: int) -> AblationRun:
+def _steady(mechanism: Mechanism, place: Place, seed: int, steps: int) -> AblationRun:
     rng = random.Random(seed)
     policy = _controller(mechanism, place, rng)
-    trace = Clients(
-        [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=NEVER)
+    engine = SimulatedEngine(
+        place.hardware, policy, endless(place), rng, noise=NOISE, asynchronous=True
     )
-    engine = SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
-    totals = engine.run(STEPS)
+    totals = engine.run(steps)
     sums = policy.snapshot()["totals"]
     gauge = sums["plain_seconds"] / sums["decode_seconds"]
     rate = totals.expected_tokens / totals.expected_s
@@ -154,9 +161,8 @@ def _steady(mechanism: Mechanism, place: Place, seed: int) -> AblationRun:
 
 def _moving(mechanism: Mechanism, place: Place, make: MakeTrace, seed: int) -> AblationRun:
     rng, arrivals = random.Random(seed), random.Random(f"{seed} arrivals")
-    lengths = random.Random(f"{seed} lengths")
     policy = _controller(mechanism, place, rng)
-    trace = make(lambda: Request(place.survival, PROMPT, lengths.randint(*OUTPUT)), arrivals)
+    trace = make(of_random_lengths(place.survival, seed), arrivals)
     engine = SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
     totals = engine.run()
     return AblationRun(totals.tokens / totals.elapsed_s, None)

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from app.engine.calibration import calibrate as measure_cells
 from bench.simulate.engine import NOISE, Request, SimulatedEngine, SimulationTotals
@@ -101,21 +102,37 @@ def calibrate(
     )
 
 
-def adaptive(hardware: Hardware, k_max: int, max_requests: int, rng: random.Random) -> Controller:
-    """A controller that has been calibrated on `hardware`."""
-    made = Controller(k_max)
+def adaptive(
+    hardware: Hardware,
+    k_max: int,
+    max_requests: int,
+    rng: random.Random,
+    make: Callable[[int], Controller] = Controller,
+) -> Controller:
+    """A controller that has been calibrated on `hardware`; `make` makes it for a largest K."""
+    made = make(k_max)
     made.load_calibration(calibrate(hardware, k_max, max_requests, rng))
     return made
+
+
+def endless(place: Place) -> Clients:
+    """As many requests as the place's concurrency, which never end."""
+    new = partial(Request, place.survival, 0, output=10**9)
+    return Clients([(math.inf, place.concurrency)], new)
+
+
+def of_random_lengths(survival: tuple[float, ...], seed: int) -> Callable[[], Request]:
+    """What makes requests whose lengths follow from `seed`, whatever policy runs them."""
+    lengths = random.Random(f"{seed} lengths")
+    return lambda: Request(survival, PROMPT, lengths.randint(*OUTPUT))
 
 
 def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
     """Run adaptive K with as many endless requests as the place's concurrency."""
     rng = random.Random(seed)
     policy = adaptive(place.hardware, place.k_max, 128, rng)
-    trace = Clients(
-        [(math.inf, place.concurrency)], lambda: Request(place.survival, 0, output=10**9)
-    )
-    totals = SimulatedEngine(place.hardware, policy, trace, rng, asynchronous=True).run(steps)
+    engine = SimulatedEngine(place.hardware, policy, endless(place), rng, asynchronous=True)
+    totals = engine.run(steps)
     survival = list(place.survival)
     rates = [place.hardware.rate(place.concurrency, k, survival) for k in range(place.k_max + 1)]
     rate = totals.expected_tokens / totals.expected_s
@@ -166,12 +183,7 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
             rng = random.Random(seed + replica)
             arrivals = random.Random(f"{seed + replica} arrivals")
             policy = policies(rng)
-            lengths = random.Random(f"{seed + replica} lengths")  # the same for every policy
-
-            def new(lengths: random.Random = lengths) -> Request:
-                return Request(survival, PROMPT, lengths.randint(*OUTPUT))
-
-            trace = make(new, arrivals)
+            trace = make(of_random_lengths(survival, seed + replica), arrivals)
             totals = SimulatedEngine(hardware, policy, trace, rng, asynchronous=True).run()
             tokens += totals.tokens
             # In an open loop the tokens are the same with every K; the times of requests differ.

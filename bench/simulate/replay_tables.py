@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -12,14 +13,7 @@ from typing import Any
 
 from bench.errors import reports_errors
 from bench.simulate.ablation import MechanismWorth, ablation, on_cpu
-from bench.simulate.compare import (
-    STEPS,
-    Moving,
-    Steady,
-    moving,
-    steady,
-    traces,
-)
+from bench.simulate.compare import STEPS, Moving, Steady, moving, steady, traces
 from bench.simulate.fit import Ratio, cpu, published, replay
 from bench.simulate.measured import measured
 from drafters.markdown import columns
@@ -30,14 +24,20 @@ SEED = 1
 @reports_errors("aerie simulate")
 def main(argv: Sequence[str]) -> int:
     """Run `aerie simulate`, print its tables; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.ablation and arguments.plot is not None:
+        parser.error("--plot draws nothing of --ablation")
     machine = None
     if arguments.costs is not None:
         machine = measured(arguments.costs, arguments.acceptance)
     if arguments.ablation:
         hardware, survival = cpu() if machine is None else (machine.hardware, machine.survival)
         seeds = range(arguments.seed, arguments.seed + arguments.replicas)
-        print(_worths(ablation(on_cpu(hardware, survival), seeds)))
+        worths = list(ablation(on_cpu(hardware, survival), seeds, arguments.steps))
+        print(_worths(worths))
+        if arguments.json:
+            print(json.dumps({"ablation": [asdict(worth) for worth in worths]}, allow_nan=False))
         return 0
     played = replay()
     places = [*played.places, *(machine.places if machine is not None else ())]
@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=_positive, default=STEPS, metavar="N",
-        help=f"steps at each published place [{STEPS}]",
+        help=f"steps at each published place, and of a steady load with --ablation [{STEPS}]",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"[{SEED}]")
     return parser

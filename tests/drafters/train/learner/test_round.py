@@ -69,6 +69,12 @@ def write(folder: Path, name: str, sequences: list[Captured]) -> None:
     (folder / FOLDER / f"{name}.jsonl").write_bytes(b"".join(item.line() for item in sequences))
 
 
+@pytest.fixture(autouse=True)
+def everything_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heads here begin with random weights: half of the way back to those is no head."""
+    monkeypatch.setattr(rounds, "_KEPT", 1.0)
+
+
 @pytest.fixture
 def learning(tmp_path: Path, target: FrozenTarget, target_folder: Path, new_head: NewHead) -> Path:
     """A folder of learning, and beside it a head that drafts badly, with a mix."""
@@ -218,6 +224,23 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
             run(options)
     assert lineage.generations() == []
     assert run(options).number == 1
+
+
+def test_half_of_what_a_round_changed_is_kept(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """All of it forgets the texts of the mix, round by round."""
+    before = load_head(options.head).state_dict()
+    whole = load_head(run(options).folder).state_dict()
+    monkeypatch.undo()
+    monkeypatch.setattr(Lineage, "add", lambda self, folder, record: kept.append(load_head(folder)))
+    kept: list[DraftHead] = []
+    run(options)
+    half = kept[0].state_dict()
+    assert any(not torch.equal(before[name], whole[name]) for name in before)
+    for name, weight in half.items():
+        wanted = (before[name].float() + whole[name].float()) / 2.0
+        torch.testing.assert_close(weight.float(), wanted, atol=2e-3, rtol=2e-2, msg=name)
 
 
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):

@@ -85,45 +85,58 @@ def misfits(folder: Path, config: HeadConfig, target: FrozenTarget) -> list[str]
     return target_problems(config, size, own)
 
 
+@torch.no_grad()
 def measure(
-    head: DraftHead,
+    heads: Sequence[DraftHead],
     target: FrozenTarget,
     answers: Answers,
     *,
     counts: Sequence[int] = COUNTS,
     greedy_drafts: bool = False,
     report: Report = lambda text: None,
-) -> WorkloadResult:
-    """Replay the target's answers with the head, for each K of `counts`. Drafts are drawn with the
+) -> list[WorkloadResult]:
+    """Replay the target's answers with each head, for each K of `counts`. Drafts are drawn with the
     noise of the answers, if they were sampled, or are the most probable tokens. Raises ValueError
     if a K is above `answers.beyond`."""
     deepest = max(counts)
     if deepest > answers.beyond:
         raise ValueError(f"K is {deepest}, but the answers were made for K up to {answers.beyond}")
-    agreeing: list[list[int]] = []
+    agreeing: list[list[list[int]]] = [[] for _ in heads]
     told = time.monotonic()
-    with torch.no_grad():
-        tables = None if head.selector is None else head.selector_tables()
+    tables = [None if head.selector is None else head.selector_tables() for head in heads]
+    layers = [head.config.eagle_aux_hidden_state_layer_ids for head in heads]
     lines = list(zip(answers.prompt_lengths, answers.written, answers.texts, strict=True))
     for index, (length, written, tokens) in enumerate(lines):
         if written > 1:  # an answer of one token takes no step with drafts
             first = length - 1
             last = first + written - 2
-            choose: Chooser = most_probable
-            if answers.noise is not None and not greedy_drafts:
-                choose = NoisyDrafts(
-                    answers.noise, head, prompt=index, length=length, last=last + 1 + deepest
+            read = tokens[None, : last + 1].to(target.device)
+            # The target reads an answer once for all heads that read the same layers of it.
+            taps = {each: target.states(read, each).taps for each in set(layers)}
+            for number, head in enumerate(heads):
+                choose: Chooser = most_probable
+                if answers.noise is not None and not greedy_drafts:
+                    choose = NoisyDrafts(
+                        answers.noise, head, prompt=index, length=length, last=last + 1 + deepest
+                    )
+                drafted = draft_everywhere(
+                    head, taps[layers[number]], tokens, first, last, deepest, choose, tables[number]
                 )
-            drafted = draft_everywhere(head, target, tokens, first, last, deepest, choose, tables)
-            agreeing.append(agreement(drafted, tokens, first))
+                agreeing[number].append(agreement(drafted, tokens, first))
         if time.monotonic() - told > _REPORT_EVERY:
             told = time.monotonic()
             report(f"drafted behind {index + 1} of {len(lines)} answers")
-    results = {
-        count: AcceptanceCounts.of([walk(row, count) for row in agreeing], count)
-        for count in counts
-    }
-    return WorkloadResult(len(lines), sum(answers.written), results)
+    return [
+        WorkloadResult(
+            len(lines),
+            sum(answers.written),
+            {
+                count: AcceptanceCounts.of([walk(row, count) for row in of_head], count)
+                for count in counts
+            },
+        )
+        for of_head in agreeing
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,10 +176,11 @@ def _measure(
         )
         if max(answers.written) < 2:
             raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
-        for head, of_head in zip(heads, measured, strict=True):
-            of_head[name] = measure(
-                head, target, answers, counts=counts, greedy_drafts=args.greedy_drafts, report=tell
-            )
+        found = measure(
+            heads, target, answers, counts=counts, greedy_drafts=args.greedy_drafts, report=tell
+        )
+        for of_head, result in zip(measured, found, strict=True):
+            of_head[name] = result
     return measured
 
 

@@ -23,7 +23,6 @@ from drafters.train.optimisation.draft_passes import (
     most_probable,
     real_entries,
 )
-from drafters.train.target import FrozenTarget
 
 # Slots of a pass. Each computes its masked attention to all others too, so that passes of few are
 # faster; mask and logits take most of the memory.
@@ -33,7 +32,7 @@ _SLOTS = 512
 @torch.no_grad()
 def draft_everywhere(
     head: DraftHead,
-    target: FrozenTarget,
+    taps: torch.Tensor,  # [1, last + 1, taps * hidden]: the target's states that the head reads
     tokens: torch.Tensor,  # [n]
     first: int,
     last: int,
@@ -47,13 +46,9 @@ def draft_everywhere(
     a + 2 on. `tokens` must reach to last + 1 at least. `tables` are those of the head's path
     selector, for a head that has one.
     """
-    text = tokens[None, : last + 2].to(target.device)
-    states = target.states(text[:, :-1], head.config.eagle_aux_hidden_state_layer_ids)
-    entries = real_entries(head, text, states.taps)
+    entries = real_entries(head, tokens[None, : last + 2].to(taps.device), taps)
     drafted = []
-    for anchors in torch.arange(first, last + 1, device=target.device).split(
-        max(_SLOTS // count, 1)
-    ):
+    for anchors in torch.arange(first, last + 1, device=taps.device).split(max(_SLOTS // count, 1)):
         later = draft_outputs(head, entries, [anchors] * (count - 1), choose=choose)
         outputs = torch.cat([entries.output[:, anchors], *later])  # [count, anchors, hidden]
         places = anchors + 2 + torch.arange(count, device=anchors.device)[:, None]

@@ -92,7 +92,8 @@ def replay(
     candidate on the texts of the mix with the `first` head too, where that is not in force."""
     groups = [(tenant, text) for tenant, texts in captured.items() for text in texts]
     texts = [text for _, text in groups] + list(mix)
-    before, after = (_steps(target, folder, texts, k) for folder in heads)
+    folders = [*heads, first] if mix and first is not None else heads
+    before, after, *of_first = _steps(target, folders, texts, k)
     tokens = torch.tensor([len(text.tokens) - text.prompt for text in texts]) - 1
     prompts = _prompt_numbers(texts)
 
@@ -103,9 +104,8 @@ def replay(
                for tenant in captured}  # fmt: skip
     own = len(groups)
     mix_against_first = None
-    if mix and first is not None:
-        first_steps = _steps(target, first, mix, k)
-        mix_against_first = compare(tokens[own:], first_steps, after[own:], prompts[own:])
+    for steps in of_first:
+        mix_against_first = compare(tokens[own:], steps[own:], after[own:], prompts[own:])
     return CandidateReplay(
         captured=of(list(range(own))),
         tenants={name: of(rows) for name, rows in tenants.items() if len(rows) >= LEAST_OF_TENANT},
@@ -114,10 +114,13 @@ def replay(
     )
 
 
-def _steps(target: FrozenTarget, head: Path, texts: Sequence[Text], k: int) -> torch.Tensor:
-    """The steps that each text's answer takes with `k` drafts of a head: int64 [texts]."""
-    loaded = load_fitting_head(head, target, "of the learner")
-    return measure(loaded, target, _answers(texts, k), counts=[k]).results[k].steps
+def _steps(
+    target: FrozenTarget, folders: Sequence[Path], texts: Sequence[Text], k: int
+) -> list[torch.Tensor]:
+    """The steps that each text's answer takes with `k` drafts of each head: int64 [texts]."""
+    heads = [load_fitting_head(folder, target, "of the learner") for folder in folders]
+    found = measure(heads, target, _answers(texts, k), counts=[k])
+    return [item.results[k].steps for item in found]
 
 
 def _prompt_numbers(texts: Sequence[Text]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from drafters.train.evaluation.greedy_replay import (
 )
 from drafters.train.optimisation.loss import DraftLoss
 from drafters.train.optimisation.step import Batch, accumulate_gradients
-from drafters.train.target import FrozenTarget
+from drafters.train.target import FrozenTarget, States
 from tests.drafters.model.whole_text import draft
 from tests.drafters.train.conftest import NewHead
 from tests.drafters.train.tiny import VOCABULARY
@@ -70,6 +71,11 @@ def trained(head: DraftHead, target: FrozenTarget) -> DraftHead:
     return head.eval()
 
 
+def read_by(head: DraftHead, target: FrozenTarget, text: torch.Tensor) -> torch.Tensor:
+    """What a head reads of the target's states, of all but the last token."""
+    return target.states(text[None, :-1], head.config.eagle_aux_hidden_state_layer_ids).taps
+
+
 @torch.no_grad()
 def naive(
     target: FrozenTarget, head: DraftHead, prompt: list[int], steps: int, count: int
@@ -107,9 +113,8 @@ def test_walk_equals_naive_speculation(
     head = trained(new_head(**variant), target)
     # A token that the target comes to write, in the middle of what the head knows.
     target.end_tokens = [int(answers(target)[0][len(PROMPTS[0]) + 12])]
-    got = measure(
-        head, target, write_answers(target, PROMPTS, steps=STEPS, beyond=6), counts=[1, 6]
-    )
+    written = write_answers(target, PROMPTS, steps=STEPS, beyond=6)
+    (got,) = measure([head], target, written, counts=[1, 6])
     texts = answers(target)
     assert got.prompts == len(PROMPTS)
     lengths = [len(text) - len(prompt) for text, prompt in zip(texts, PROMPTS, strict=True)]
@@ -130,6 +135,31 @@ def test_walk_equals_naive_speculation(
     assert overshoot > 0  # accepted behind the end, and counted, as an engine counts it
 
 
+def test_heads_that_are_measured_together_are_as_each_alone(
+    target: FrozenTarget, new_head: NewHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target reads an answer once for heads that read the same layers of it."""
+    heads = [
+        trained(new_head(**variant), target)
+        for variant in ({}, {"path_selector": SelectorConfig(4)}, {"ptd_token_id": None})
+    ]
+    heads.append(new_head(eagle_aux_hidden_state_layer_ids=(0, 3)))
+    assert heads[0].config.eagle_aux_hidden_state_layer_ids != (0, 3)
+    written = write_answers(target, PROMPTS, steps=STEPS, beyond=3)
+    alone = [measure([head], target, written, counts=[3])[0] for head in heads]
+    read: list[int] = []
+    states = FrozenTarget.states
+
+    def counted(self: FrozenTarget, tokens: torch.Tensor, taps: Sequence[int]) -> States:
+        read.append(tokens.shape[1])
+        return states(self, tokens, taps)
+
+    monkeypatch.setattr(FrozenTarget, "states", counted)
+    for one, other in zip(measure(heads, target, written, counts=[3]), alone, strict=True):
+        assert torch.equal(one.results[3].accepted, other.results[3].accepted)
+    assert len(read) == 2 * sum(count > 1 for count in written.written)
+
+
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3", "selector"])
 def test_passes_of_any_size_draft_the_same(
     target: FrozenTarget, new_head: NewHead, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -140,10 +170,11 @@ def test_passes_of_any_size_draft_the_same(
     head, text = new_head(**changes), torch.randint(200, (60,))
     with torch.no_grad():
         tables = None if head.selector is None else head.selector_tables()
-    whole = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
+    taps = read_by(head, target, text)
+    whole = draft_everywhere(head, taps, text, 2, 57, 5, tables=tables)
     for slots in (1, 35):
         monkeypatch.setattr("drafters.train.evaluation.greedy_replay._SLOTS", slots)
-        again = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
+        again = draft_everywhere(head, taps, text, 2, 57, 5, tables=tables)
         assert torch.equal(again, whole)
 
 
@@ -154,8 +185,9 @@ def test_a_selector_changes_drafts_behind_the_first_only(
     text = torch.randint(200, (60,))
     with torch.no_grad():
         tables = head.selector_tables()
-    plain = draft_everywhere(head, target, text, 2, 57, 5)
-    walked = draft_everywhere(head, target, text, 2, 57, 5, tables=tables)
+    taps = read_by(head, target, text)
+    plain = draft_everywhere(head, taps, text, 2, 57, 5)
+    walked = draft_everywhere(head, taps, text, 2, 57, 5, tables=tables)
     assert torch.equal(plain[:, 0], walked[:, 0])
     assert all(bool((plain[:, place] != walked[:, place]).any()) for place in range(1, 5))
 
@@ -167,7 +199,7 @@ def test_a_selector_changes_drafts_behind_the_first_only(
         seen.append((int(logits[0].isfinite().sum()), len(logits)))
         return logits.argmax(-1)
 
-    again = draft_everywhere(head, target, text, 2, 57, 5, choose, tables)
+    again = draft_everywhere(head, taps, text, 2, 57, 5, choose, tables)
     assert torch.equal(again, walked)
     assert seen == [(VOCABULARY, 56)] + [(16, 56)] * 4
 
@@ -177,7 +209,7 @@ def test_an_answer_of_one_token_takes_no_step(target: FrozenTarget, new_head: Ne
     ended = copy.copy(target)
     ended.end_tokens = [firsts[0]]
     written = write_answers(ended, PROMPTS, steps=STEPS, beyond=2)
-    result = measure(new_head(), ended, written, counts=[2])
+    (result,) = measure([new_head()], ended, written, counts=[2])
     assert len(result.results[2].steps) == len(PROMPTS) - firsts.count(firsts[0])
 
 

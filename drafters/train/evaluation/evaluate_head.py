@@ -176,10 +176,10 @@ def _measure(
         )
         if max(answers.written) < 2:
             raise ValueError(f"{name}: every answer ends with its first token, so no drafts")
-        found = measure(
+        results = measure(
             heads, target, answers, counts=counts, greedy_drafts=args.greedy_drafts, report=tell
         )
-        for of_head, result in zip(measured, found, strict=True):
+        for of_head, result in zip(measured, results, strict=True):
             of_head[name] = result
     return measured
 

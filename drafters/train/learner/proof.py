@@ -119,8 +119,8 @@ def _steps(
 ) -> list[torch.Tensor]:
     """The steps that each text's answer takes with `k` drafts of each head: int64 [texts]."""
     heads = [load_fitting_head(folder, target, "of the learner") for folder in folders]
-    found = measure(heads, target, _answers(texts, k), counts=[k])
-    return [item.results[k].steps for item in found]
+    results = measure(heads, target, _answers(texts, k), counts=[k])
+    return [result.results[k].steps for result in results]
 
 
 def _prompt_numbers(texts: Sequence[Text]) -> torch.Tensor:

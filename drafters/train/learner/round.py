@@ -57,7 +57,7 @@ _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
 _ROWS_TO_FIT = 4  # times a head's hidden size: rows that a new token's row is made from
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
-_KEPT = 0.5  # of what a round changed in the weights (decision 0037)
+_KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
 # Of the training of the head; those of its selector are those of docs/train-selector.md.
@@ -233,7 +233,7 @@ class Round:
         drafted = sum(text.drafted_tokens for text in texts)
         progress = Progress(tokens=max(round(epochs * drafted), 1), every=_REPORT_S)
         start = weights_digest(head)
-        before = {name: value.detach().clone() for name, value in head.named_parameters()}
+        initial = {name: value.detach().clone() for name, value in head.named_parameters()}
         trainer = Trainer(head, self._target, texts, states, progress, options, start)
         saved = folder / f"{SAVED}{name}.pt"
         if saved.exists():
@@ -243,7 +243,7 @@ class Round:
                 print(f"learner: begun anew: {error}", file=sys.stderr, flush=True)
                 saved.unlink()
         trainer.run(saved, _SAVE_S)
-        _keep_half(head, before)
+        _go_half_way_back(head, initial)
         replace_json(folder / f"{name}.json", {
             "steps": progress.steps,
             "anchors": progress.tokens,
@@ -304,11 +304,11 @@ class Round:
 
 
 @torch.no_grad()
-def _keep_half(head: DraftHead, before: Mapping[str, torch.Tensor]) -> None:
+def _go_half_way_back(head: DraftHead, initial: Mapping[str, torch.Tensor]) -> None:
     """Go half of the way back to the weights before training: about half of what a round learns
     stays, and it forgets nothing (weights interpolated as in arXiv 2109.01903)."""
     for name, value in head.named_parameters():
-        value.lerp_(before[name], 1.0 - _KEPT)
+        value.lerp_(initial[name], 1.0 - _KEPT_SHARE)
 
 
 def _tokens_by_tenant(sequences: Sequence[Captured]) -> dict[str, int]:

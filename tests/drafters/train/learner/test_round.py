@@ -72,7 +72,7 @@ def write(folder: Path, name: str, sequences: list[Captured]) -> None:
 @pytest.fixture(autouse=True)
 def everything_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heads here begin with random weights: half of the way back to those is no head."""
-    monkeypatch.setattr(rounds, "_KEPT", 1.0)
+    monkeypatch.setattr(rounds, "_KEPT_SHARE", 1.0)
 
 
 @pytest.fixture

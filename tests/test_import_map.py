@@ -38,9 +38,8 @@ HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
-RUN = {
-    f"drafters.train.{part}" for part in ("progress", "provenance", "runtime", "template_option")
-}
+OPTIONS = {f"drafters.train.{part}" for part in ("head_option", "template_option")}
+RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")} | OPTIONS
 TRAINING = {
     f"drafters.train.{part}"
     for part in ("target", "data", "optimisation", "embedded", "evaluation", "prompts")
@@ -199,8 +198,7 @@ MAP: dict[str, set[str]] = {
     | LEARNER_PARENT
     | RUN,
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
-    "drafters.train.learner.options": {"drafters.train.learner.pacing"}
-    | {"drafters.train.template_option"},
+    "drafters.train.learner.options": {"drafters.train.learner.pacing"} | OPTIONS,
     "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from drafters.train.data.responses import KEY_VARIABLE, server_url
+from drafters.train.head_option import head_folder
 from drafters.train.learner.options import ADAM_LR, MUON_LR
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
@@ -68,8 +69,9 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
 
     shape = parser.add_argument_group("head")
     shape.add_argument(
-        "--init", type=Path, metavar="HEAD", help="folder of a trained head to train further"
-    )
+        "--init", type=head_folder, metavar="HEAD",
+        help="folder or hub id of a trained head to train further",
+    )  # fmt: skip
     shape.add_argument("--method", choices=("p-eagle", "eagle3"), help="[p-eagle]")
     shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
     shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")

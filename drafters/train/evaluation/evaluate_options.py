@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from drafters.train.evaluation.workloads import CHAT, DEFAULT_COUNT, HUMANEVAL, NAMES
+from drafters.train.head_option import head_folder
 from drafters.train.template_option import add_template_option
 
 DEFAULT_TARGET = "packaged:smollm2-135m"
@@ -39,12 +40,12 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--head",
-        type=Path,
+        type=head_folder,
         nargs="+",
         default=[DEFAULT_HEAD],
         metavar="PATH",
-        help="folder of a head; several are compared on the same answers, with a table for each "
-        "(default: the default model's P-EAGLE head)",
+        help="folder or hub id of a head; several are compared on the same answers, with a table "
+        "for each (default: the default model's P-EAGLE head)",
     )
     parser.add_argument(
         "--workload",

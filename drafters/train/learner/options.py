@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
+from drafters.train.head_option import head_folder
 from drafters.train.learner.pacing import When
 from drafters.train.template_option import add_template_option
 
@@ -29,8 +30,9 @@ def learn_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of `aerie serve --learn`")
     parser.add_argument("--target", required=True, help="folder or hub id of the model served")
     parser.add_argument(
-        "--head", type=Path, required=True, help="folder of the head that the gateway started with"
-    )
+        "--head", type=head_folder, required=True,
+        help="folder or hub id of the head that the gateway started with",
+    )  # fmt: skip
     parser.add_argument("--child-of", type=int, default=0, help=argparse.SUPPRESS)
 
     pace = parser.add_argument_group("when to train")

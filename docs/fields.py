@@ -10,6 +10,7 @@ from app.declaration.endpoint import Endpoint
 from app.endpoints import declared
 from app.validation.fields import (
     MAX_BEAM_TOKENS,
+    MAX_LENGTH_PENALTY,
     NOT_WITH_BEAMS,
     ONLY_WITH_BEAMS,
     NotAt,
@@ -48,8 +49,8 @@ def _beams() -> str:
         f"{names}, `strict` of a tool, and `vllm_xargs`. Of `tool_choice`, `auto` and `none` are "
         "taken. It looks at twice `n` tokens at each position: `logprobs` and `top_logprobs` are "
         "at most that, and `n` times the limit of the output is at most "
-        f"{MAX_BEAM_TOKENS}. Without "
-        f"`use_beam_search` these are refused: {alone}, unless 1."
+        f"{MAX_BEAM_TOKENS}. `length_penalty` is between -{MAX_LENGTH_PENALTY} and "
+        f"{MAX_LENGTH_PENALTY}. Without `use_beam_search` these are refused: {alone}, unless 1."
     )
 
 

@@ -107,6 +107,7 @@ OPENAI: dict[str, Rule] = {
 NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
+    "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "min_p": (0,),
@@ -129,6 +130,9 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
 }
 # Fields of a beam search alone -> the values at which they change nothing.
 ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,)}
+# Largest `length_penalty`, above and below 0. vLLM divides by the length to this power, which is
+# too large or too small for a float soon after (vllm/entrypoints/generate/beam_search/utils.py).
+MAX_LENGTH_PENALTY = 10
 # Most tokens of a beam search: beams x the limit of the output. Each beam may end at each step, and
 # vLLM keeps each text that has ended, as lists of all of its tokens and log probabilities
 # (vllm/entrypoints/generate/beam_search/online.py): 16 bytes a token, 130 MB at this bound.
@@ -176,8 +180,8 @@ def check_fields(
 
 
 def check_beam_search(payload: Mapping[str, Any]) -> None:
-    """Refuse fields that a beam search would ignore, more alternatives than it looks at, and what
-    only a beam search has beside another request.
+    """Refuse fields that a beam search would ignore, values that it cannot take, and what only a
+    beam search has beside another request.
 
     Tools are rendered, and calls are read out of a beam's text, but nothing forces a call or holds
     it to a schema.
@@ -200,6 +204,11 @@ def check_beam_search(payload: Mapping[str, Any]) -> None:
         names = ", ".join(f"'{name}'" for name in ignored)
         message = f"'use_beam_search' excludes {names}: a beam search does not apply them."
         raise ApiError(400, message, param="use_beam_search", code="unsupported_parameter")
+    penalty = payload.get("length_penalty", 1)
+    if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:  # nor a NaN
+        most = MAX_LENGTH_PENALTY
+        message = f"'length_penalty' must be between -{most} and {most}, got {penalty}."
+        raise ApiError(400, message, param="length_penalty")
     n = payload.get("n", 1)
     for name in ("logprobs", "top_logprobs"):
         count = payload.get(name)

@@ -47,6 +47,7 @@ GOOD: dict[str, list[JSON]] = {
             "speculation": {"max_k": 1}, "stream_options": {"include_usage": True},
         },
         {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4, "structured_outputs": {"regex": "a+"}},
+        {"model": MODEL, "prompt": "a", "max_tokens": 4, "use_beam_search": True, "n": 2, "length_penalty": 2.0},
     ],
     "/v1/responses": [
         {"model": MODEL, "input": "hi", "max_output_tokens": 16},
@@ -221,6 +222,9 @@ CORPUS: list[tuple[str, Any, dict[str, str]]] = [
             {"kv_transfer_params": {"do_remote_prefill": True}}, {"vllm_xargs": {"aerie_max_k": "x"}},
             {"speculation": {"max_k": -1}}, {"speculation": []}, {"use_beam_search": True},
             {"repetition_penalty": 0}, {"repetition_penalty": -1}, {"length_penalty": 1e300},
+            *({"use_beam_search": True, "n": 2, "length_penalty": x} for x in (1e3, -1e3, 1e300, -1e300)),
+            {"use_beam_search": True, "n": 2, "echo": True, "logprobs": 1},
+            {"use_beam_search": True, "n": 2, "echo": True, "max_tokens": 0},
             {"truncate_prompt_tokens": -5}, {"truncate_prompt_tokens": 10**9},
             {"structured_outputs": {"grammar": "root ::= "}},
             {"structured_outputs": {"grammar": 'root ::= root "a" | "a"'}},

@@ -183,6 +183,32 @@ def test_a_parameter_that_the_search_would_ignore_is_refused(connect: Connect) -
     assert core.requests == []
 
 
+@pytest.mark.parametrize("body", [{"logprobs": 2}, {"max_tokens": 0}, {}])
+def test_a_search_echoes_no_prompt(connect: Connect, body: dict[str, Any]) -> None:
+    """Catches: a 500 after the whole search, and one choice of two."""
+    core = SearchedCore()
+    response = answered(connect, core, "/v1/completions", prompt="hi", echo=True, **body)
+    assert response.status_code == 400, response.text
+    assert "'echo'" in response.json()["error"]["message"]
+    assert core.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("penalty", "status"), [(1000, 400), (-1000.0, 400), (1e308, 400), (10, 200), (-10.0, 200)]
+)
+def test_a_length_penalty_is_one_that_the_search_can_take(
+    connect: Connect, path: str, penalty: float, status: int
+) -> None:
+    core = SearchedCore()
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": [9] * 100}
+    response = answered(connect, core, path, **prompt, length_penalty=penalty)
+    assert response.status_code == status, response.text
+    if status == 400:
+        assert response.json()["error"]["param"] == "length_penalty"
+        assert core.requests == []
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(("most", "status"), [(BEAMS * STEPS - 1, 400), (BEAMS * STEPS, 200)])
 def test_a_search_whose_ended_texts_would_fill_the_memory_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.errors import ApiError
 from app.serving.request_models import ChatRequest, TextRequest
 from app.settings import LimitSettings
 from app.validation import field_checks
+from app.validation.fields import check_beam_search
 
 USER = {"role": "user", "content": "hi"}
 RULES = {endpoint.name: endpoint.fields for endpoint in declared()}
@@ -183,6 +185,13 @@ def test_many_greedy_choices_are_allowed() -> None:
 )
 def test_what_is_within_bounds_passes(payload: dict[str, Any]) -> None:
     field_checks.check_generation(payload, LimitSettings(), scores_prompts=True)
+
+
+@pytest.mark.parametrize("penalty", [math.inf, -math.inf, math.nan, 10.1, -11])
+def test_a_length_penalty_of_a_beam_search_is_bounded(penalty: float) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_beam_search({"use_beam_search": True, "length_penalty": penalty})
+    assert (caught.value.status, caught.value.param) == (400, "length_penalty")
 
 
 def test_an_echo_alone_needs_no_output() -> None:

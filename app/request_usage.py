@@ -61,12 +61,13 @@ class _Totals:
         stats, counts = sequence.stats, sequence.spec_decode_metrics
         if sequence.request_index == 0:
             self.cached_tokens = (self.cached_tokens or 0) + sequence.num_cached_tokens
-        if stats is not None:
-            self.output_tokens += stats.num_generation_tokens
-            if stats.first_token_ts > 0:
-                if self.first is None or stats.first_token_ts < self.first.first_token_ts:
-                    self.first = stats
-                self.last_token_ts = max(self.last_token_ts, stats.last_token_ts)
+        # What a step with drafts made behind a stop string is not among them, as in the answer's
+        # usage; `stats.num_generation_tokens` has it.
+        self.output_tokens += sequence.detokenizer.num_output_tokens()
+        if stats is not None and stats.first_token_ts > 0:
+            if self.first is None or stats.first_token_ts < self.first.first_token_ts:
+                self.first = stats
+            self.last_token_ts = max(self.last_token_ts, stats.last_token_ts)
         if counts is not None:
             before = self.drafts or Drafts(0, 0, 0)
             self.drafts = Drafts(

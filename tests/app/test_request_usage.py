@@ -27,11 +27,11 @@ def sequence(
     index: int = 0, prompt: int = 5, output: int = 0, cached: int = 0, **times: float
 ) -> Any:
     known = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
-    stats = SimpleNamespace(num_generation_tokens=output, **{**known, **times})
     return SimpleNamespace(
         request_index=index,
         prompt_len=prompt,
-        stats=stats,
+        stats=SimpleNamespace(**{**known, **times}),
+        detokenizer=SimpleNamespace(num_output_tokens=lambda: output),
         spec_decode_metrics=None,
         external_req_id="id",
         num_cached_tokens=cached,

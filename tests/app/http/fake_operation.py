@@ -39,18 +39,18 @@ class FakeOperation:
         if payload.get("tokenized") is not None:
             return await count_tokenized(self.answer, lambda *_: payload["tokenized"])(payload)
         stats = SimpleNamespace(
-            num_generation_tokens=0, first_token_ts=0.0, queued_ts=1.0, scheduled_ts=1.0,
-            last_token_ts=0.0,
-        )  # fmt: skip
-        if payload.get("used") is not None:
-            stats.num_generation_tokens, stats.first_token_ts = payload["used"], 2.0
-            stats.last_token_ts = 3.0
+            first_token_ts=0.0, queued_ts=1.0, scheduled_ts=1.0, last_token_ts=0.0
+        )
+        used = payload.get("used")
+        if used is not None:
+            stats.first_token_ts, stats.last_token_ts = 2.0, 3.0
         drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
         usage.enter(
             SimpleNamespace(
                 prompt_len=10,
                 request_index=0,
                 stats=stats,
+                detokenizer=SimpleNamespace(num_output_tokens=lambda: used or 0),
                 spec_decode_metrics=drafts,
                 num_cached_tokens=0,
             )

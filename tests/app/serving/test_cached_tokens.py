@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.metrics.stats import PrefillStats
 
 from app.request_usage import RequestUsage
@@ -24,7 +25,7 @@ def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
     usage.enter(
         SimpleNamespace(
             request_index=0, prompt_len=5, num_cached_tokens=16, stats=None,
-            spec_decode_metrics=None,
+            spec_decode_metrics=None, detokenizer=IncrementalDetokenizer(),
         )
     )  # fmt: skip
     counts = []

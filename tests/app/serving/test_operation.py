@@ -56,7 +56,8 @@ def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
                 request_index=0,
                 prompt_len=5,
                 num_cached_tokens=0,
-                stats=SimpleNamespace(num_generation_tokens=tokens, first_token_ts=0.0),
+                stats=SimpleNamespace(first_token_ts=0.0),
+                detokenizer=SimpleNamespace(num_output_tokens=lambda: tokens),
                 spec_decode_metrics=None,
             )
         )

@@ -22,6 +22,7 @@ from app.validation.size_limits import check_count
 router = APIRouter()
 
 MOST_LISTED = 100  # items on a page, as in OpenAI's API
+_UNSUPPORTED = "unsupported_parameter"
 _LAST = ("response.completed", "response.incomplete")
 _WITH_RESPONSE = ("response.created", "response.in_progress", *_LAST)
 
@@ -72,6 +73,8 @@ class Turn:
     def _named(self, response: dict[str, Any], kept: bool) -> dict[str, Any]:
         return {
             **response,
+            # vLLM forgets a format that it holds the output to together with calls.
+            "text": {**(response.get("text") or {}), **(self.payload.get("text") or {})},
             "previous_response_id": self.previous_response_id,
             "store": kept,
         }
@@ -228,7 +231,13 @@ def _unknown(response_id: str) -> ApiError:
 
 @router.get(f"{PATH}/{{response_id}}")
 async def retrieve(request: Request, response_id: str) -> Response:
-    """A response that is still kept."""
+    """A response that is still kept. Raises ApiError 400 if it is asked for as a stream."""
+    query = request.query_params
+    if query.get("stream", "false").lower() not in ("false", "0"):
+        raise invalid("stream", "'stream': a kept response is read whole.", _UNSUPPORTED)
+    if "starting_after" in query:
+        message = "'starting_after': the events of a response are not kept."
+        raise invalid("starting_after", message, _UNSUPPORTED)
     return _json(_stored(request, response_id).body)
 
 
@@ -236,7 +245,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
 async def input_items(request: Request, response_id: str) -> Response:
     """A page of the input that a kept response answered, the newest item first by default."""
     items = _stored(request, response_id).input
-    ids = [_item_id(response_id, index, item) for index, item in enumerate(items)]
+    ids = _item_ids(response_id, items)
     page = _page(ids, request.query_params)
     ends = {"first_id": ids[page.places[0]], "last_id": ids[page.places[-1]]} if page.places else {}
     head = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
@@ -273,18 +282,27 @@ def _page(ids: Sequence[str | None], query: Mapping[str, str]) -> _Page:
     return _Page(ordered[start:end], end < len(ordered))
 
 
-def _item_id(response_id: str, index: int, item: StoredItem) -> str | None:
-    """The id of a response's item; one without an id gets one, by which a page can begin after
-    it."""
-    if item.id is None and item.data.startswith(b'{"'):
-        return f"item_{index}_{response_id.removeprefix('resp_')}"
-    return item.id
+def _item_ids(response_id: str, items: Sequence[StoredItem]) -> list[str | None]:
+    """The ids of a response's items. One without an id, or with that of an earlier item, gets one
+    of its own, by which a page can begin after it."""
+    ids: list[str | None] = []
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        item_id = item.id
+        if (item_id is None and item.data.startswith(b'{"')) or item_id in seen:
+            item_id = f"item_{index}_{response_id.removeprefix('resp_')}"
+        if item_id is not None:
+            seen.add(item_id)
+        ids.append(item_id)
+    return ids
 
 
 def _with_id(item: StoredItem, item_id: str | None) -> StoredItem:
     """The item, with an id that it got here in its JSON."""
-    if item_id is None or item.id is not None:
+    if item_id == item.id or item_id is None:
         return item
+    if item.id is not None:
+        return StoredItem(item_id, json.dumps({**json.loads(item.data), "id": item_id}).encode())
     data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
     return StoredItem(item_id, data)
 

@@ -38,6 +38,7 @@ class EchoOperation:
         self.text = ""
         self.values = 0
         self.logprobs: list[JSON] = []
+        self.told: JSON = {}  # other fields of the response
         self._numbers = itertools.count(1)
 
     async def __call__(self, payload: JSON, size: int = 0) -> Reply:
@@ -47,7 +48,7 @@ class EchoOperation:
         part: JSON = {"type": "output_text", "text": text, "annotations": [{}] * self.values}
         content = [part | ({"logprobs": self.logprobs} if self.logprobs else {})]
         item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content}
-        response = {"id": f"resp_{number}", "status": "completed", "output": [item]}
+        response = {"id": f"resp_{number}", "status": "completed", "output": [item], **self.told}
         first = FirstToken(settled=True)
         return Reply(self.events(response) if payload.get("stream") else response, first)
 
@@ -172,6 +173,21 @@ def test_a_streamed_response_is_kept_too(served: Served) -> None:
     assert texts(echo.payloads[-1]) == ["one", "answer 1", "two"]
     assert more[0]["response"]["previous_response_id"] == last["id"]
     assert client.get(f"{PATH}/{last['id']}").json() == last
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_response_says_the_format_that_was_asked_for(served: Served, forgotten: bool) -> None:
+    """Catches: plain text, as which vLLM's answer has a schema that it enforced beside tools."""
+    client, echo = served
+    kind = {"type": "json_schema", "name": "f", "schema": {"type": "object", "properties": {}}}
+    echo.told = {"text": {"format": {"type": "text"} if forgotten else kind}}
+    assert ask(client, input="one", text={"format": kind})["text"] == {"format": kind}
+    for event in streamed(client, input="one", text={"format": kind, "verbosity": "low"}):
+        if "response" in event:
+            assert event["response"]["text"] == {"format": kind, "verbosity": "low"}
+    echo.told = {"text": {"format": {"type": "text"}}}
+    for sent in ({}, {"text": None}):
+        assert ask(client, input="one", **sent)["text"] == {"format": {"type": "text"}}
 
 
 def test_items_are_referred_to_by_id(served: Served) -> None:
@@ -421,6 +437,45 @@ def test_input_items_come_in_pages(served: Served) -> None:
     assert (every, whole["has_more"]) == (list(range(45)), False)
     assert page(limit=45)[1]["has_more"] is False
     assert page(limit=44)[1]["has_more"] is True
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_end_where_items_share_an_id(served: Served, order: str) -> None:
+    """As the official clients read them: each page begins after the last item of the one before."""
+    client, _ = served
+    said = ["one", "two", "three", "four", "five"]
+    items = [{"role": "user", "content": text, "id": "msg_same"} for text in said]
+    where = f"{PATH}/{ask(client, input=items)['id']}/input_items"
+    listed: list[JSON] = []
+    for _ in items:
+        query = {"order": order, "limit": "2"} | ({"after": listed[-1]["id"]} if listed else {})
+        page = client.get(where, params=query).json()
+        listed += page["data"]
+        if not page["has_more"]:
+            break
+    assert texts({"input": listed}) == (said if order == "asc" else said[::-1])
+    assert len({item["id"] for item in listed}) == len(items)
+    assert listed[0 if order == "asc" else -1] == items[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"stream": "true"}, "stream"),
+        ({"stream": "1"}, "stream"),
+        ({"starting_after": "3"}, "starting_after"),
+        ({"stream": "false"}, None),
+        ({}, None),
+    ],
+)
+def test_a_kept_response_is_no_stream(
+    served: Served, query: dict[str, str], param: str | None
+) -> None:
+    """Catches: a whole answer, in which the official client's stream finds no event."""
+    client, _ = served
+    response = client.get(f"{PATH}/{ask(client, input='one')['id']}", params=query)
+    found = response.json()["error"] if response.status_code == 400 else {}
+    assert (response.status_code, found.get("param")) == (400 if param else 200, param)
 
 
 def test_only_the_items_of_a_page_are_copied(

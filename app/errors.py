@@ -15,6 +15,9 @@ from typing import Any
 # Words that an error message quotes from a request; longer ones are cut.
 _LONG_WORD = re.compile(r"\S{101,}")
 MAX_MESSAGE = 2000
+# Header of an error that the same request would get again. OpenAI's and Anthropic's clients would
+# otherwise repeat whatever has a status of 408, 409, 429 or above 499, twice.
+NO_RETRY = {"x-should-retry": "false"}
 
 
 class AerieError(Exception):

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from app.errors import ApiError
+from app.errors import NO_RETRY, ApiError
 from app.observability import metrics
 
 # Seconds between checks of a request that is late but may already be running.
@@ -54,7 +54,8 @@ class Deadline:
 
     def _too_long(self, total_s: float) -> None:
         message = f"The request was not finished within {total_s:g} s."
-        self._expire("total", ApiError(504, message, code="request_timeout"))
+        error = ApiError(504, message, code="request_timeout", headers=dict(NO_RETRY))
+        self._expire("total", error)
 
     def _expire(self, kind: str, error: ApiError) -> None:
         if not self.expired.done():

@@ -15,7 +15,7 @@ from app.admission.estimate import Estimate
 from app.admission.limiter import BucketStatus, Limiter, QuotaRequest, RateLimitDecision
 from app.admission.queue import QueueFull, Slot
 from app.admission.tenants import Identity
-from app.errors import ApiError, shorten
+from app.errors import NO_RETRY, ApiError, shorten
 from app.http.deadline import Deadline
 from app.observability import metrics
 from app.request_usage import RequestUsage, set_current_usage
@@ -240,7 +240,7 @@ def _limited(decision: RateLimitDecision, tenant: str, quota: QuotaRequest) -> A
             f"Request too large for {tenant}: about {quota.tokens} tokens with its output, "
             f"limit {limit} tokens per minute."
         )
-        headers = {"Retry-After": "60", "x-should-retry": "false"}
+        headers = {"Retry-After": "60", **NO_RETRY}
         return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
     what = {
         "requests": "requests per minute",

@@ -22,7 +22,7 @@ from vllm.exceptions import (
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from app.errors import ApiError
+from app.errors import NO_RETRY, ApiError
 from app.settings import section_of
 
 logger = logging.getLogger(__name__)
@@ -121,12 +121,13 @@ def engine_lost() -> ApiError:
 def non_finite() -> ApiError:
     """The 500 of a request for which the model computed NaN or infinity."""
     message = "The model computed values that are not finite for this request; it was ended."
-    return ApiError(500, message, code="non_finite_output")
+    return ApiError(500, message, code="non_finite_output", headers=dict(NO_RETRY))
 
 
 def chat_template() -> ApiError:
     """The 500 of a chat template that fails for every request; the log said at start-up how."""
-    return ApiError(500, "The model's chat template fails, for a plain user message as well.")
+    message = "The model's chat template fails, for a plain user message as well."
+    return ApiError(500, message, headers=dict(NO_RETRY))
 
 
 def _about_constraint(error: BaseException) -> bool:

@@ -465,6 +465,7 @@ def test_requests_end_in_time(stream: bool, by_client: bool) -> None:
             assert '"request_timeout"' in response.text
         else:
             refused(response, 504, "request_timeout")
+            assert response.headers["x-should-retry"] == "false"  # it would run three times
         await soon(lambda: engine.fake.aborted == 1)
 
     run(check, **({} if by_client else {"request_timeout_s": "0.3"}))

@@ -143,6 +143,7 @@ def test_output_that_is_not_finite_has_a_code(tokens: list[str]) -> None:
     with pytest.raises(ApiError) as caught:
         asyncio.run(operation(generating(*tokens, NonFiniteError()))({"input": {}}))
     assert (caught.value.status, caught.value.code) == (500, "non_finite_output")
+    assert caught.value.headers == {"x-should-retry": "false"}
 
 
 def test_output_that_is_not_finite_has_it_in_a_stream_too() -> None:

@@ -51,6 +51,13 @@ _WRONG_TYPE = "A field of the request, or something inside it, has a value of th
 # vLLM's names for the prompt, in errors about its length. An error that names another field is
 # about that one: an output limit beyond the model's context does not make a prompt too long.
 _PROMPTS = (None, "input_text", "input_tokens", "prompt")
+# vLLM's words for a prompt that is as long as the context. It is the only limit of 0 that gets so
+# far: check_generation (app/validation/field_checks.py) refuses those of clients.
+_NO_ROOM = "max_tokens must be at least 1, got 0."
+PROMPT_FILLS_CONTEXT = (
+    "The prompt alone has this model's maximum context length, which leaves no token for the "
+    "output. Please reduce the length of the input prompt."
+)
 # vLLM's name for a field -> its name in a request.
 _SENT_AS = {"response_id": "previous_response_id"}
 
@@ -152,6 +159,8 @@ def _client_error(
     param = _SENT_AS.get(param or "", param)
     if status >= 500:
         return ApiError(status, message)
+    if message == _NO_ROOM:
+        message, param = PROMPT_FILLS_CONTEXT, prompt
     if _CONTEXT_LENGTH.search(message) and (param in _PROMPTS or param == prompt):
         return ApiError(400, message, param=prompt, code="context_length_exceeded")
     if status == 404 and param == "model":

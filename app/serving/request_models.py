@@ -17,10 +17,15 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
+from vllm.parser import Parser
 from vllm.renderers import TokenizeParams
 from vllm.sampling_params import SamplingParams
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# Most tokens of the context that a prompt is cut to leave free, where its request has no limit of
+# the output. Of a short context it is a quarter.
+MAX_RESERVE = 4096
 
 
 def first_error_only(name: str) -> Callable[[type[Model]], type[Model]]:
@@ -62,13 +67,48 @@ class _ManyGreedyChoices:
         return params
 
 
+class _CutToFit:
+    """A prompt that is to be cut to the context leaves room for the output.
+
+    vLLM leaves one token of the context, or none where the request has no limit of its output.
+    """
+
+    def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
+        """Make the parameters as vLLM does, with room for the output: for its limit, but at most
+        for half of the context."""
+        params: TokenizeParams = super().build_tok_params(model_config)  # type: ignore[misc]
+        if params.truncate_prompt_tokens != -1:
+            return params
+        context = model_config.max_model_len
+        room = min(MAX_RESERVE, context // 4)
+        if params.max_output_tokens:
+            room = min(params.max_output_tokens, context // 2)
+        elif isinstance(self, CompletionRequest):
+            room = 1  # an echo alone: the engine takes a step for it
+        return replace(params, truncate_prompt_tokens=context - max(1, room))
+
+
 @first_error_only("messages")
-class ChatRequest(_ManyGreedyChoices, ChatCompletionRequest):
+class ChatRequest(_CutToFit, _ManyGreedyChoices, ChatCompletionRequest):
     """Body of POST /v1/chat/completions."""
+
+    def resolve_reasoning_ended(
+        self, parser: Parser | None, prompt_token_ids: list[int]
+    ) -> bool | None:
+        """Say whether the model's reasoning ended in the prompt, as vLLM does where the answer has
+        the reasoning.
+
+        Without `include_reasoning` vLLM says that it did, and holds the reasoning to the grammar of
+        the answer: the parser takes all of it for reasoning, and the answer is empty.
+        """
+        included, self.include_reasoning = self.include_reasoning, True
+        ended: bool | None = super().resolve_reasoning_ended(parser, prompt_token_ids)
+        self.include_reasoning = included
+        return ended
 
 
 @first_error_only("prompt")
-class TextRequest(_ManyGreedyChoices, CompletionRequest):
+class TextRequest(_CutToFit, _ManyGreedyChoices, CompletionRequest):
     """Body of POST /v1/completions."""
 
     def to_sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
@@ -83,7 +123,7 @@ class TextRequest(_ManyGreedyChoices, CompletionRequest):
 
 
 @first_error_only("input")
-class ItemsRequest(ResponsesRequest):
+class ItemsRequest(_CutToFit, ResponsesRequest):
     """Body of POST /v1/responses."""
 
 

@@ -27,6 +27,7 @@ from vllm.sampling_params import BeamSearchParams
 
 from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.llm.async_llm import refuse_too_many_repeats
+from app.llm.vllm_errors import PROMPT_FILLS_CONTEXT
 from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 from app.validation.fields import MAX_BEAM_TOKENS
@@ -40,8 +41,11 @@ class _BeamSearchCorrections:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The best beams, whose prompt is charged once, with log probabilities of their own tokens.
 
-        Raises VLLMValidationError, before anything is searched, if their texts may be too long.
+        Raises VLLMValidationError, before anything is searched, if their texts may be too long, or
+        if the prompt leaves no room for them.
         """
+        if params.max_tokens < 1:
+            raise VLLMValidationError(PROMPT_FILLS_CONTEXT, parameter="prompt")
         tokens = params.beam_width * params.max_tokens
         if tokens > MAX_BEAM_TOKENS:
             raise VLLMValidationError(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
+from vllm.renderers import renderer_from_config
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from app.admission.estimate import estimate
 from app.errors import ApiError
 from app.llm.cache_salt import tenant_cache_salt
+from app.llm.steps import StepWatch
 from app.serving.operation import Operation
 from tests.app.serving.recording_core import CONTEXT, MESSAGES, Connect, RecordingCore, gateway
 
@@ -172,3 +177,98 @@ def test_a_smaller_limit_beside_the_one_that_counts_lets_nobody_past_the_quota(
 
     statuses = asyncio.run(scenario())
     assert sorted(statuses) == [200] * 3 + [429] * 7
+
+
+LONG = " a" * 300
+CUT = {"truncate_prompt_tokens": -1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/responses", {"input": LONG, "truncation": "auto"}, CONTEXT // 4),
+        ("/v1/responses", {"input": LONG, "truncation": "auto", "max_output_tokens": 20}, 20),
+        ("/v1/responses", {"input": LONG, "truncation": "auto", "max_output_tokens": 128}, 64),
+        ("/v1/responses", {"input": "hi", "truncation": "auto", "max_output_tokens": 20}, 20),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], **CUT}, 32),
+        ("/v1/completions", {"prompt": LONG, "max_tokens": 20, **CUT}, 20),
+        ("/v1/completions", {"prompt": LONG, "max_tokens": 0, "echo": True, **CUT}, 1),
+    ],
+)
+def test_a_prompt_that_is_cut_leaves_room_for_the_output(
+    connect: Connect, config: Any, path: str, body: dict[str, Any], limit: int
+) -> None:
+    """Catches: a prompt cut to all of the context, which then was too long, or to all but one."""
+
+    async def scenario() -> EngineCoreRequest:
+        core = RecordingCore()
+        async with gateway(connect(core)) as post:
+            response = await post(path, "one", **body)
+            assert response.status_code == 200, response.text
+        [request] = core.requests
+        return request
+
+    request = asyncio.run(scenario())
+    prompt = request.prompt_token_ids or []
+    assert request.sampling_params is not None
+    assert request.sampling_params.max_tokens == limit
+    assert (len(prompt) == CONTEXT - limit) is (LONG in json.dumps(body))
+    if path != "/v1/completions":  # it was cut at its beginning
+        text = renderer_from_config(config).get_tokenizer().decode(prompt)
+        assert text.endswith("assistant\n")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_grammar_waits_for_reasoning_that_is_not_shown(connect: Connect, stream: bool) -> None:
+    """Catches: reasoning held to the answer's format, of which a parser leaves nothing."""
+
+    async def scenario() -> list[bool | None]:
+        core = RecordingCore()
+        async with gateway(connect(core, {"reasoning_parser": "qwen3"})) as post:
+            for included in (True, False):
+                body = {"messages": MESSAGES, "include_reasoning": included, "stream": stream}
+                kind = {"response_format": {"type": "json_object"}}
+                response = await post("/v1/chat/completions", "one", **body, **kind)
+                assert response.status_code == 200, response.text
+        return [request.reasoning_ended for request in core.requests]
+
+    assert asyncio.run(scenario()) == [False, False]
+
+
+class RunningOnCore(RecordingCore):
+    """Answers with all tokens of a text in one step, as one with drafts does; none ends it."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def answer(self, request: EngineCoreRequest) -> EngineCoreOutput:
+        return EngineCoreOutput(request.request_id, list(self.tokens))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_is_charged_of_a_step_ends_with_the_stop_string(
+    connect: Connect, config: Any, stream: bool
+) -> None:
+    """Catches: tokens behind it, which the answer's usage does not have."""
+    tokenizer = renderer_from_config(config).get_tokenizer()
+    tokens = tokenizer.encode("one two three four five six seven", add_special_tokens=False)
+    labels = {"tenant": "one", "kind": "output"}
+
+    def charged() -> float:
+        return REGISTRY.get_sample_value("aerie_tenant_tokens_total", labels) or 0.0
+
+    async def scenario() -> tuple[int, float]:
+        before = charged()
+        adapter = connect(RunningOnCore(tokens), stat_loggers=[lambda *_: StepWatch()])
+        async with gateway(adapter) as post:
+            options = {"stream": stream, "stream_options": {"include_usage": True}}
+            body = {"prompt": "hi", "max_tokens": 60, "stop": "three"}
+            response = await post("/v1/completions", "one", **body, **(options if stream else {}))
+        assert response.status_code == 200, response.text
+        usages = re.findall(r'"completion_tokens": ?([0-9]+)', response.text)
+        return int(usages[-1]), charged() - before
+
+    told, paid = asyncio.run(scenario())
+    assert paid == told
+    assert 0 < told < len(tokens)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from app.llm import async_llm
 from app.settings import load
-from tests.app.serving.recording_core import MESSAGES, Connect, RecordingCore, gateway
+from tests.app.serving.recording_core import CONTEXT, MESSAGES, Connect, RecordingCore, gateway
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The embedded model's end tokens count, too.
@@ -153,6 +154,53 @@ def test_a_prompt_has_no_more_log_probabilities_than_one_call_makes(
     monkeypatch.setattr(async_llm, "MAX_PROMPT_ALTERNATIVES", 100)
     body = {"prompt": [9] * tokens, "max_tokens": 1, "echo": True, "logprobs": alternatives}
     assert reached(connect, COMPLETIONS, stream=stream, **body) == answer
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("path", "prompt", "body"),
+    [
+        (CHAT, "messages", {}),
+        (CHAT, "messages", {"max_tokens": 2, "use_beam_search": True}),
+        (COMPLETIONS, "prompt", {}),
+        (COMPLETIONS, "prompt", {"max_tokens": 2, "use_beam_search": True}),
+        (COMPLETIONS, "prompt", {"max_tokens": 0, "echo": True}),
+        ("/v1/responses", "input", {}),
+        ("/v1/messages", "messages", {"max_tokens": 2}),
+    ],
+)
+def test_a_prompt_that_fills_the_context_is_too_long(
+    connect: Connect, path: str, prompt: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Catches: "max_tokens must be at least 1", though nobody has sent another limit."""
+
+    streams = stream and "use_beam_search" not in body  # a search has none
+
+    async def scenario() -> int:
+        core = RecordingCore()
+        refusals = 0
+        async with gateway(connect(core)) as post:
+            for words in range(CONTEXT - 60, CONTEXT + 3):
+                text = " a" * words
+                value = [{"role": "user", "content": text}] if prompt == "messages" else text
+                given = {"model": "aerie-embedded", **body, prompt: value, "stream": streams}
+                core.requests.clear()
+                response = await post(path, "one", **given)
+                if response.status_code == 200:
+                    lengths = {len(request.prompt_token_ids or ()) for request in core.requests}
+                    assert refusals == 0
+                    continue
+                if refusals == 0 and "use_beam_search" not in body:
+                    assert lengths == {CONTEXT - 1}, "this one fills the context"
+                refusals += 1
+                error = response.json()["error"]
+                assert response.status_code == 400
+                assert re.search("maximum (context|model) length|max_model_len", error["message"])
+                if path != "/v1/messages":
+                    assert (error["param"], error["code"]) == (prompt, "context_length_exceeded")
+        return refusals
+
+    assert asyncio.run(scenario()) >= 3
 
 
 @pytest.mark.parametrize("context", [32_768, 131_072])

@@ -18,8 +18,11 @@ _ATTRIBUTE = "aerie_text_log"  # on vLLM's RequestState of a sequence that is wa
 class Alternatives(dict[int, Any]):
     """vLLM's Logprob by token id at one position, in order of probability.
 
-    `chosen` is the id of the token that was sampled there.
+    `chosen` is the id of the token that was sampled there, and `text` what it added to the answer,
+    where texts are watched.
     """
+
+    text: str = ""
 
     def __init__(self, chosen: int, step: dict[int, Any]) -> None:
         super().__init__(sorted(step.items(), key=lambda entry: -entry[1].logprob))
@@ -59,6 +62,7 @@ class TextLog:
             if len(added) > room and not finished:
                 break  # it may turn out to be a stop string
             step = self._waiting.popleft()
+            step.text = added
             self._taken += 1
             self._characters_taken += len(added)
             # A part of a character has no text either: the token that completes it has.

@@ -30,6 +30,7 @@ from app.llm.async_llm import refuse_too_many_repeats
 from app.llm.vllm_errors import PROMPT_FILLS_CONTEXT
 from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
+from app.serving.response_logprobs import StreamedLogprobs, keep_content_logprobs
 from app.validation.fields import MAX_BEAM_TOKENS
 
 
@@ -298,6 +299,53 @@ class ResponsesServing(OpenAIServingResponses):
         """Log probabilities of the positions that belong to the text."""
         tokens = chosen_tokens(logprobs, token_ids)
         return super()._create_response_logprobs(tokens, logprobs, *args, **kwargs)
+
+    def _make_response_output_items(
+        self, request: Any, final_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The items of a whole answer, with log probabilities of its content."""
+        items = super()._make_response_output_items(request, final_output, *args, **kwargs)
+        if final_output.logprobs:
+            keep_content_logprobs(items, final_output.text, final_output.logprobs)
+        return items
+
+    async def _process_simple_streaming_events(
+        self,
+        request: Any,
+        sampling_params: Any,
+        result_generator: AsyncIterator[Any],
+        context: Any,
+        model_name: str,
+        tokenizer: Any,
+        *args: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """The events of a stream, with all log probabilities of its content.
+
+        vLLM numbers events as it makes them: those here are numbered anew.
+        """
+        streamed = StreamedLogprobs()
+        # As in a whole answer, which has none without its reasoning.
+        shown = request.include_reasoning or context.response_parser is None
+
+        async def watched() -> AsyncIterator[Any]:
+            async for each in result_generator:
+                for output in each.last_output.outputs if each.last_output else ():
+                    steps = (output.logprobs or []) if shown else []
+                    output.logprobs = []
+                    logprobs = self._create_response_logprobs(
+                        output.token_ids, steps, tokenizer, request.top_logprobs
+                    )
+                    streamed.log.add(output.text, steps, logprobs)
+                yield each
+
+        *others, number = args
+        events = super()._process_simple_streaming_events(
+            request, sampling_params, watched(), context, model_name, tokenizer, *others,
+            lambda event: event,
+        )  # fmt: skip
+        async for event in events:
+            for each in streamed.complete(event):
+                yield number(each)
 
 
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):

@@ -12,6 +12,7 @@ from tests.app.scripted_engine import Client
 TEXT = "def area(width):\n    return width * 2\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+RESPONSE_TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
 COMPLETION = {"prompt": "Hi", "logprobs": 2}
@@ -77,14 +78,48 @@ def of_completion(client: Client, body: dict[str, Any]) -> list[tuple[str, list[
     return [*found, (text, tokens, chunks[-1]["finish_reason"], count)]
 
 
+def of_response(client: Client, body: dict[str, Any]) -> list[tuple[str, list[str], str, int]]:
+    """As `of_chat`; a stream's deltas, its items and its last response agree."""
+    body = {**RESPONSE, "max_output_tokens": 200, "max_tokens": None, **body}
+    if body["max_tokens"] is not None:
+        body["max_output_tokens"], body["max_tokens"] = body["max_tokens"], None
+    found = [content_of(whole(client, "responses", body))]
+    events = streamed(client, "responses", body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = content_of(events[-1]["response"])
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == last[0]
+    assert [entry["token"] for event in deltas for entry in event["logprobs"]] == last[1]
+    parts = [event["part"] for event in events if event["type"] == "response.content_part.done"]
+    parts = [part for part in parts if part["type"] == "output_text"]
+    assert [entry["token"] for part in parts for entry in part["logprobs"]] == last[1]
+    return [*found, last]
+
+
+def content_of(response: dict[str, Any]) -> tuple[str, list[str], str, int]:
+    parts = [
+        part for item in response["output"] if item["type"] == "message" for part in item["content"]
+    ]
+    entries = [entry for part in parts for entry in part["logprobs"]]
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    return (
+        "".join(part["text"] for part in parts),
+        [entry["token"] for entry in entries],
+        "stop" if response["status"] == "completed" else "length",
+        response["usage"]["output_tokens"],
+    )
+
+
 def offsets(tokens: list[str]) -> list[int]:
     return [sum(map(len, tokens[:index])) for index in range(len(tokens))]
 
 
-BOTH = pytest.mark.parametrize("read", [of_chat, of_completion], ids=["chat", "completions"])
+ALL = pytest.mark.parametrize(
+    "read", [of_chat, of_completion, of_response], ids=["chat", "completions", "responses"]
+)
 
 
-@BOTH
+@ALL
 def test_the_end_token_is_not_among_them(client: Client, steps: None, read: Any) -> None:
     tokens = say(client, TEXT)
     assert tokens[-1] == END
@@ -93,14 +128,14 @@ def test_the_end_token_is_not_among_them(client: Client, steps: None, read: Any)
         assert count == len(tokens)  # it was generated
 
 
-@BOTH
+@ALL
 def test_at_the_token_limit_all_of_them_are(client: Client, steps: None, read: Any) -> None:
     tokens = say(client, TEXT)
     for text, told, reason, count in read(client, {"max_tokens": 4}):
         assert ("".join(told), told, reason, count) == (text, tokens[:4], "length", 4)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("stop", ["\n    return", "width *", " 2"])
 def test_a_stop_string_is_not_among_them(client: Client, steps: None, read: Any, stop: str) -> None:
     """A token that the stop string cuts is: a part of it is in the text."""
@@ -112,7 +147,7 @@ def test_a_stop_string_is_not_among_them(client: Client, steps: None, read: Any,
         assert len("".join(told[:-1])) < len(text) <= len("".join(told))
 
 
-@BOTH
+@ALL
 def test_a_stop_string_in_the_output_is_among_them(client: Client, steps: None, read: Any) -> None:
     tokens = say(client, TEXT)
     body = {"stop": ["return"], "include_stop_str_in_output": True}
@@ -122,7 +157,7 @@ def test_a_stop_string_in_the_output_is_among_them(client: Client, steps: None, 
         assert len("".join(told[:-1])) < len(text) <= len("".join(told))
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
 def test_the_end_token_is_told_where_the_text_has_it(
@@ -136,7 +171,7 @@ def test_the_end_token_is_told_where_the_text_has_it(
         assert told == (tokens if shown else tokens[:-1])
 
 
-@BOTH
+@ALL
 def test_special_tokens_within_an_answer(client: Client, steps: None, read: Any) -> None:
     """As with `ignore_eos`, where the model goes on behind its end."""
     tokens = say(client, f"a{END}b{END}c")
@@ -147,14 +182,14 @@ def test_special_tokens_within_an_answer(client: Client, steps: None, read: Any)
         assert text.startswith(f"a{END}b{END}c")
 
 
-@BOTH
+@ALL
 def test_characters_of_several_tokens(client: Client, steps: None, read: Any) -> None:
     say(client, "é 漢字 🙂 ok")
     for text, told, _, _ in read(client, {}):
         assert "".join(told) == text == "é 漢字 🙂 ok"
 
 
-@BOTH
+@ALL
 def test_an_empty_answer_has_none(client: Client, steps: None, read: Any) -> None:
     say(client, "")
     for text, told, _, count in read(client, {}):
@@ -174,16 +209,32 @@ def test_each_choice_has_its_own(client: Client, steps: None) -> None:
         assert [entry["token"] for entry in choice["logprobs"]["content"]] == tokens[:-1]
 
 
-def test_responses(client: Client, steps: None) -> None:
-    tokens = say(client, TEXT)
-    body = {"max_tokens": None, "max_output_tokens": 200, **RESPONSE}
-    [message] = whole(client, "responses", body)["output"]
-    [part] = message["content"]
-    assert [entry["token"] for entry in part["logprobs"]] == tokens[:-1]
-    assert part["text"] == TEXT
-    events = streamed(client, "responses", body)
-    deltas = [each for each in events if each["type"] == "response.output_text.delta"]
-    assert [entry["token"] for each in deltas for entry in each["logprobs"]] == tokens[:-1]
-    [done] = [each["response"] for each in events if each["type"] == "response.completed"]
-    assert [e["token"] for e in done["output"][0]["content"][0]["logprobs"]] == tokens[:-1]
-    assert done["usage"]["output_tokens"] == len(tokens)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "Hi.",
+        "Hi." + CALL,
+        "é 漢字 🙂" + CALL,
+        "a < b <tool" + CALL,
+        "Hi." + CALL + "Hi.",
+        CALL,
+    ],
+)
+def test_those_of_a_response_are_of_its_content(client: Client, steps: None, script: str) -> None:
+    """Catches: positions of a call on the text before it, and none for `<`, which may begin one."""
+    say(client, script)
+    for text, told, _, _ in of_response(client, {"tools": RESPONSE_TOOLS}):
+        assert text == script.partition(CALL)[0]  # the parser drops what comes behind a call
+        assert "".join(told) == text
+
+
+@pytest.mark.parametrize("steps", [(1,), (3, 1, 2), (100,)])
+def test_those_of_reasoning_are_not_of_the_content(steps: tuple[int, ...]) -> None:
+    client = Client(reasoning_parser="qwen3")
+    client.engine.steps = steps
+    say(client, "<think>Hi. 漢字</think>\n\nHi. 漢字")
+    for text, told, _, _ in of_response(client, {}):
+        assert text.strip() == "Hi. 漢字"
+        assert "".join(told) == text
+    for text, told, _, _ in of_response(client, {"include_reasoning": False}):
+        assert (text.strip(), told) == ("Hi. 漢字", [])

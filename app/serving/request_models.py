@@ -101,7 +101,7 @@ class ChatRequest(_CutToFit, _ManyGreedyChoices, ChatCompletionRequest):
         Without `include_reasoning` vLLM says that it did, and holds the reasoning to the grammar of
         the answer: the parser takes all of it for reasoning, and the answer is empty.
         """
-        included, self.include_reasoning = self.include_reasoning, True
+        included, self.include_reasoning = self.include_reasoning, True  # type: ignore[has-type]
         ended: bool | None = super().resolve_reasoning_ended(parser, prompt_token_ids)
         self.include_reasoning = included
         return ended

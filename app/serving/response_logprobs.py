@@ -46,14 +46,14 @@ class ContentLog:
             self._waiting.append(_Position(start, self._end, logprob))
 
     def skip(self, part: str) -> None:
-        """Tell of reasoning, or of a call's arguments."""
-        at = self._text.find(part, self._read)
+        """Tell of text that is reasoning, or a call's arguments."""
+        at = self._find(part)
         if at >= 0:
             self._read = at + len(part)
 
     def add_content(self, part: str) -> None:
-        """Tell of content."""
-        at = self._text.find(part, self._read)
+        """Tell of text that the content continues with."""
+        at = self._find(part)
         if at < 0:
             return
         self._read = at + len(part)
@@ -66,6 +66,15 @@ class ContentLog:
         taken = [each.logprob for each in self._waiting if self._is_content(each)]
         self._waiting = [each for each in self._waiting if each.start >= self._read]
         return taken
+
+    def _find(self, part: str) -> int:
+        """Where a text is that is told of next, or -1."""
+        at = self._text.find(part, self._read)
+        if at == self._read and self._content and self._content[-1].stop == at:
+            return at  # content goes on
+        # Markup comes first, which is a token and may hold the same letters.
+        starts = (each.start for each in self._waiting if each.start >= self._read)
+        return next((start for start in starts if self._text.startswith(part, start)), at)
 
     def _is_content(self, position: _Position) -> bool:
         end = max(position.end, position.start + 1)  # a part of a character has no text

@@ -323,15 +323,21 @@ class ResponsesServing(OpenAIServingResponses):
 
         vLLM numbers events as it makes them: those here are numbered anew.
         """
-        streamed = StreamedLogprobs()
+        make = super()._process_simple_streaming_events
         # As in a whole answer, which has none without its reasoning.
         shown = request.include_reasoning or context.response_parser is None
+        if not (shown and request.is_include_output_logprobs()):
+            async for event in make(
+                request, sampling_params, result_generator, context, model_name, tokenizer, *args
+            ):
+                yield event
+            return
+        streamed = StreamedLogprobs()
 
         async def watched() -> AsyncIterator[Any]:
             async for each in result_generator:
                 for output in each.last_output.outputs if each.last_output else ():
-                    steps = (output.logprobs or []) if shown else []
-                    output.logprobs = []
+                    steps, output.logprobs = output.logprobs or [], []
                     logprobs = self._create_response_logprobs(
                         output.token_ids, steps, tokenizer, request.top_logprobs
                     )
@@ -339,11 +345,10 @@ class ResponsesServing(OpenAIServingResponses):
                 yield each
 
         *others, number = args
-        events = super()._process_simple_streaming_events(
+        async for event in make(
             request, sampling_params, watched(), context, model_name, tokenizer, *others,
             lambda event: event,
-        )  # fmt: skip
-        async for event in events:
+        ):  # fmt: skip
             for each in streamed.complete(event):
                 yield number(each)
 

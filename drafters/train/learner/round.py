@@ -38,7 +38,7 @@ from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
-from drafters.train.learner.round_folder import SAVED, RoundFolder
+from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
 from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
@@ -250,7 +250,7 @@ class Round:
             "loss": options.loss,
             "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
         })  # fmt: skip
-        made = folder / f"{name}.new"
+        made = folder / f"{name}{UNFINISHED}"
         shutil.rmtree(made, ignore_errors=True)
         save_head(head.to(self._target.stored), made)
         self._work.keep(made, name)

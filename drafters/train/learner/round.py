@@ -55,7 +55,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
-_ROWS_TO_FIT = 4  # times a head's hidden size: rows that a new token's row is made from
+_ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row is made from
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
@@ -178,7 +178,7 @@ class Round:
         rows to make new ones from."""
         head = known_head(self._target, self._head_of(parent), self._target.dtype)
         size = head.config.draft_vocab_size or 0
-        if not mix or size < _ROWS_TO_FIT * head.config.hidden_size:
+        if not mix or size < _ROWS_TO_FIT * head.config.target_hidden_size:
             return VocabularyChange([], [])
         drafted = torch.zeros(self._target.shape.vocab_size, dtype=torch.bool)
         drafted[head.to_target(torch.arange(size, device=self._target.device)).cpu()] = True

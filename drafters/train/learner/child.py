@@ -34,14 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _take_least()
     os.umask(0o077)
     work = RoundFolder(args.folder / WORK)
-    if work.plan() is None:
-        _wait_for_data(args, work)
-    while not work.count_attempt():
-        print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
-        _wait_for_data(args, work)
-    from drafters.train.learner.round import Round
-
     try:
+        work.drop_leftovers()
+        if work.plan() is None:
+            _wait_for_data(args, work)
+        while not work.count_attempt():
+            print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
+            _wait_for_data(args, work)
+        from drafters.train.learner.round import Round
+
         generation = Round(args, work).run()
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
-from drafters.train.learner.round_folder import SAVED, RoundFolder
+from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
 from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
@@ -55,7 +55,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
-_ROWS_TO_FIT = 4  # times a head's hidden size: rows that a new token's row is made from
+_ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row is made from
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
@@ -178,7 +178,7 @@ class Round:
         rows to make new ones from."""
         head = known_head(self._target, self._head_of(parent), self._target.dtype)
         size = head.config.draft_vocab_size or 0
-        if not mix or size < _ROWS_TO_FIT * head.config.hidden_size:
+        if not mix or size < _ROWS_TO_FIT * head.config.target_hidden_size:
             return VocabularyChange([], [])
         drafted = torch.zeros(self._target.shape.vocab_size, dtype=torch.bool)
         drafted[head.to_target(torch.arange(size, device=self._target.device)).cpu()] = True
@@ -250,7 +250,7 @@ class Round:
             "loss": options.loss,
             "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
         })  # fmt: skip
-        made = folder / f"{name}.new"
+        made = folder / f"{name}{UNFINISHED}"
         shutil.rmtree(made, ignore_errors=True)
         save_head(head.to(self._target.stored), made)
         self._work.keep(made, name)

@@ -381,20 +381,23 @@ def written(target: FrozenTarget) -> set[int]:
     return {token for item in served(target, "alice", 60, seed=1) for token in item.answer}
 
 
-def drafting_what_is_not_written(new_head: NewHead, target: FrozenTarget) -> DraftHead:
+def drafting_what_is_not_written(
+    new_head: NewHead, target: FrozenTarget, **changes: int
+) -> DraftHead:
     """A head with a draft vocabulary that leaves out the tokens of the captured answers."""
     there = written(target)
     others = [token for token in range(VOCABULARY - 1) if token not in there]
-    head = new_head(draft_vocab_size=64)
+    head = new_head(draft_vocab_size=64, **changes)
     head.set_draft_vocabulary(torch.tensor(sorted([*others, *sorted(there)][:64])))
     return head
 
 
+@pytest.mark.parametrize("size", [16, 24], ids=["as-its-target", "wider"])
 def test_a_head_drafts_the_tokens_of_its_traffic(
-    options: argparse.Namespace, new_head: NewHead, target: FrozenTarget
+    options: argparse.Namespace, new_head: NewHead, target: FrozenTarget, size: int
 ):
     """Also those that its first draft vocabulary left out."""
-    save_head(drafting_what_is_not_written(new_head, target), options.head)
+    save_head(drafting_what_is_not_written(new_head, target, hidden_size=size), options.head)
     found = run(options)
     before, after = (load_head(folder).t2d for folder in (options.head, found.folder))
     added = (after & ~before).nonzero()[:, 0].tolist()

@@ -295,7 +295,13 @@ class HeadGenerations:
             await self._follow(view)
             candidate = view.candidate(self.generation)
             if view.pinned is None and candidate is not None and self._unwritten is None:
-                self.trial = Trial(candidate, self.generation, self._random, self._plan)
+                self.trial = Trial(
+                    candidate,
+                    self.generation,
+                    self._random,
+                    self._plan,
+                    has_replay=view.generations[candidate].replayed_against == self.generation,
+                )
                 logger.info("trial of generation %d against %d", candidate, self.generation)
                 if candidate in self._refused:  # at once: it may have ended an engine
                     why = self._refused[candidate]

@@ -81,11 +81,12 @@ class Scene:
         self.first_head = "a target and a head"
         self.heads = HeadGenerations(folder, lambda: self.first_head, Random(2), PLAN)
 
-    def add(self, verdict: str = CANDIDATE) -> int:
+    def add(self, verdict: str = CANDIDATE, against: int = 0) -> int:
         head = self.folder / "new"
         head.mkdir()
         (head / "config.json").write_text("{}")
-        return self.lineage.add(head, {"verdict": verdict, "parent": 0}).number
+        facts = {"verdict": verdict, "parent": against, "replay": {"against": against}}
+        return self.lineage.add(head, facts).number
 
     def trial_of(self, number: int) -> Mapping[str, Any]:
         """What the trial of a generation came to."""
@@ -193,6 +194,20 @@ def test_a_candidate_that_service_does_not_show_to_be_worse_is_kept_by_the_repla
     assert scene.trial_of(1)["pairs"] == (PLAN.looks[-1] if drafts else 0)
     assert scene.lineage.in_force() == 1
     assert ended._value.get() == before + 1
+
+
+def test_a_candidate_that_was_replayed_against_another_head_has_to_be_better(scene: Scene) -> None:
+    """Generation 0 was pinned while it was made."""
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add(against=0)
+    scene.play(
+        scene.until(lambda: scene.lineage.generation(2).trial is not None),
+        scene.until(lambda: scene.engine.in_force == 1),
+    )
+    trial = scene.trial_of(2)
+    assert (trial["verdict"], trial["by"], trial["against"]) == (ROLLED_BACK, SERVICE, 1)
+    assert trial["pairs"] == PLAN.looks[-1]
+    assert scene.lineage.in_force() == 1
 
 
 def test_the_newest_candidate_is_tried_and_older_ones_are_not(scene: Scene) -> None:

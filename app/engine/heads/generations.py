@@ -99,8 +99,8 @@ class HeadGenerations:
         random: Random | None = None,
         plan: TrialPlan | None = None,
     ) -> None:
-        """`first_head` names the head of the gateway's settings (first_head.py); it may read files,
-        and raise OSError."""
+        """`first_head` names the head of the gateway's settings (drafters/learning/first_head.py);
+        it may read files, and raise OSError."""
         self.generation = STARTED_WITH  # that drafts now
         self.pinned: int | None = None
         self.problem: str | None = None  # why another one drafts than the folder says

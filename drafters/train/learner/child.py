@@ -36,11 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = RoundFolder(args.folder / WORK)
     try:
         work.drop_leftovers()
-        if work.plan() is None:
-            _wait_for_data(args, work)
-        while not work.count_attempt():
+        while True:
+            if work.plan() is None:
+                _wait_for_data(args, work)
+            work.check_head(args.head)  # first: the wrong head is no reason to give a round up
+            if work.count_attempt():
+                break
             print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
-            _wait_for_data(args, work)
         from drafters.train.learner.round import Round
 
         generation = Round(args, work).run()

@@ -162,6 +162,7 @@ class Round:
                 "left_out": dict(left_out),
             },
         }
+        self._work.check_head(args.head)  # the gateway may have been started anew meanwhile
         self._work.begin(plan)
         return plan
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drafters.learning.first_head import is_another_head
 from drafters.learning.json_file import read_json, replace_json
 from drafters.learning.lineage import Lineage
 
@@ -65,6 +66,13 @@ class RoundFolder:
             file.unlink()
         for folder in self.round.glob(f"*{UNFINISHED}"):
             shutil.rmtree(folder)
+
+    def check_head(self, head: Path) -> None:
+        """Raise ValueError if the gateway was started with another head than the one in the folder
+        `head`. Reads it; raises OSError."""
+        first_head = self._lineage.first_head()
+        if first_head is not None and is_another_head(first_head, head):
+            raise ValueError(f"the gateway was started with another head than --head {head}")
 
     def clear(self) -> Path:
         """An empty folder for a new round."""

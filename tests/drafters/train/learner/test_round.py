@@ -226,6 +226,21 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
     assert run(options).number == 1
 
 
+def test_a_gateway_that_is_started_with_another_head_meanwhile_ends_the_round(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """While the texts were chosen: the plan would be one for the new head."""
+
+    def started_anew(*args: Any) -> list[Text]:
+        Lineage(options.folder).descend_from(f"a target {'a' * 64}")
+        return []
+
+    monkeypatch.setattr(rounds, "mix_of", started_anew)
+    with pytest.raises(ValueError, match="another head than --head"):
+        run(options)
+    assert RoundFolder(options.folder / "work").plan() is None
+
+
 def test_half_of_what_a_round_changed_is_kept(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ):

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -153,7 +153,7 @@ class Round:
                 "sequences": len(trained),
                 "tokens": tokens,
                 "held_back": len(held_back),
-                "held_back_by": "prompt and answer" if choice.by_answer else "prompt",
+                "held_back_by": _held_back_by(item.tenant in choice.by_answer for item in kept),
                 "mixed": len(mixed),
                 "new_draft_tokens": len(change.added),
                 "from": _when(min(item.at for item in kept)),
@@ -310,6 +310,12 @@ def _go_half_way_back(head: DraftHead, initial: Mapping[str, torch.Tensor]) -> N
     stays, and it forgets nothing (weights interpolated as in arXiv 2109.01903)."""
     for name, value in head.named_parameters():
         value.lerp_(initial[name], 1.0 - _KEPT_SHARE)
+
+
+def _held_back_by(by_answer: Iterable[bool]) -> str:
+    """What decided which sequences are held back; "both" where it differs between tenants."""
+    kinds = set(by_answer)
+    return "both" if len(kinds) > 1 else "prompt and answer" if True in kinds else "prompt"
 
 
 def _tokens_by_tenant(sequences: Sequence[Captured]) -> dict[str, int]:

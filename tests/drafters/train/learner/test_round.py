@@ -147,6 +147,14 @@ def test_a_service_of_five_prompts_learns(options: argparse.Namespace, target: F
     assert captured["interval"] is not None
 
 
+@pytest.mark.parametrize(
+    ("by_answer", "name"),
+    [([False], "prompt"), ([True, True], "prompt and answer"), ([True, False], "both")],
+)
+def test_the_provenance_says_how_answers_were_held_back(by_answer: list[bool], name: str):
+    assert rounds._held_back_by(by_answer) == name
+
+
 def test_answers_to_a_single_prompt_are_not_trained_on(
     options: argparse.Namespace, target: FrozenTarget
 ):

@@ -51,6 +51,10 @@ Tokens per second: divide by the seconds of a step. The best K is marked.
 
 {figure}
 
+K = 1 and K = 2 were timed at {first_ms} and {second_ms} ms: as costs never fall with K, both count
+with the mean (*Order*, below). And each position leans on the one before it with the weight of
+{prior:g} draft tokens, so that s2 is {s2} where {second} of {drafts:,} were accepted.
+
 ## Every load has its own K
 
 The same acceptance, and the times of steps with more requests. With many of them the two cores are
@@ -71,8 +75,8 @@ computes, and a step takes 110 ms instead of 39: K = 0 is best.
 4. `Acceptance` counts them. `CostTable` averages the seconds of *steady* steps: those that verify
    as many draft tokens as they draft. `ReadCosts` learns what prompts take.
 5. From these, `choose` predicts every K again (`predictions.py`), at once when the batch changes
-   and else every few steps. At K > 0 the drafter also reads every prompt: its seconds for that,
-   averaged per output token, are added to those of the step.
+   and else every few steps. At K > 0 the drafter also reads every prompt: its seconds of reading
+   per output token, times the tokens of the step, are added to those of the step.
 
 On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen, and a fixed K that is
 none of them becomes the next smaller one. A step between two of them counts for the larger one, as
@@ -138,15 +142,18 @@ def page() -> str:
     controller = _controller()
     rows = _rows(controller, EXAMPLE)
     best = max(rows, key=lambda row: row["tokens_per_second"])
-    shares = [count / DRAFTS for count in ACCEPTED]
+    shares = controller.acceptance.survival()
     tuning = controller._tuning
     return TEXT.format(
         example=EXAMPLE,
         drafts=DRAFTS,
         first=ACCEPTED[0],
         second=ACCEPTED[1],
-        s1=shares[0],
-        s2=shares[1],
+        s1=f"{shares[0]:.3f}",
+        s2=f"{shares[1]:.3f}",
+        first_ms=MILLISECONDS[EXAMPLE][1],
+        second_ms=MILLISECONDS[EXAMPLE][2],
+        prior=tuning.prior_trials,
         best=best["k"],
         sum=f"{sum(shares[: best['k']]):.3f}",
         tokens=f"{best['step_tokens']:.2f}",
@@ -169,7 +176,7 @@ def _controller() -> Controller:
         for requests, row in MILLISECONDS.items()
         for k, milliseconds in enumerate(row)
     )
-    for _ in range(100):  # until nothing is left of the prior
+    for _ in range(100):  # until nothing is left of the prior of the first position
         controller.acceptance.observe(DRAFTS, (DRAFTS,) * K_MAX, ACCEPTED)
     return controller
 

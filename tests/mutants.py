@@ -66,12 +66,12 @@ FAULTS = {
     "drafters/control/learning.py": Faults(
         "control/test_learning control/sources/test_choice",
         [
-            ("if k_drafted != self._k_verified(step) or step.looked_up:", "if step.looked_up:"),
-            ("return k_drafted > 0 or self._traffic.is_settled", "return True"),
             (
-                "self._k_verified(step), step.seconds - reading_s",
-                "self._k_verified(step), step.seconds",
+                "if k_drafted != self._k_of_verification_cost(step) or step.looked_up:",
+                "if step.looked_up:",
             ),
+            ("return k_drafted > 0 or self._traffic.is_settled", "return True"),
+            ("seconds = step.seconds - reading_s", "seconds = step.seconds"),
             ("if step.others or step.looked_up:", "if False:"),
         ],
     ),
@@ -89,10 +89,10 @@ FAULTS = {
     "drafters/control/predictions.py": Faults(
         "control/test_predictions control/test_package",
         [
-            ("prompt_share * self._read_costs.drafter_seconds_per_token", "0.0"),
+            ("prompt_share * self._read_costs.drafter_seconds_per_prompt_token", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
             ("read_s = target_s + drafter_s if k else target_s", "read_s = target_s"),
-            ("drafter_s = self._read_costs.drafter_seconds_per_token", "drafter_s = 0.02"),
+            ("drafter_s = self._read_costs.drafter_seconds_per_prompt_token", "drafter_s = 0.02"),
         ],
     ),
     "drafters/control/probes.py": Faults(

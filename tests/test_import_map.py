@@ -202,7 +202,10 @@ MAP: dict[str, set[str]] = {
     "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
-    | {f"drafters.train.learner.{part}" for part in ("options", "parent", "round_folder")},
+    | {
+        f"drafters.train.learner.{part}"
+        for part in ("options", "parent", "round_folder", "sequences")
+    },
     # Training a head further has the learner's rates.
     "drafters.train": {"drafters.model", "drafters.train.learner.options"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),

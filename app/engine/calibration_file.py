@@ -31,8 +31,10 @@ def read(path: Path, fingerprint: Mapping[str, str]) -> tuple[Cell, ...]:
             raise CalibrationError(f"{path}: format {document['format']!r}, not {FORMAT}")
         saved = document["fingerprint"]
         cells = tuple(Cell(*row) for row in document["cells"])
-        if not isinstance(saved, dict) or not cells or not all(map(_is_possible, cells)):
-            raise CalibrationError(f"{path} is not a calibration: impossible cells, or none")
+        if not isinstance(saved, dict) or not all(map(_is_possible, cells)):
+            raise CalibrationError(f"{path} is not a calibration: impossible cells")
+        if all(cell.k for cell in cells):
+            raise CalibrationError(f"{path} is not a calibration: no cell of K = 0")
     except CalibrationError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

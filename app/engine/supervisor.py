@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from app.engine.configuration.head import WITHOUT_HEAD
 from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
 from app.engine.hang_detector import HangDetector
-from app.engine.heads.first_head import first_head
 from app.engine.heads.generations import HeadGenerations
 from app.engine.launch import launch, prepare, versions
 from app.engine.process_cleanup import ProcessCleanup, files_in_use, started_processes
@@ -37,6 +37,7 @@ from app.errors import AerieError, ApiError, StartupError
 from app.llm.engine_load import EngineLoad
 from app.observability import metrics
 from app.settings import Settings
+from drafters.learning.first_head import first_head
 
 if TYPE_CHECKING:
     from app.learning.learning import Learning
@@ -98,8 +99,10 @@ class Engine:
         self._polling = BackgroundTask("speculation_metrics", self._poll)
         self.heads: HeadGenerations | None = None
         if settings.learning.learn is not None:
+            target, head = settings.model, str(settings.speculation.drafter)
             self.heads = HeadGenerations(
-                Path(settings.learning.learn), lambda: first_head(self.settings)
+                Path(settings.learning.learn),
+                partial(first_head, target.model, target.revision, head),
             )
         self._head_trials = BackgroundTask("head_generations", self._follow_heads)
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)

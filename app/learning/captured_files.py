@@ -140,9 +140,11 @@ class CapturedFiles:
         return name
 
     def _least_worth_keeping(self) -> str:
-        """The oldest file of the tenant that has most bytes."""
+        """The file that was written longest ago, of the tenant that has most bytes. The time in its
+        name is no measure: the clock may have been wrong, and corrected since."""
         ((largest, _),) = self._sizes.most_common(1)
-        return min(name for name, file in self._files.items() if file.tenant == largest)
+        names = (name for name, file in self._files.items() if file.tenant == largest)
+        return min(names, key=lambda name: (self._files[name].written, name))
 
     def _delete(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)

@@ -29,9 +29,10 @@ class LoadReport:
     def count(self, sequences: int) -> None:
         """Say how many sequences the engine has. Takes less than a microsecond, and about two when
         the first one comes or the last one goes."""
-        if bool(sequences) != bool(self._sequences):
+        begins_or_ends = bool(sequences) != bool(self._sequences)
+        self._sequences = sequences  # before the thread may look at it
+        if begins_or_ends:
             self._changed.set()
-        self._sequences = sequences
 
     def serve(self, serving: bool) -> None:
         """Say whether the engine serves, or starts."""

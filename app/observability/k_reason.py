@@ -56,7 +56,7 @@ def _how_known(alternative: dict[str, Any], k: int) -> str:
     """How the cost of the alternative is known: that of no drafts, or of drafts where K is 0."""
     steps = alternative["steps_measured"]
     subject = "without drafts " if k else ""
-    known = f"measured in {_count(steps, 'step')}" if steps else "estimated from other loads"
+    known = f"measured in {_count(steps, 'step')}" if steps else "estimated from other loads or K"
     return subject + known
 
 

@@ -8,12 +8,12 @@ most tokens per second:
 `si` is the share of drafts that are accepted up to position i (`acceptance`). Each request makes
 one token without drafts: the target's own. `seconds` is what a steady step takes, one that verifies
 as many draft tokens as it drafts (`cost_table`). K = 0 is one of the choices: such a step is called
-plain, and the drafter does not run. At K > 0 the drafter also reads every prompt, and its seconds
-for that, averaged per output token, are added to `seconds` (`predictions`).
+plain, and the drafter does not run. At K > 0 the drafter also reads every prompt: its seconds of
+reading per output token, times the tokens of the step, are added to `seconds` (`predictions`).
 
 An example. Four requests run. Of their drafts 58% are accepted at the first position, 27% also at
 the second, 14% also at the third. A step takes 23.2 ms without drafts, and 28.4, 28.2 and 29.7 ms
-at K = 1, 2 and 3.
+at K = 1, 2 and 3. As costs never fall with K, K = 1 and 2 both count with 28.3 ms.
 
 >>> from drafters.control.controller import Controller
 >>> from drafters.control.cost_table import Cell

@@ -36,7 +36,8 @@ class Acceptance:
         if not self.trials:
             return
         self._fade(requests)
-        # A request near its limit has fewer draft tokens: the other requests give the rate.
+        # A request near its limit has fewer draft tokens. Trials of a position are the requests
+        # accepted up to the one before, times the share of requests that have a draft token there.
         drafted_before = float(drafted[0]) if drafted else 0.0
         accepted_before = drafted_before
         for i, (count, hits) in enumerate(zip(drafted, accepted, strict=False)):
@@ -48,9 +49,9 @@ class Acceptance:
             accepted_before = float(hits)
 
     def observe_comparisons(self, comparisons: Iterable[tuple[int, int]]) -> None:
-        """Learn from drafts that were compared with the tokens that came, verified or not: of each
-        how many of its first tokens were compared, and how many of those came, up to the first
-        other one."""
+        """Learn from pairs (compared, equal), one for each draft: its first `compared` tokens were
+        compared with the text that came, and the first `equal` of them are those of the text. Such
+        drafts may never have been verified."""
         by_compared, by_equal = [0] * (len(self.trials) + 1), [0] * (len(self.trials) + 1)
         for compared, equal in comparisons:
             by_compared[compared] += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from drafters.config import GRAMMAR, HEAD, LOOKUP, SOURCES, DrafterConfig
@@ -33,8 +35,8 @@ from drafters.control.tuning import Tuning
 class LeavingZero:
     """What staying at K = 0 has lost so far, and what leaving it costs: the drafter's catch-up."""
 
-    forgone_seconds: float = 0.0  # that K > 0 would have saved since it became better; else 0
-    catch_up_seconds: float = 0.0  # in which the drafter would catch up: the least since then
+    forgone_seconds: float = 0.0  # that the best K > 0 would have saved since it became better
+    catch_up_seconds: float = math.inf  # of the drafter: the least estimate since then
     is_free: bool = False  # leave at once: an operator has just switched drafts on
 
 
@@ -60,7 +62,7 @@ class Controller:
         Raises ValueError for other `ks`, or if `drafter` is also one of the sources beside it."""
         self.k_max = k_max
         self.ks = tuple(range(k_max + 1)) if ks is None else tuple(ks)
-        if self.ks != tuple(sorted({0, k_max, *self.ks})) or self.ks[-1] != k_max:
+        if self.ks[:1] != (0,) or self.ks[-1] != k_max or list(self.ks) != sorted(set(self.ks)):
             raise ValueError(f"ks must rise from 0 to {k_max}, not {self.ks}")
         others = {LOOKUP: lookup_tokens, GRAMMAR: span_tokens}
         if others.get(drafter):
@@ -78,7 +80,8 @@ class Controller:
         self._steps = 0  # observed
         self._busy_s = 0.0  # seconds of all steps
         self._load = Load(0)  # the latest
-        self._batch_steps = 0  # since the batch last changed to another bucket (`bucket_of`)
+        self._bucket = -1  # of the latest batch (`bucket_of`); none yet
+        self._batch_steps = 0  # since the batch last changed to another bucket
         self._probes = ProbeBudget(self._tuning)
         self.load_calibration(())
 
@@ -130,8 +133,8 @@ class Controller:
         self._leaving_zero = LeavingZero()
 
     def head_changed(self) -> None:
-        """Go on from the rates of the head before, and let what the new one shows soon outweigh
-        them."""
+        """Keep the rates of the head before, with the weight of `swapped_trials` draft tokens, so
+        that those of the new one soon outweigh them."""
         self.acceptance.limit_trials(self._tuning.swapped_trials)
         self._predictions = None
 
@@ -150,7 +153,7 @@ class Controller:
 
     @property
     def max_unobserved_steps(self) -> int:
-        """Steps that may run before they are observed, all in a row: 1 while a probe runs."""
+        """How many finished steps may be held back and observed together: 1 while a probe runs."""
         return 1 if self._probe is not None else self._prediction_steps()
 
     # The choice
@@ -158,7 +161,7 @@ class Controller:
     def choose(self, load: Load) -> int:
         """K, 0 to `k_limit`, of the drafter pass at the end of the step that is being scheduled.
 
-        Steps before it may be observed later: a probe ends when all of its steps have been.
+        Earlier steps may not be observed yet: a probe ends when its last step has been.
         """
         self._note_load(load)
         if not (self._objective.adapts and load.requests and self.costs.measured):
@@ -182,9 +185,12 @@ class Controller:
         return self._planner.plan(self._load, self._k, self._predictions)
 
     def _note_load(self, load: Load) -> None:
-        same_batch = bucket_of(load.requests) == bucket_of(self._load.requests)
-        self._batch_steps = self._batch_steps + 1 if same_batch else 0
         self._load = load
+        if not load.requests:  # it only reads prompts, and belongs to no batch
+            return
+        bucket = bucket_of(load.requests)
+        self._batch_steps = self._batch_steps + 1 if bucket == self._bucket else 0
+        self._bucket = bucket
 
     def _decide(self, load: Load) -> None:
         """Put the best K in force, and begin a probe if new predictions ask for one."""
@@ -199,9 +205,7 @@ class Controller:
     def _prediction_steps(self) -> int:
         """Steps for which predictions hold: few while the batch or its K is new."""
         tuning = self._tuning
-        measured = self.costs.steps(
-            max(1, self._load.requests), self._predictor.captured_k(self._k)
-        )
+        measured = self._steps_measured(self._load, self._k) if self._load.requests else 0
         if min(measured, self._batch_steps) < tuning.prediction_steps:
             return tuning.unsettled_prediction_steps
         return tuning.prediction_steps
@@ -238,10 +242,9 @@ class Controller:
         account = self._leaving_zero
         if account.is_free:
             return True
+        # A probe may have read since, and tokens that came later are not held against it.
         now_s = self._catch_up_seconds(predictions.load)
-        if account.forgone_seconds:  # a probe may have read since
-            now_s = min(now_s, account.catch_up_seconds)
-        account.catch_up_seconds = now_s
+        account.catch_up_seconds = min(account.catch_up_seconds, now_s)
         plain = predictions.by_k[0]
         saving = 1.0 - plain.value / predictions.best.value
         account.forgone_seconds += plain.seconds * saving
@@ -249,7 +252,7 @@ class Controller:
 
     def _catch_up_seconds(self, load: Load) -> float:
         """Seconds in which the drafter reads what it has not, if it is switched on now."""
-        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
+        unread = load.requests_drafted_at(0) * self._traffic.unread_tokens_per_request
         return self._read_costs.drafter_seconds_per_token * (unread + load.prefill_tokens)
 
     def _predict(self, load: Load) -> Predictions:
@@ -289,7 +292,7 @@ class Controller:
         rate = self._planner.tokens_per_second(predictions, self._k)
         probe.note(step)
         if probe.observed:
-            expected = predictions.by_k[self._k_of_drafts(load)]
+            expected = predictions.by_k[self._k_with_these_drafts(load)]
             # Subtract the prompt reading that the K in force would also do.
             seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
             # Expected tokens vary less than counted ones, but leave out lookups and spans.
@@ -299,8 +302,9 @@ class Controller:
             self._probes.end(probe, rate)
             self._probe = None
 
-    def _k_of_drafts(self, load: Load) -> int:
-        """The K at which this load has the draft tokens that it verifies."""
+    def _k_with_these_drafts(self, load: Load) -> int:
+        """The K at which a batch with these limits has the draft tokens that this load verifies,
+        for its expected tokens. (`StepLearner._k_of_verification_cost` is for its seconds.)"""
         if load.padded:
             return self._predictor.captured_k(load.mean_k(load.draft_tokens))
         enough = (k for k in self.ks if load.draft_tokens_at(k) >= load.draft_tokens)
@@ -327,13 +331,17 @@ class Controller:
 
     # The state
 
+    def _steps_measured(self, load: Load, k: int) -> int:
+        """Steps behind the cost of a step of this load at K."""
+        return self.costs.steps(load.requests, self._predictor.captured_k(load.cost_k(k)))
+
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data for JSON: what it believes, and what that is worth."""
         load = self._load if self._load.requests else Load(1)
         costs = []
         if self.costs.measured:
             predictions = self._predict(load).by_k.values()
-            costs = cost_rows(predictions, lambda k: self.costs.steps(load.requests, k))
+            costs = cost_rows(predictions, partial(self._steps_measured, load))
         return {
             "objective": self._objective.objective,
             "k": self._k,

@@ -65,22 +65,21 @@ class CostTable:
         self._now_s += seconds
 
     def load(self, cells: Iterable[Cell]) -> None:
-        """Begin with a calibration: few steps of each cell, perhaps beside a busy process."""
+        """Begin with a calibration: few steps of each cell, perhaps beside a busy process. No step
+        was observed before."""
         for cell in cells:
             self._by_k[cell.k][bucket_of(cell.requests)] = MeasuredCost(
                 requests=cell.requests,
-                cost=math.log(cell.seconds) - self._pace,
+                cost=math.log(cell.seconds),
                 variance=self._tuning.unmeasured_variance,
                 steps=cell.steps,
-                measured_at_s=self._now_s,
+                measured_at_s=0.0,
             )
 
     def steps(self, requests: int, k: int) -> int:
-        """Steps measured at K and the nearest batch."""
-        measured = self._by_k[k].values()
-        if not measured:
-            return 0
-        return min(measured, key=lambda m: abs(math.log(m.requests / requests))).steps
+        """Steps measured at K in about this batch; 0 where its cost is estimated from others."""
+        measured = self._by_k[k].get(bucket_of(requests))
+        return 0 if measured is None else measured.steps
 
     def ks_measured(self, requests: int) -> list[int]:
         """The K that were measured at about this batch."""
@@ -163,7 +162,7 @@ class CostTable:
         return StepCost(seconds, variance)
 
     def _in_proportion(self, requests: int, k: int, near_k: int, near: StepCost) -> StepCost:
-        """The cost of a K that was not measured, from the nearest one, all others being further."""
+        """The cost of a K beyond all measured ones, from the nearest of them."""
         ratio = self._guessed_seconds(requests, k) / self._guessed_seconds(requests, near_k)
         return StepCost(near.seconds * ratio, near.variance + self._tuning.unmeasured_variance)
 

@@ -36,9 +36,10 @@ class StepLearner:
             target_reading_s = self._read_costs.target.seconds * step.load.prefill_tokens
             self._planner.observe(step, target_reading_s, self._traffic.is_settled)
         if price_is_known and reading_s < step.seconds and self._is_steady(step):
-            reading_variance = (reading_s / step.seconds) ** 2
-            k, seconds = self._k_verified(step), step.seconds - reading_s
-            self._costs.observe(step.load.requests, k, seconds, reading_variance)
+            seconds = step.seconds - reading_s
+            variance = self._read_costs.variance_beside(reading_s, seconds)
+            k = self._k_of_verification_cost(step)
+            self._costs.observe(step.load.requests, k, seconds, variance)
         else:
             self._costs.pass_time(step.seconds)
 
@@ -47,7 +48,7 @@ class StepLearner:
         of prompts, and the drafter's of prompts and of what it had missed."""
         load = step.load
         is_drafting = step.k > 0
-        k_verified = self._k_verified(step)
+        k_verified = self._k_of_verification_cost(step)
         begins_to_draft = is_drafting and not k_verified
         if not self._costs.measured or not (load.prefill_tokens or begins_to_draft):
             return
@@ -58,7 +59,7 @@ class StepLearner:
         if load.prefill_tokens:
             target_s = (1.0 - drafter_share) * extra_s
             self._read_costs.target.observe(load.prefill_tokens, target_s)
-        unread = load.draft_tokens_at(1) * self._traffic.unread_tokens_per_request
+        unread = load.requests_drafted_at(0) * self._traffic.unread_tokens_per_request
         unread += load.prefill_tokens
         if is_drafting and unread:
             self._read_costs.drafter.observe(unread, drafter_share * extra_s)
@@ -69,14 +70,14 @@ class StepLearner:
         also be `settling_s` seconds ago."""
         load = step.load
         k_drafted = self._predictor.captured_k(load.cost_k(step.k))
-        if k_drafted != self._k_verified(step) or step.looked_up:
+        if k_drafted != self._k_of_verification_cost(step) or step.looked_up:
             return False
         if load.mean_k(load.draft_tokens) > self._predictor.k_max:
             return False
         return k_drafted > 0 or self._traffic.is_settled
 
-    def _k_verified(self, step: Step) -> int:
-        """The K whose steps verify as many draft tokens."""
+    def _k_of_verification_cost(self, step: Step) -> int:
+        """The K whose steps verify as many draft tokens a request, on average."""
         return self._predictor.captured_k(step.load.mean_k(step.load.draft_tokens))
 
     def plain_seconds(self, step: Step) -> float:

@@ -50,7 +50,7 @@ class Load(NamedTuple):
 
 
 def counts_above(counts: Sequence[int]) -> tuple[int, ...]:
-    """From `counts[i]`, how many have exactly i, to [i], how many have more than i."""
+    """Turn a histogram into tail counts: [i] of the result is how many items are above i."""
     return tuple(accumulate(reversed(counts[1:])))[::-1]
 
 

@@ -122,7 +122,7 @@ class Predictor:
         """
         prompt_tokens = self._traffic.prompt_tokens
         target_s = self._read_costs.target.seconds
-        drafter_s = self._read_costs.drafter_seconds_per_token
+        drafter_s = self._read_costs.drafter_seconds_per_prompt_token
         tpots = []
         for i, k in enumerate(self._ks):
             read_s = target_s + drafter_s if k else target_s
@@ -130,12 +130,11 @@ class Predictor:
         return tpots
 
     def _read_seconds_per_output_token(self) -> float:
-        """Seconds that the drafter spends on prompts at K > 0, for each output token; 0 until its
-        reading has been measured."""
-        if not self._traffic.output_tokens or not self._read_costs.drafter.seconds:
+        """Seconds that the drafter spends on prompts at K > 0, for each output token."""
+        if not self._traffic.output_tokens:
             return 0.0
         prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
-        return prompt_share * self._read_costs.drafter_seconds_per_token
+        return prompt_share * self._read_costs.drafter_seconds_per_prompt_token
 
     def _optimism(
         self, load: Load, seconds: Sequence[float], variances: Sequence[float],

@@ -65,9 +65,11 @@ def k_to_probe(
 
 
 def probe_seconds(predictions: Predictions, k: int) -> float:
-    """Seconds of a steady step of a probe of K = `k`: at K > 0 the fewest that its uncertainty
-    allows, as an estimate that is too high must not forbid the probe that would correct it, and no
-    fewer than a step at K = 0 is thought to take."""
+    """Seconds of a steady step of a probe of K = `k`: no fewer than one at K = 0 seems to take.
+
+    At K > 0 they are divided by how many times as good the K may be, in cost and acceptance
+    together: an estimate that is too bad must not forbid the probe that would correct it.
+    """
     by_k = predictions.by_k
     return max(by_k[k].seconds / by_k[k].optimism, by_k[0].seconds)
 
@@ -111,8 +113,7 @@ class ProbeBudget:
         """Count and return a new probe of K. A step that drafts for the first time verifies
         nothing, so that a probe with drafts takes one step more."""
         self.count_by_kind[_kind(k, k_in_force)] += 1
-        steps = self._tuning.probe_steps
-        return Probe(k, steps + 1 if k else steps)
+        return Probe(k, self._tuning.probe_steps + (k > 0))
 
     def charge(self, probe: Probe, tokens: float) -> None:
         """Take what a step of a probe lost from the allowance; below 0 it gained."""

@@ -33,6 +33,7 @@ class ReadCosts:
     prompts and whatever was made while it did not run."""
 
     def __init__(self, tuning: Tuning) -> None:
+        self._deviation = tuning.read_cost_deviation
         self.target = PerTokenCost(tuning)
         self.drafter = PerTokenCost(tuning)
 
@@ -45,9 +46,20 @@ class ReadCosts:
             return target or drafter
         return min(target, drafter)
 
+    @property
+    def drafter_seconds_per_prompt_token(self) -> float:
+        """Seconds for the drafter to read a token of a prompt, at most the target's; 0 until that
+        has been measured, so that a guess rules out no K."""
+        return self.drafter_seconds_per_token if self.drafter.seconds else 0.0
+
     def prompt_seconds(self, load: Load, drafting: bool) -> float:
         """Seconds of a step in which the target, and a drafter that runs, read its prompts."""
         per_token = self.target.seconds
         if drafting:
-            per_token += self.drafter.seconds
+            per_token += self.drafter_seconds_per_prompt_token
         return load.prefill_tokens * per_token
+
+    def variance_beside(self, reading_s: float, rest_s: float) -> float:
+        """Variance of the logarithm of `rest_s`: what is left of a step's seconds when those of its
+        reading, which are an estimate, are subtracted."""
+        return (self._deviation * reading_s / rest_s) ** 2

@@ -14,6 +14,7 @@ class Traffic:
     def __init__(self, catch_up_tokens: int, tuning: Tuning) -> None:
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
         self._memory_steps = tuning.traffic_memory_steps
+        self._steps = 0
         self._settling_s = tuning.settling_s
         self.prompt_tokens = 0.0  # of a step, averaged
         self.output_tokens = 0.0  # of a step, averaged
@@ -27,10 +28,11 @@ class Traffic:
         return self.seconds_without_drafts >= self._settling_s
 
     def average(self, step: Step) -> None:
-        """Add a step to the averages."""
-        prompt_tokens = step.load.prefill_tokens
-        self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / self._memory_steps
-        self.output_tokens += (step.tokens - self.output_tokens) / self._memory_steps
+        """Add a step to the averages: of all steps at first, and then of about `memory_steps`."""
+        self._steps += 1
+        weight = 1.0 / min(self._steps, self._memory_steps)
+        self.prompt_tokens += weight * (step.load.prefill_tokens - self.prompt_tokens)
+        self.output_tokens += weight * (step.tokens - self.output_tokens)
 
     def note_drafter(self, step: Step) -> None:
         """Note what the drafter has not read after a step, and how long it has not run."""

@@ -47,7 +47,7 @@ class Tuning:
     unscaled_share: float = 0.1
 
     # Seconds of a steady step.
-    step_noise: float = 0.01  # least variance of one step around its cost; measured: 8%
+    step_noise: float = 0.01  # variance of one step around its cost; measured: deviation of 8%
     pace_memory_steps: int = 16  # steps in the average of the machine's pace
     noise_memory_steps: int = 16  # steps in the average of the variance around the cost
     outlier_deviations: float = 3.0  # a step further from its cost counts as this far
@@ -56,7 +56,7 @@ class Tuning:
     # calibration took up to 3.5 times as long, which is within two and a half deviations.
     unmeasured_variance: float = 0.25
     octave_variance: float = 0.25  # variance added at twice or half the batch that was measured
-    settling_s: float = 0.1  # for so long after drafts plain steps are slow; measured: 22 changes
+    settling_s: float = 0.1  # so long after drafts plain steps are slow; measured: 22 switches
     # Proportions by which a measured cost is carried to other batches and K. They are low, so that
     # a K which may be cheap is tried, and thereby measured.
     guessed_terms: CostTerms = CostTerms(1.0, 0.01, 0.008, 0.15)  # noqa: RUF009 - it is immutable

@@ -13,6 +13,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,15 +66,20 @@ class Captured:
 
 
 def read(folder: Path, since: float = -math.inf) -> Iterator[Captured]:
-    """Every whole sequence in the files of `folder`, the oldest file first; those alone that ended
-    after `since`, in seconds since 1970.
+    """Every whole sequence in the files of `folder`, of the file first that was written longest
+    ago; those alone that ended after `since`, in seconds since 1970.
 
     A file that is deleted meanwhile ends there. Lines that are no sequence are left out.
     """
-    for file in sorted(folder.glob(f"*{SUFFIX}")):
+    # The time in a name is that of a clock which may have been wrong, and corrected since.
+    written = list[tuple[float, Path]]()
+    for file in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            written.append((file.stat().st_mtime, file))
+    for modified, file in sorted(written):
+        if modified < since:
+            continue
         try:
-            if file.stat().st_mtime < since:
-                continue
             lines = file.open("rb")
         except FileNotFoundError:
             continue

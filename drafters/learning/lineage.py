@@ -65,6 +65,12 @@ class Generation:
         return str(self.provenance["verdict"])
 
     @property
+    def replayed_against(self) -> int | None:
+        """The number of the generation that the replay compared it with."""
+        against: int | None = self.provenance.get("replay", {}).get("against")
+        return against
+
+    @property
     def kept_by_replay(self) -> bool:
         """Whether it was kept because service did not show it worse."""
         return self.trial is not None and self.trial.get("by") == REPLAY

@@ -107,7 +107,7 @@ class HeadConfig:
     rope_scaling: RopeScaling | None = None  # None: plain rotary embeddings
     # Qwen3's layers: queries and keys are normed head by head, and `o_proj` has no bias.
     qk_norm: bool = False
-    # `sliding_attention` or `full_attention` for each layer; empty: all are full.
+    # `sliding_attention` or `full_attention` for each layer; always empty where all are full.
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None  # tokens that a sliding layer attends to, itself included
     # Chooses a path through the candidates of P-EAGLE's positions; None: each for itself.
@@ -136,6 +136,9 @@ class HeadConfig:
             raise ValueError(f"layer_types with {min(unknown)} are not supported")
         if SLIDING in self.layer_types and not (self.sliding_window or 0) > 0:
             raise ValueError(f"layer_types has {SLIDING}, but there is no sliding_window")
+        if SLIDING not in self.layer_types:  # one form for one shape: heads are compared by it
+            object.__setattr__(self, "layer_types", ())
+            object.__setattr__(self, "sliding_window", None)
         if self.path_selector is not None:
             if self.method != "p-eagle":
                 raise ValueError(f"{_SELECTOR} is for P-EAGLE heads, and this one is EAGLE-3's")
@@ -214,7 +217,7 @@ class HeadConfig:
         if token is not None:
             values["ptd_token_id"] = token
         if "norm_before_fc" in nested:
-            values["norm_before_fc"] = nested["norm_before_fc"]
+            values["norm_before_fc"] = bool(nested["norm_before_fc"])  # null is false in vLLM
         # The defaults of transformers' configurations.
         plain_qwen3 = document.get("model_type") == "qwen3" and not library
         values.setdefault("rms_norm_eps", 1e-6)
@@ -234,10 +237,7 @@ class HeadConfig:
             default_theta=1e6 if qwen3 and library else 1e4,
         )
         values["qk_norm"] = qwen3
-        kinds = _layer_types(document, plain_qwen3=plain_qwen3)
-        values["layer_types"] = kinds
-        if SLIDING not in kinds:
-            values["sliding_window"] = None
+        values["layer_types"] = _layer_types(document, plain_qwen3=plain_qwen3)
         if _SELECTOR in values:
             values[_SELECTOR] = SelectorConfig.from_json(values[_SELECTOR])
         return cls(**values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -98,14 +99,17 @@ class HeadGenerations:
         random: Random | None = None,
         plan: TrialPlan | None = None,
     ) -> None:
-        """`first_head` names the head of the gateway's settings (first_head.py); it may read files,
-        and raise OSError."""
+        """`first_head` names the head of the gateway's settings (drafters/learning/first_head.py);
+        it may read files, and raise OSError."""
         self.generation = STARTED_WITH  # that drafts now
         self.pinned: int | None = None
         self.problem: str | None = None  # why another one drafts than the folder says
         self.trial: Trial | None = None
         self._folder = folder
         self._first_head = first_head
+        self._first_head_name: str | None = None  # what `first_head` has returned
+        self._hashing = threading.Lock()
+        self._is_begun = False  # whether the lineage was looked at for the running engine
         self._lineage = Lineage(folder)
         self._random = random or Random()
         self._plan = plan
@@ -139,6 +143,7 @@ class HeadGenerations:
         self._lock = asyncio.Lock()  # a call into the engine that is gone may hold the old one
         async with self._lock:
             self._engine = engine
+            self._is_begun = False
             self._enter(STARTED_WITH)
             self._refused.clear()
             self._loaded.clear()
@@ -149,29 +154,36 @@ class HeadGenerations:
             if self._loading:  # it may have been what ended the engine; the first head never is
                 self._refused[self._loading] = "the engine ended while it was loaded"
                 self._loading = None
-            with contextlib.suppress(TimeoutError):  # a disk that does not answer: without it, then
+            # A disk that does not answer, or a head of many gigabytes: `run` goes on with it.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_S):
-                    view = await self._first_view()
+                    view = await self._view()
             if view is not None:
                 await self._follow(view)
 
-    async def _first_view(self) -> _View | None:
-        """What the folder says of the head that the engine was started with."""
-        try:
-            if await asyncio.to_thread(lambda: self._lineage.descend_from(self._first_head())):
-                logger.warning(
-                    "the gateway was started with another head or target than the generations in "
-                    "%s descend from: generation 0 is in force",
-                    self._folder,
-                )
-        except (OSError, ValueError) as error:
-            self._tell(f"{_UNREADABLE}: {error!r}")
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            if (number := await asyncio.to_thread(self._lineage.loading)) is not None:
-                # It may have been what ended the gateway, with its engine.
-                self._refused.setdefault(number, "the gateway ended while it was loaded")
+    async def _begin_lineage(self) -> None:
+        """Look at what the lineage says of the last gateway and of the first head, before anything
+        is loaded into an engine. Raises OSError, ValueError and TypeError."""
+        if (number := await asyncio.to_thread(self._lineage.loading)) is not None:
+            # It may have been what ended the gateway, with its engine.
+            self._refused.setdefault(number, "the gateway ended while it was loaded")
+            with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._lineage.note_loading, None)
-        return await self._view()
+        first_head = await asyncio.to_thread(self._name_first_head)
+        if await asyncio.to_thread(self._lineage.descend_from, first_head):
+            logger.warning(
+                "the gateway was started with another head or target than the generations in "
+                "%s descend from: generation 0 is in force",
+                self._folder,
+            )
+        self._is_begun = True
+
+    def _name_first_head(self) -> str:
+        """What the first head is called: read once, by whichever thread is first."""
+        with self._hashing:
+            if self._first_head_name is None:
+                self._first_head_name = self._first_head()
+            return self._first_head_name
 
     def stopped(self) -> None:
         """Say that the engine was ended on purpose: no generation is to blame that was loaded
@@ -239,6 +251,8 @@ class HeadGenerations:
     async def _view(self) -> _View | None:
         """What the folder says; None while it cannot be read."""
         try:
+            if not self._is_begun:
+                await self._begin_lineage()
             view = await asyncio.to_thread(self._read)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._tell(f"{_UNREADABLE}: {error!r}")
@@ -295,7 +309,13 @@ class HeadGenerations:
             await self._follow(view)
             candidate = view.candidate(self.generation)
             if view.pinned is None and candidate is not None and self._unwritten is None:
-                self.trial = Trial(candidate, self.generation, self._random, self._plan)
+                self.trial = Trial(
+                    candidate,
+                    self.generation,
+                    self._random,
+                    self._plan,
+                    has_replay=view.generations[candidate].replayed_against == self.generation,
+                )
                 logger.info("trial of generation %d against %d", candidate, self.generation)
                 if candidate in self._refused:  # at once: it may have ended an engine
                     why = self._refused[candidate]

@@ -2,7 +2,9 @@
 
 The replay has favoured it already (drafters/train/learner/proof.py), on the same answers for both
 heads, which resolves a smaller gain than service does. So the candidate is kept unless service
-shows that it is worse.
+shows that it is worse. Where the replay compared it with another head than the one in force, such
+as one that was pinned then, it says nothing of the two: the candidate is kept only if service shows
+that it is better.
 
 The two draft in turn, for periods of equal decoding time under whatever requests come. Two periods
 that follow each other, one of each head in an order drawn by chance, are a pair; what counts is the
@@ -78,10 +80,18 @@ class Trial:
     """
 
     def __init__(
-        self, candidate: int, incumbent: int, random: Random, plan: TrialPlan | None = None
+        self,
+        candidate: int,
+        incumbent: int,
+        random: Random,
+        plan: TrialPlan | None = None,
+        *,
+        has_replay: bool = True,
     ) -> None:
+        """`has_replay` says whether the replay has compared these two heads."""
         self.candidate = candidate
         self.incumbent = incumbent
+        self._has_replay = has_replay
         self.plan = plan or TrialPlan()
         self._random = random
         self._pairs: list[tuple[float, float]] = []  # speed-up of the candidate and the incumbent
@@ -156,7 +166,7 @@ class Trial:
 
     def verdict(self) -> tuple[str, str] | None:
         """KEPT or ROLLED_BACK, and whether SERVICE or the REPLAY has shown it; None while the trial
-        goes on. Where it ends and service has shown nothing, the replay has."""
+        goes on. Where it ends and service has shown nothing, the replay has, if there was one."""
         pairs, looks = len(self._pairs), self.plan.looks
         if pairs in looks and not self._pair:
             low, high = self._interval()
@@ -165,8 +175,12 @@ class Trial:
             if high < 1.0:
                 return ROLLED_BACK, SERVICE
             if pairs == looks[-1]:
-                return KEPT, REPLAY
-        return (KEPT, REPLAY) if self._undrafted_s >= self.plan.undrafted_s else None
+                return self._undecided()
+        return self._undecided() if self._undrafted_s >= self.plan.undrafted_s else None
+
+    def _undecided(self) -> tuple[str, str]:
+        """The verdict where service has shown no difference."""
+        return (KEPT, REPLAY) if self._has_replay else (ROLLED_BACK, SERVICE)
 
     def _interval(self) -> tuple[float, float]:
         """The interval of the ratio of tokens per second, candidate to incumbent."""

@@ -45,7 +45,7 @@ class SourcePlanner:
         self._spans = SpanGains(span_tokens, tuning) if span_tokens else None
         if lookup_tokens or span_tokens:
             most = max(k_max, lookup_tokens, span_tokens)
-            self._costs = VerificationCosts(k_max, most, tuning)
+            self._costs = VerificationCosts(k_max, most, read_costs, tuning)
         self.use(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from drafters.control.cost_table import Cell, CostTable, bucket_of
 from drafters.control.policy import Load, Step
+from drafters.control.read_costs import ReadCosts
 from drafters.control.tuning import Tuning
 
 
@@ -18,9 +19,12 @@ class VerificationCosts:
     requests and K. The rate is that of recent steps.
     """
 
-    def __init__(self, k_max: int, max_draft_tokens: int, tuning: Tuning) -> None:
+    def __init__(
+        self, k_max: int, max_draft_tokens: int, read_costs: ReadCosts, tuning: Tuning
+    ) -> None:
         """`k_max` is the largest K of the head, `max_draft_tokens` the most of any source."""
         self._max_draft_tokens = max_draft_tokens
+        self._read_costs = read_costs
         self._tuning = tuning
         verifying = replace(tuning, guessed_terms=tuning.guessed_terms._replace(drafter_pass=0.0))
         self.verification = CostTable(range(max_draft_tokens + 1), verifying)
@@ -46,7 +50,7 @@ class VerificationCosts:
         mean = min(load.mean_k(load.draft_tokens), self._max_draft_tokens)
         if mean or settled:
             scaled, variance = self._scaled(load, mean, seconds)
-            variance += (reading_s / step.seconds) ** 2
+            variance += self._read_costs.variance_beside(reading_s, seconds)
             self.verification.observe(load.requests, mean, scaled, variance)
         drafted_for = load.requests - step.looked_up
         if step.k and step.draft_seconds and drafted_for > 0 and not load.prefill_tokens:

@@ -106,9 +106,9 @@ def _activity(folder: Path) -> Activity:
     """What the gateway does; BUSY where that cannot be read."""
     try:
         load = load_signal.read(folder)
-    except OSError:
+        return Activity.IDLE if load is None else load.activity
+    except (OSError, ValueError):
         return Activity.BUSY
-    return Activity.IDLE if load is None else load.activity
 
 
 def _lock(folder: Path) -> int | None:

@@ -21,7 +21,7 @@ from drafters.train.data.token_sequences import Text
 from drafters.train.evaluation.answers import Answers
 from drafters.train.evaluation.evaluate_head import load_fitting_head, measure
 from drafters.train.evaluation.statistics import draw_weights, ratio_intervals
-from drafters.train.learner.sequences import LEAST_OF_TENANT
+from drafters.train.learner.sequences import LEAST_OF_TENANT, LEAST_PROMPTS
 from drafters.train.target import FrozenTarget
 
 WORSE = 0.98  # a ratio of acceptance lengths below this is too bad for any group
@@ -45,9 +45,12 @@ class Comparison:
         return self.interval is not None and self.interval[0] > 1.0
 
     @property
-    def surely_worse(self) -> bool:
-        """Whether the candidate is too much worse with 95% confidence."""
-        return self.interval is not None and self.interval[1] < WORSE
+    def worse(self) -> bool:
+        """Whether the candidate is too much worse, with 95% confidence. Of too few prompts for an
+        interval that says something, the ratio alone decides."""
+        if self.interval is None or self.prompts < LEAST_PROMPTS:
+            return self.ratio < WORSE
+        return self.interval[1] < WORSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class CandidateReplay:
 
     def objection(self) -> str | None:
         """Why the candidate is refused; None if it is favoured."""
-        if worse := sorted(name for name, item in self.tenants.items() if item.surely_worse):
+        if worse := sorted(name for name, item in self.tenants.items() if item.worse):
             return f"worse for the tenant {worse[0]!r}"
         if any(
             found is not None and found.ratio < WORSE

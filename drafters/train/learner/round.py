@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -38,7 +38,7 @@ from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
-from drafters.train.learner.round_folder import SAVED, RoundFolder
+from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
 from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
 from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
 from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
@@ -55,7 +55,7 @@ from drafters.train.target import FrozenTarget
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
-_ROWS_TO_FIT = 4  # times a head's hidden size: rows that a new token's row is made from
+_ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row is made from
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
@@ -153,7 +153,7 @@ class Round:
                 "sequences": len(trained),
                 "tokens": tokens,
                 "held_back": len(held_back),
-                "held_back_by": "prompt and answer" if choice.by_answer else "prompt",
+                "held_back_by": _held_back_by(item.tenant in choice.by_answer for item in kept),
                 "mixed": len(mixed),
                 "new_draft_tokens": len(change.added),
                 "from": _when(min(item.at for item in kept)),
@@ -162,6 +162,7 @@ class Round:
                 "left_out": dict(left_out),
             },
         }
+        self._work.check_head(args.head)  # the gateway may have been started anew meanwhile
         self._work.begin(plan)
         return plan
 
@@ -178,7 +179,7 @@ class Round:
         rows to make new ones from."""
         head = known_head(self._target, self._head_of(parent), self._target.dtype)
         size = head.config.draft_vocab_size or 0
-        if not mix or size < _ROWS_TO_FIT * head.config.hidden_size:
+        if not mix or size < _ROWS_TO_FIT * head.config.target_hidden_size:
             return VocabularyChange([], [])
         drafted = torch.zeros(self._target.shape.vocab_size, dtype=torch.bool)
         drafted[head.to_target(torch.arange(size, device=self._target.device)).cpu()] = True
@@ -250,7 +251,7 @@ class Round:
             "loss": options.loss,
             "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
         })  # fmt: skip
-        made = folder / f"{name}.new"
+        made = folder / f"{name}{UNFINISHED}"
         shutil.rmtree(made, ignore_errors=True)
         save_head(head.to(self._target.stored), made)
         self._work.keep(made, name)
@@ -309,6 +310,12 @@ def _go_half_way_back(head: DraftHead, initial: Mapping[str, torch.Tensor]) -> N
     stays, and it forgets nothing (weights interpolated as in arXiv 2109.01903)."""
     for name, value in head.named_parameters():
         value.lerp_(initial[name], 1.0 - _KEPT_SHARE)
+
+
+def _held_back_by(by_answer: Iterable[bool]) -> str:
+    """What decided which sequences are held back; "both" where it differs between tenants."""
+    kinds = set(by_answer)
+    return "both" if len(kinds) > 1 else "prompt and answer" if True in kinds else "prompt"
 
 
 def _tokens_by_tenant(sequences: Sequence[Captured]) -> dict[str, int]:

@@ -17,11 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drafters.learning.first_head import is_another_head
 from drafters.learning.json_file import read_json, replace_json
 from drafters.learning.lineage import Lineage
 
 SINCE = "since.json"
-SAVED = "resume-"  # begins the name of a file of saved training
+SAVED = "resume-"  # begins the name of a file of saved training, which ends in .pt
+UNFINISHED = ".new"  # ends the name of a folder that a phase fills
 _PLAN, _ATTEMPTS = "plan.json", "attempts.json"
 _MOST_ATTEMPTS = 10  # of one phase: whatever ends it again and again would do so for ever
 
@@ -53,6 +55,24 @@ class RoundFolder:
         if plan is not None and plan.get("first_head") != self._lineage.first_head():
             return None
         return plan
+
+    def drop_leftovers(self) -> None:
+        """Free the space of what a failed attempt did not finish, and of a round that does not go
+        on: on a full disk nothing can be written before."""
+        if self.plan() is None:
+            shutil.rmtree(self.round, ignore_errors=True)
+            return
+        for file in self.round.glob(f"{SAVED}*.tmp"):
+            file.unlink()
+        for folder in self.round.glob(f"*{UNFINISHED}"):
+            shutil.rmtree(folder)
+
+    def check_head(self, head: Path) -> None:
+        """Raise ValueError if the gateway was started with another head than the one in the folder
+        `head`. Reads it; raises OSError."""
+        first_head = self._lineage.first_head()
+        if first_head is not None and is_another_head(first_head, head):
+            raise ValueError(f"the gateway was started with another head than --head {head}")
 
     def clear(self) -> Path:
         """An empty folder for a new round."""
@@ -86,7 +106,7 @@ class RoundFolder:
         if not attempts.exists():
             return False
         began = attempts.stat().st_mtime_ns
-        return any(file.stat().st_mtime_ns > began for file in self.round.glob(f"{SAVED}*"))
+        return any(file.stat().st_mtime_ns > began for file in self.round.glob(f"{SAVED}*.pt"))
 
     def _forget_attempts(self) -> None:
         (self._folder / _ATTEMPTS).unlink(missing_ok=True)
@@ -101,7 +121,16 @@ class RoundFolder:
         self._forget_attempts()
 
     def finish(self, until: float) -> None:
-        """End the round: what it looked at is not new any more."""
+        """End the round: what it looked at is not new any more.
+
+        Its files go first, as a full disk has no room for what is written; its plan goes last, as
+        without one a kill in between would begin another round on the same data.
+        """
+        for path in self.round.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _PLAN:
+                path.unlink()
         replace_json(self._folder / SINCE, {"since": until})
         self._forget_attempts()
         shutil.rmtree(self.round, ignore_errors=True)

@@ -4,9 +4,9 @@ No tenant decides for the others: what a tenant gives grows with the square root
 is half of a round at most while there are others. What proves something is the number of answers:
 of those that judge only the beginning is used, and each tenant has enough of them to be protected.
 
-What judges is held back by its prompt. Where a few prompts are asked again and again, often none of
-them would be held back: there the prompt and its answer decide. The next answers are to the same
-prompts, so that this is what the candidate has to be good at.
+What judges is held back by its prompt. Where a tenant asks a few prompts again and again, often
+none of them would be held back, or all: there the prompt and its answer decide. The next answers
+are to the same prompts, so that this is what the candidate has to be good at.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafters.learning.captured import Captured
@@ -24,9 +24,9 @@ HELD_BACK = 8  # one prompt in so many is never trained on
 JUDGED_TOKENS = 256  # of an answer that is held back: more answers tell more than longer ones
 LEAST_OF_TENANT = 8  # answers that are held back of a tenant, for a verdict of its own
 _LEAST_ANSWER = 2  # tokens: the target writes the first one before anything is drafted
-# Prompts that are held back; with fewer the prompt and the answer decide. The interval of a replay
-# of three prompts is widened 2.7 times, of four 1.9 times (drafters/small_samples.py).
-_LEAST_PROMPTS = 4
+# Prompts of a tenant that are held back; with fewer the prompt and the answer decide. The interval
+# of a replay of three prompts is widened 2.7 times, of four 1.9 times (drafters/small_samples.py).
+LEAST_PROMPTS = 4
 # Answers that are held back, where there are as many: of all tenants together, and of each. A few
 # more than a verdict needs, because the target may find some of them improbable.
 _HELD_BACK_IN_ALL, _HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
@@ -40,7 +40,7 @@ class Choice:
     held_back: list[Captured]
     left_out: Counter[str]  # reason -> sequences that nothing can be learned from
     until: float  # when the newest of all ended, those that are left out included
-    by_answer: bool  # whether the answer too decided what is held back
+    by_answer: frozenset[str]  # tenants of whom the answer too decided what is held back
 
 
 def choose(
@@ -50,31 +50,42 @@ def choose(
     that to hold back, or more where that would be too few answers. `captured` is ascending by time;
     ids are below `vocabulary`, and prompts leave room for an answer in `max_length` tokens, at
     which answers are cut. Those that are held back are cut at JUDGED_TOKENS."""
-    by_prompt, by_answer = _Split(answer_tokens), _Split(answer_tokens)
+    tenants: dict[str, _Tenant] = {}
     left_out: Counter[str] = Counter()
-    seen: set[bytes] = set()
     until = 0.0
     for sequence in captured:
         until = max(until, sequence.at)
-        if reason := _unusable(sequence, vocabulary, max_length):
+        if reason := unusable(sequence, vocabulary, max_length):
             left_out[reason] += 1
             continue
-        answer = sequence.answer[: max_length - len(sequence.prompt)]
-        content = _digest(sequence.prompt, answer)
-        if content in seen:
+        tenant = tenants.setdefault(sequence.tenant, _Tenant(answer_tokens))
+        if not tenant.add(cut(sequence, max_length)):
             left_out["duplicate"] += 1
-            continue
-        seen.add(content)
-        cut = replace(sequence, answer=answer)
-        by_prompt.add(cut, judges=is_held_back(sequence.prompt))
-        by_answer.add(cut, judges=_is_one_in_eight(content))
-    trained, held_back = by_prompt.chosen()
-    found = Choice(trained, held_back, left_out, until, by_answer=False)
-    if count_prompts(held_back) < _LEAST_PROMPTS:
-        trained, held_back = by_answer.chosen()
-        if count_prompts(held_back) > count_prompts(found.held_back):
-            return Choice(trained, held_back, left_out, until, by_answer=True)
-    return found
+
+    def held_back(by_answer: Collection[str]) -> dict[str, dict[bytes, Captured]]:
+        splits = {name: item.split(name in by_answer) for name, item in tenants.items()}
+        sides = {name: split.held_back for name, split in splits.items()}
+        return _newest(sides, answer_tokens // HELD_BACK, judges=True)
+
+    by_prompt, by_answer = held_back(()), held_back(tenants)
+    few = frozenset(
+        name
+        for name in tenants
+        if (prompts := count_prompts(by_prompt[name].values())) < LEAST_PROMPTS
+        and count_prompts(by_answer[name].values()) >= max(prompts, 1)
+    )
+    judged = held_back(few)
+    sides = {name: item.split(name in few).trained for name, item in tenants.items()}
+    trained = _newest(sides, answer_tokens)
+    # What is one tenant's to train on may be held back of another one.
+    contents = {key for items in judged.values() for key in items}
+    return Choice(
+        [item for items in trained.values() for key, item in items.items() if key not in contents],
+        [item for items in judged.values() for item in items.values()],
+        left_out,
+        until,
+        few,
+    )
 
 
 def is_held_back(prompt: Sequence[int]) -> bool:
@@ -111,65 +122,98 @@ def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
     return given
 
 
-class _Split:
-    """The newest sequences to train on, and others to judge by."""
+class _Tenant:
+    """A tenant's sequences, held back by their prompts, and by their prompts and answers."""
 
     def __init__(self, answer_tokens: int) -> None:
-        self._trained = _Newest(answer_tokens)
-        self._held_back = _Newest(answer_tokens // HELD_BACK, judges=True)
+        self._by_prompt, self._by_answer = _Split(answer_tokens), _Split(answer_tokens)
+        self._contents: set[bytes] = set()
 
-    def add(self, sequence: Captured, *, judges: bool) -> None:
+    def add(self, sequence: Captured) -> bool:
+        """Add a sequence, in the place of an equal one before it; returns whether there was none.
+        What is asked again and again is as new as its last answer."""
+        key = content(sequence)
+        is_new = key not in self._contents
+        self._contents.add(key)
+        self._by_prompt.add(key, sequence, is_new, judges=is_held_back(sequence.prompt))
+        self._by_answer.add(key, sequence, is_new, judges=_is_one_in_eight(key))
+        return is_new
+
+    def split(self, by_answer: bool) -> _Split:
+        """What there is where the answer too decides what is held back, or the prompt alone."""
+        return self._by_answer if by_answer else self._by_prompt
+
+
+class _Split:
+    """A tenant's newest sequences to train on, and others to judge by."""
+
+    def __init__(self, answer_tokens: int) -> None:
+        self.trained = _Newest(answer_tokens)
+        self.held_back = _Newest(answer_tokens // HELD_BACK, least=_least(tenants=1))
+
+    def add(self, key: bytes, sequence: Captured, is_new: bool, *, judges: bool) -> None:
         if judges:
-            self._held_back.add(replace(sequence, answer=sequence.answer[:JUDGED_TOKENS]))
-        else:
-            self._trained.add(sequence)
-
-    def chosen(self) -> tuple[list[Captured], list[Captured]]:
-        """Those to train on, and those that are held back."""
-        return self._trained.of_all_tenants(), self._held_back.of_all_tenants()
+            sequence = replace(sequence, answer=sequence.answer[:JUDGED_TOKENS])
+        (self.held_back if judges else self.trained).add(key, sequence, is_new)
 
 
 class _Newest:
-    """The newest sequences of each tenant, as far as a budget of answer tokens may use them.
+    """The newest sequences of a tenant, as far as a budget of answer tokens may use them, and
+    `least` of them whatever the budget."""
 
-    Of those by which a candidate is judged (`judges`) each tenant gives a number of answers at
-    least, whatever the budget.
-    """
-
-    def __init__(self, budget: int, judges: bool = False) -> None:
+    def __init__(self, budget: int, least: int = 0) -> None:
         self._budget = budget
-        self._judges = judges
-        self._available: Counter[str] = Counter()
-        self._kept: defaultdict[str, deque[Captured]] = defaultdict(deque)
-        self._tokens: Counter[str] = Counter()  # of those that are kept
+        self._least = max(least, 1)
+        self.available = 0  # tokens of answers, those included that are not kept
+        self._kept: OrderedDict[bytes, Captured] = OrderedDict()  # by content
+        self._tokens = 0  # of those that are kept
 
-    def add(self, sequence: Captured) -> None:
-        tenant, kept = sequence.tenant, self._kept[sequence.tenant]
-        kept.append(sequence)
-        self._available[tenant] += len(sequence.answer)
-        self._tokens[tenant] += len(sequence.answer)
-        most = max(self._least(tenants=1), 1)  # of which the number of tenants may leave fewer
-        while len(kept) > most and self._tokens[tenant] - len(kept[0].answer) >= self._budget:
-            self._tokens[tenant] -= len(kept.popleft().answer)
+    def add(self, key: bytes, sequence: Captured, is_new: bool) -> None:
+        tokens = len(sequence.answer)
+        if is_new:
+            self.available += tokens
+        if self._kept.pop(key, None) is not None:
+            self._tokens -= tokens
+        self._kept[key] = sequence
+        self._tokens += tokens
+        while len(self._kept) > self._least:
+            oldest = next(iter(self._kept.values()))
+            if self._tokens - len(oldest.answer) < self._budget:
+                break
+            self._kept.popitem(last=False)
+            self._tokens -= len(oldest.answer)
 
-    def _least(self, tenants: int) -> int:
-        """How many answers each of so many tenants gives, if it has them."""
-        return max(_HELD_BACK_IN_ALL // tenants, _HELD_BACK_OF_TENANT) if self._judges else 0
-
-    def of_all_tenants(self) -> list[Captured]:
-        found = []
-        least = self._least(len(self._available) or 1)
-        for tenant, share in sorted(shares(self._available, self._budget).items()):
-            tokens = 0
-            for number, sequence in enumerate(reversed(self._kept[tenant])):
-                if tokens >= share and number >= least:
-                    break
-                found.append(sequence)
-                tokens += len(sequence.answer)
+    def take(self, tokens: int, least: int) -> dict[bytes, Captured]:
+        """The newest ones with `tokens` tokens of answers, and `least` of them, if there are so
+        many; by content."""
+        found: dict[bytes, Captured] = {}
+        total = 0
+        for key, sequence in reversed(self._kept.items()):
+            if total >= tokens and len(found) >= least:
+                break
+            found[key] = sequence
+            total += len(sequence.answer)
         return found
 
 
-def _unusable(sequence: Captured, vocabulary: int, max_length: int) -> str | None:
+def _newest(
+    tenants: Mapping[str, _Newest], budget: int, judges: bool = False
+) -> dict[str, dict[bytes, Captured]]:
+    """What each tenant gives to `budget` tokens of answers. Of those by which a candidate is judged
+    each gives a number of answers at least, whatever the budget."""
+    given = shares({name: item.available for name, item in tenants.items() if item.available},
+                   budget)  # fmt: skip
+    least = _least(len(given) or 1) if judges else 0
+    return {name: item.take(given.get(name, 0), least) for name, item in sorted(tenants.items())}
+
+
+def _least(tenants: int) -> int:
+    """How many answers are held back of each of so many tenants, if it has them."""
+    return max(_HELD_BACK_IN_ALL // tenants, _HELD_BACK_OF_TENANT)
+
+
+def unusable(sequence: Captured, vocabulary: float, max_length: int) -> str | None:
+    """Why nothing can be learned from a sequence; None if something can."""
     if len(sequence.answer) < _LEAST_ANSWER or not sequence.prompt:
         return "too short"
     if len(sequence.prompt) + _LEAST_ANSWER > max_length:
@@ -177,6 +221,16 @@ def _unusable(sequence: Captured, vocabulary: int, max_length: int) -> str | Non
     if max(max(sequence.prompt), max(sequence.answer)) >= vocabulary:
         return "unknown token"
     return None
+
+
+def cut(sequence: Captured, max_length: int) -> Captured:
+    """A sequence whose answer ends where it has `max_length` tokens with its prompt."""
+    return replace(sequence, answer=sequence.answer[: max_length - len(sequence.prompt)])
+
+
+def content(sequence: Captured) -> bytes:
+    """What is the same for sequences with equal prompts and answers."""
+    return _digest(sequence.prompt, sequence.answer)
 
 
 def _digest(*parts: Sequence[int]) -> bytes:

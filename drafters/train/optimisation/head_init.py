@@ -124,15 +124,17 @@ def replace_draft_tokens(
 
 
 def _affine(inputs: torch.Tensor, outputs: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """What the affine map that fits `outputs` to `inputs` by least squares makes of `new`; all
-    [rows, size]."""
+    """What the affine map that fits `outputs` to `inputs` by least squares makes of `new`.
+
+    `inputs` and `new` are rows of the target's size, `outputs` and the result of the head's.
+    """
 
     def widened(rows: torch.Tensor) -> torch.Tensor:
         return functional.pad(rows.double(), (0, 1), value=1.0)
 
     width = inputs.shape[1] + 1
     square = torch.zeros(width, width, dtype=torch.float64, device=inputs.device)
-    cross = square[:, : outputs.shape[1]].clone()
+    cross = square.new_zeros(width, outputs.shape[1])
     for some, wanted in zip(inputs.split(_FIT_ROWS), outputs.split(_FIT_ROWS), strict=True):
         known = widened(some)
         square += known.T @ known

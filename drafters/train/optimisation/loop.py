@@ -120,26 +120,29 @@ class Trainer:
         self.head.eval()
 
     def save(self, file: Path) -> None:
-        """Write the run's state atomically: a kill leaves the old file or the new one."""
+        """Write the run's state atomically: a kill leaves the old file or the new one, and what
+        fails, as on a full disk, leaves nothing unfinished."""
+        state = {
+            **self._identity(),
+            "optimizer": self._optimizer.state_dict(),
+            "progress": self.progress.state_dict(),
+            "epoch_state": self._epoch_state,
+            "taken": self._taken,
+            "chains_state": self._chains.get_state(),
+            "dropout_state": torch.get_rng_state(),
+            "device_dropout_state": (
+                torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+            ),
+            "smoothed": self.smoothed,
+            "seen": self._seen,
+        }
         unfinished = file.with_name(file.name + ".tmp")
-        torch.save(
-            {
-                **self._identity(),
-                "optimizer": self._optimizer.state_dict(),
-                "progress": self.progress.state_dict(),
-                "epoch_state": self._epoch_state,
-                "taken": self._taken,
-                "chains_state": self._chains.get_state(),
-                "dropout_state": torch.get_rng_state(),
-                "device_dropout_state": (
-                    torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-                ),
-                "smoothed": self.smoothed,
-                "seen": self._seen,
-            },
-            unfinished,
-        )
-        os.replace(unfinished, file)
+        try:
+            torch.save(state, unfinished)
+            os.replace(unfinished, file)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
     def load(self, file: Path) -> None:
         """Resume from `save`, on any device. Raises ResumeError if that run had other options,

@@ -53,6 +53,7 @@ def test_a_missing_or_additional_fact_is_a_mismatch(
         '{"format": 2, "fingerprint": {}, "cells": [[1, 0, NaN, 5]]}',
         '{"format": 2, "fingerprint": {}, "cells": [[1, 0, Infinity, 5]]}',
         '{"format": 2, "fingerprint": {}, "cells": [[1, 0.5, 0.1, 5]]}',
+        '{"format": 2, "fingerprint": {}, "cells": [[1, 1, 0.1, 5]]}',
     ],
 )
 def test_a_damaged_file_is_refused_and_named(tmp_path: Path, text: str) -> None:

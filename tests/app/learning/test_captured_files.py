@@ -148,6 +148,22 @@ def test_jumps_of_the_clock_keep_nothing_for_longer(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_clock_that_was_ahead_has_named_is_not_deleted_last(tmp_path: Path) -> None:
+    clock = Clock(400 * DAY)
+    made = files(tmp_path, 20_000, clock=clock)
+    made.append("", line("", 0))
+    clock.now = 35 * DAY
+    (file,) = tmp_path.iterdir()
+    os.utime(file, (clock.now,) * 2)
+    made.tidy()
+    made._open.clear()
+    for number in range(1, 400):
+        clock.now += 1.0
+        made.append("", line("", number))
+    assert not file.exists()
+    assert next(iter(read(tmp_path))).at > 200
+
+
 def test_names_are_not_taken_twice_by_a_clock_that_goes_back(tmp_path: Path) -> None:
     for _ in range(3):  # three gateways, one after the other
         files(tmp_path, clock=Clock(9.0)).append("a", line("a", 1))

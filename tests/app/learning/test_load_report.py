@@ -25,8 +25,12 @@ def report(tmp_path: Path) -> Iterator[LoadReport]:
 
 
 def requests(folder: Path) -> int | None:
+    """What was written last; None before the first time."""
+    if not (folder / load_signal.NAME).stat().st_size:
+        return None
     load = load_signal.read(folder)
-    return None if load is None else load.requests
+    assert load is not None
+    return load.requests
 
 
 def test_an_engine_that_starts_is_load(report: LoadReport, tmp_path: Path) -> None:
@@ -51,6 +55,18 @@ def test_the_first_request_and_the_last_are_told_at_once(
         report.count(sequences)
         waits.append(until(lambda busy=busy: bool(requests(tmp_path)) == busy, 5))  # type: ignore[misc]
     assert sorted(waits)[4] < 0.05
+
+
+def test_the_first_request_is_there_when_the_thread_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: a thread that looked at once saw no request, and looked again a second later."""
+    report, seen = LoadReport(LoadSignal(tmp_path)), list[int]()
+    report.serve(True)
+    monkeypatch.setattr(report._changed, "set", lambda: seen.append(report.requests))
+    report.count(1)
+    report.count(0)
+    assert seen == [1, 0]
 
 
 def test_the_load_is_renewed_every_second(report: LoadReport, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def state(**changes: Any) -> dict[str, Any]:
         (
             {"costs": costs(0)},
             "off: at 1 request a step with 1 draft token takes 2.5 times as long and makes 1.5 "
-            "times the tokens, estimated from other loads",
+            "times the tokens, estimated from other loads or K",
         ),
         (
             {"costs": costs(1), "waits_for_catch_up": True},

@@ -281,9 +281,9 @@ def test_a_trial_is_credited_with_the_drafts_that_limits_allow() -> None:
     """Of two requests one may have no drafts: at K = 5 there are five, of one request."""
     policy = controller()
     load = Load(2, draft_tokens=5, requests_by_draft_limit=(1, 1, 1, 1, 1, 1, 1))
-    assert policy._k_of_drafts(load) == 5
-    assert policy._k_of_drafts(Load(2, draft_tokens=6)) == 3
-    assert policy._k_of_drafts(Load(2, draft_tokens=40)) == K_MAX
+    assert policy._k_with_these_drafts(load) == 5
+    assert policy._k_with_these_drafts(Load(2, draft_tokens=6)) == 3
+    assert policy._k_with_these_drafts(Load(2, draft_tokens=40)) == K_MAX
 
 
 def test_catching_up_costs_no_more_than_when_drafts_were_last_looked_at() -> None:
@@ -470,6 +470,20 @@ def test_what_start_up_measured_with_says_nothing_of_requests() -> None:
     believed, fresh = measured.snapshot(), controller().snapshot()
     for key in ("acceptance", "totals"):
         assert believed[key] == fresh[key]
+
+
+def test_steps_that_only_read_prompts_are_no_batch() -> None:
+    """Catches: a prompt of eight chunks is read, and its first token is made by a batch of one that
+    seems to have lasted for eight steps, so that a probe may begin."""
+    policy = controller()
+    for _ in range(8):
+        load = Load(0, prefill_tokens=512)
+        policy.choose(load)
+        policy.observe(Step(load, 0, 0.1, 0, (), ()))
+    policy.choose(Load(1))
+    assert policy._batch_steps == 0
+    policy.choose(Load(1))
+    assert policy._batch_steps == 1
 
 
 def test_several_steps_at_once_tell_as_much() -> None:

@@ -145,6 +145,7 @@ def test_steps_are_counted_by_batch() -> None:
     for _ in range(7):
         found.observe(8, 2, CPU.steady(8, 2))
     assert (found.steps(8, 2), found.steps(1, 1)) == (7, 5), "the calibration's are five"
+    assert found.steps(30, 2) == 0, "its cost is estimated from other batches"
     assert CostTable(range(4), Tuning()).steps(1, 1) == 0
 
 

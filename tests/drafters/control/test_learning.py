@@ -49,6 +49,17 @@ def step(k: int, seconds: float, *, verified: int | None = None, prompts: int = 
     return Step(Load(2, prefill_tokens=prompts, draft_tokens=drafts), k, seconds, 2, (), ())
 
 
+def test_what_little_is_left_of_a_long_reading_teaches_little() -> None:
+    """Catches: 200 ms of reading, priced 4% too high, leave 2 ms of a plain step of 10 ms: its cost
+    falls by a third, and the noise of all steps is thought to be as large."""
+    learning = Learning()
+    learning.traffic.seconds_without_drafts = 1.0
+    learning.see(step(0, PLAIN_S + 2000 * PROMPT_S, prompts=2000), times=20)
+    before = learning.seconds(0)
+    learning.see(step(0, 0.96 * 2000 * PROMPT_S + PLAIN_S, prompts=2000), times=1)
+    assert learning.seconds(0) == pytest.approx(before, rel=0.01)
+
+
 def test_a_steady_step_teaches_the_cost_of_its_k() -> None:
     learning = Learning()
     learning.see(step(2, 0.015))

@@ -92,7 +92,9 @@ def test_calibrated_cells_of_other_k_teach_nothing() -> None:
     assert controller.costs.steps(1, 5) == 4
 
 
-@pytest.mark.parametrize("ks", [(), (0,), (1, 7), (0, 3), (0, 3, 3, 7), (0, 7, 3), (0, 9)])
+@pytest.mark.parametrize(
+    "ks", [(), (0,), (1, 7), (-1, 0, 7), (0, 3), (0, 3, 3, 7), (0, 7, 3), (0, 9)]
+)
 def test_captured_k_that_make_no_sense_are_refused(ks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="ks must rise from 0 to 7"):
         Controller(7, ks=ks)

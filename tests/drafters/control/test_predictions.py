@@ -8,6 +8,8 @@ from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import LATENCY, Objective
 from drafters.control.policy import Load, count_draft_limits
+from drafters.control.read_costs import ReadCosts
+from drafters.control.tuning import Tuning
 
 
 def calibrated(
@@ -48,6 +50,19 @@ def test_a_k_that_may_hold_the_target_is_worth_a_trial() -> None:
     objective = Objective(LATENCY, tpot_s=0.030)
     plain, drafts = controller._predictor.predict(Load(1), objective, 0).by_k.values()
     assert drafts.value == 0.0 < plain.value < drafts.optimistic_value
+
+
+def test_all_prices_of_the_drafters_reading_are_one() -> None:
+    """Catches: after a pause in the drafter, a probe that read a prompt is credited with twice what
+    the target takes to read it."""
+    costs = ReadCosts(Tuning())
+    costs.target.observe(100, 0.020)
+    load = Load(4, prefill_tokens=100)
+    # Not measured: a guess would rule out K.
+    assert costs.prompt_seconds(load, drafting=True) == pytest.approx(0.020)
+    costs.drafter.observe(100, 2.0)
+    assert costs.prompt_seconds(load, drafting=True) == pytest.approx(0.040)
+    assert costs.drafter_seconds_per_prompt_token == pytest.approx(200e-6)
 
 
 def test_the_time_per_token_has_the_drafters_reading_too() -> None:

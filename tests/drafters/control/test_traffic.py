@@ -57,6 +57,16 @@ def test_steps_are_settled_some_time_after_the_last_drafts(drafting: Step) -> No
     assert found.is_settled
 
 
+@pytest.mark.parametrize("steps", [1, 100])
+def test_averages_of_a_few_steps_are_those_of_these_steps(steps: int) -> None:
+    """Catches: averages that begin at 0, half of the truth after 700 steps. K that hold a time per
+    token are chosen by them."""
+    found = traffic()
+    for _ in range(steps):
+        found.average(step(1, prompts=30))
+    assert (found.prompt_tokens, found.output_tokens) == pytest.approx((30.0, 4.0))
+
+
 def test_averages_are_those_of_steps() -> None:
     found = traffic()
     for _ in range(10_000):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -9,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from drafters.learning import load_signal
-from drafters.learning.load_signal import STARTING, Activity, GatewayLoad, LoadSignal
+from drafters.learning.load_signal import STARTING, Activity, GatewayLoad, LoadSignal, start_of
+from tests.waiting import until
 
 
 def test_the_learner_reads_what_the_gateway_wrote(tmp_path: Path):
     assert load_signal.read(tmp_path) is None
     signal = LoadSignal(tmp_path, clock=lambda: 7.0)
     signal.write(3)
-    assert load_signal.read(tmp_path) == GatewayLoad(7.0, os.getpid(), 3)
+    assert load_signal.read(tmp_path) == GatewayLoad(
+        7.0, os.getpid(), 3, start_of(os.getpid()) or 0
+    )
     assert (tmp_path / load_signal.NAME).stat().st_mode & 0o777 == 0o600
     signal.close()
 
@@ -52,3 +56,50 @@ def test_an_engine_starts_until_its_gateway_says_otherwise_or_is_gone(gone: int)
     assert GatewayLoad(now - 1, gone, STARTING).activity is Activity.STARTING
     assert GatewayLoad(now - 10, os.getpid(), STARTING).activity is Activity.STARTING
     assert GatewayLoad(now - 10, gone, STARTING).activity is Activity.IDLE
+
+
+def test_a_gateway_that_lives_is_not_idle_however_long_it_is_silent(tmp_path: Path):
+    """The fault: on a full disk it was gone after a minute, and a learner trained under load."""
+    signal = LoadSignal(tmp_path, clock=lambda: time.monotonic() - 1000.0)
+    for requests, activity in (
+        (0, Activity.BUSY),
+        (2, Activity.BUSY),
+        (STARTING, Activity.STARTING),
+    ):
+        signal.write(requests)
+        load = load_signal.read(tmp_path)
+        assert load is not None and load.activity is activity
+    signal.close()
+
+
+def test_another_process_with_the_id_of_a_gateway_is_not_the_gateway():
+    now, here = time.monotonic(), os.getpid()
+    another = (start_of(here) or 0) + 1
+    assert GatewayLoad(now - 10, here, 5, another).activity is Activity.BUSY
+    assert GatewayLoad(now - 100, here, 5, another).activity is Activity.IDLE
+
+
+def test_a_gateway_that_has_ended_is_gone_though_its_parent_has_not_noticed():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = start_of(process.pid)
+    assert started is not None and started > 0
+    process.kill()
+    until(lambda: start_of(process.pid) is None)
+    now = time.monotonic()
+    assert GatewayLoad(now - 10, process.pid, 5, started).activity is Activity.IDLE
+    process.communicate()
+
+
+def test_a_gateway_that_could_not_write_yet_has_said_nothing(tmp_path: Path):
+    """Neither does what the one before has said count for it."""
+    before = LoadSignal(tmp_path)
+    before.write(0)
+    before.close()
+    LoadSignal(tmp_path).close()
+    with pytest.raises(ValueError, match="load has 0 bytes"):
+        load_signal.read(tmp_path)
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path):
+    (tmp_path / load_signal.NAME).write_bytes(struct.pack("<dqq", 7.0, 12, 3))
+    assert load_signal.read(tmp_path) == GatewayLoad(7.0, 12, 3)

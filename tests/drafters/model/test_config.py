@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -227,3 +228,77 @@ def test_impossible_shapes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=match):
         replace(config, **changes)
+
+
+LIBRARY: dict[str, Any] = {
+    "transformer_layer_config": {
+        key: value for key, value in OLD.items() if key not in ("architectures", "eagle_config")
+    },
+    "eagle_aux_hidden_state_layer_ids": [2, 5],
+}
+QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 4}
+FLAT_QWEN3 = OLD | QWEN3 | {"architectures": ["Eagle3Qwen3ForCausalLM"]}
+LIBRARY_EAGLE3 = LIBRARY | {"speculators_model_type": "eagle3"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "flat": OLD,
+    "flat, Qwen3 layers": FLAT_QWEN3,
+    "flat, Qwen3 layers that may slide":
+        FLAT_QWEN3 | {"use_sliding_window": True, "sliding_window": 8},
+    "flat, Llama layers of a Qwen3 configuration": OLD | QWEN3,
+    "library": LIBRARY_EAGLE3,
+    "library, Qwen3 layers": LIBRARY_EAGLE3 | {
+        "transformer_layer_config": LIBRARY["transformer_layer_config"] | QWEN3
+    },
+    "library, P-EAGLE": LIBRARY | {"speculators_model_type": "peagle", "mask_token_id": 7},
+}  # fmt: skip
+# Keys that a configuration may have, with some of their values.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "num_hidden_layers": (2,),
+    "num_key_value_heads": (1, None),
+    "head_dim": (8, None),
+    "target_hidden_size": (32, None),
+    "eagle_aux_hidden_state_layer_ids": ([1, 3, 5], [0], None),
+    "num_aux_hidden_states": (2, None),
+    "max_position_embeddings": (4096, None),
+    "mask_token_id": (7, None),
+    "ptd_token_id": (0,),
+    "draft_vocab_size": (64, 128, None),
+    "rms_norm_eps": (1e-5, None),
+    "rope_theta": (5e5, 1000000, None),
+    "rope_scaling": (LLAMA3, {"type": "yarn", "factor": 4}, None),
+    "rope_parameters": ({"rope_type": "default", "rope_theta": 1e6}, {"rope_theta": 1e6}),
+    "original_max_position_embeddings": (32,),
+    "fc_norm": (True, None),
+    "norm_before_fc": (True, None),
+    "norm_before_residual": (True, False, None),
+    "norm_output": (True, None),
+    "attention_bias": (True, None),
+    "layer_types": (["full_attention"], ["full_attention"] * 2, ["sliding_attention"], None),
+    "sliding_window": (8, None),
+    "use_sliding_window": (True, False),
+    "max_window_layers": (0, 1, 28),
+    "path_selector": ({"kind": "gated", "rank": 4}, None),
+    "eagle_config": (
+        {"eagle_aux_hidden_state_layer_ids": [1, 2]}, {"norm_before_fc": True},
+        {"norm_before_fc": None},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whatever_is_read_survives_the_round_trip(layout: str) -> None:
+    """A head that learns was read and written again, and is compared key by key with the one that
+    it was made from (drafters/vllm/head_swap.py)."""
+    document, configs = LAYOUTS[layout], 0
+    pairs = [(name, value) for name, values in VALUES.items() for value in values]
+    for keys in map(dict, combinations(pairs, 2)):
+        changed = document | keys
+        if layers := document.get("transformer_layer_config"):  # a key may be in either part
+            changed["transformer_layer_config"] = layers | keys
+        try:
+            config = HeadConfig.from_json(changed, target_layers=24)
+        except ValueError:
+            continue
+        configs += 1
+        assert HeadConfig.from_json(config.to_json("bfloat16")) == config, keys
+    assert configs > 500

@@ -81,11 +81,12 @@ class Scene:
         self.first_head = "a target and a head"
         self.heads = HeadGenerations(folder, lambda: self.first_head, Random(2), PLAN)
 
-    def add(self, verdict: str = CANDIDATE) -> int:
+    def add(self, verdict: str = CANDIDATE, against: int = 0) -> int:
         head = self.folder / "new"
         head.mkdir()
         (head / "config.json").write_text("{}")
-        return self.lineage.add(head, {"verdict": verdict, "parent": 0}).number
+        facts = {"verdict": verdict, "parent": against, "replay": {"against": against}}
+        return self.lineage.add(head, facts).number
 
     def trial_of(self, number: int) -> Mapping[str, Any]:
         """What the trial of a generation came to."""
@@ -195,6 +196,20 @@ def test_a_candidate_that_service_does_not_show_to_be_worse_is_kept_by_the_repla
     assert ended._value.get() == before + 1
 
 
+def test_a_candidate_that_was_replayed_against_another_head_has_to_be_better(scene: Scene) -> None:
+    """Generation 0 was pinned while it was made."""
+    scene.lineage.put_in_force(scene.add(KEPT))
+    scene.add(against=0)
+    scene.play(
+        scene.until(lambda: scene.lineage.generation(2).trial is not None),
+        scene.until(lambda: scene.engine.in_force == 1),
+    )
+    trial = scene.trial_of(2)
+    assert (trial["verdict"], trial["by"], trial["against"]) == (ROLLED_BACK, SERVICE, 1)
+    assert trial["pairs"] == PLAN.looks[-1]
+    assert scene.lineage.in_force() == 1
+
+
 def test_the_newest_candidate_is_tried_and_older_ones_are_not(scene: Scene) -> None:
     scene.engine.speedups = {2: 1.4}
     scene.add()
@@ -245,14 +260,15 @@ def test_another_head_at_the_start_is_not_overridden_by_what_the_old_one_learned
     scene.lineage.put_in_force(scene.add(KEPT))
     scene.play(scene.looks(2))
     assert scene.engine.in_force == 1
-    scene.engine, scene.first_head = FakeEngine(), "a target and a better head"
-    scene.play(scene.looks(2))
-    assert (scene.engine.swaps, scene.lineage.in_force()) == ([], 0)
+    again = Scene(scene.folder)  # of another process
+    again.first_head = "a target and a better head"
+    again.play(again.looks(2))
+    assert (again.engine.swaps, again.lineage.in_force()) == ([], 0)
     assert "another head or target" in caplog.text
-    scene.lineage.put_in_force(1)  # as a trial would
-    scene.engine = FakeEngine()
-    scene.play(scene.looks(2))
-    assert scene.engine.in_force == 1
+    again.lineage.put_in_force(1)  # as a trial would
+    again.engine = FakeEngine()
+    again.play(again.looks(2))
+    assert again.engine.in_force == 1
 
 
 def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
@@ -326,6 +342,35 @@ def test_a_disk_that_does_not_answer_keeps_no_engine_from_starting(
 
     monkeypatch.setattr(scene.heads, "_read", hang)
     scene.play(answers.set, scene.until(lambda: scene.engine.in_force == 1))
+
+
+def test_a_first_head_of_many_gigabytes_is_hashed_once_and_before_anything_is_loaded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: hashing took longer than a start waits, and was never repeated. What had ended the
+    last gateway was loaded again."""
+    monkeypatch.setattr(generations, "READ_S", 0.05)
+    scene.lineage.descend_from("a target and a head")
+    scene.add()
+    scene.lineage.note_loading(1)
+    hashed, hashings = threading.Event(), list[str]()
+
+    def hash_slowly() -> str:
+        hashings.append(scene.first_head)
+        assert hashed.wait(IN_TIME_S)
+        return scene.first_head
+
+    scene.heads = HeadGenerations(scene.folder, hash_slowly, Random(2), PLAN)
+    scene.play(
+        scene.looks(40),
+        hashed.set,
+        scene.until(lambda: scene.lineage.generation(1).trial is not None),
+    )
+    assert scene.trial_of(1)["refused"] == "the gateway ended while it was loaded"
+    assert scene.engine.swaps == []
+    scene.engine = FakeEngine()
+    scene.play(scene.looks(2))
+    assert len(hashings) == 1
 
 
 def full(*_: Any) -> None:

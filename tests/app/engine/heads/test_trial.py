@@ -110,6 +110,22 @@ def test_a_gain_that_service_cannot_resolve_is_kept() -> None:
     assert found[KEPT, SERVICE] + found[KEPT, REPLAY] >= 96
 
 
+@pytest.mark.parametrize("drafting_percent", [0, 100])
+def test_without_a_replay_against_this_head_service_has_to_show_a_gain(
+    drafting_percent: int,
+) -> None:
+    """The fault: a head that the replay favoured over a pinned one was tried against a better one,
+    and kept though it was 5% slower."""
+    service = Service({INCUMBENT: 1.2, CANDIDATE: 1.19}, noise=0.4)
+    service.drafting_percent = drafting_percent
+    trial = Trial(CANDIDATE, INCUMBENT, Random(1), has_replay=False)
+    assert carried_out(trial, service) == (ROLLED_BACK, SERVICE)
+    assert trial.figures()["pairs"] == (PLAN.looks[-1] if drafting_percent else 0)
+    service = Service({INCUMBENT: 1.2, CANDIDATE: 1.6}, noise=0.1)
+    trial = Trial(CANDIDATE, INCUMBENT, Random(1), has_replay=False)
+    assert carried_out(trial, service) == (KEPT, SERVICE)
+
+
 def test_a_head_that_service_shows_to_be_worse_is_rolled_back() -> None:
     assert verdicts(0.85, 50)[ROLLED_BACK, SERVICE] >= 47
 

@@ -6,6 +6,7 @@ import pytest
 
 from drafters.control.cost_table import Cell
 from drafters.control.policy import Load, Step
+from drafters.control.read_costs import ReadCosts
 from drafters.control.sources.verification_costs import VerificationCosts
 from drafters.control.tuning import Tuning
 
@@ -13,7 +14,8 @@ PLAIN_S, DRAFT_S, PASS_S = 0.02, 0.0005, 0.002  # of a step, each draft token, t
 
 
 def costs() -> VerificationCosts:
-    made = VerificationCosts(k_max=3, max_draft_tokens=10, tuning=Tuning())
+    tuning = Tuning()
+    made = VerificationCosts(3, 10, ReadCosts(tuning), tuning=tuning)
     made.load_calibration([Cell(n, 0, PLAIN_S, 5) for n in (1, 4, 16)])
     return made
 

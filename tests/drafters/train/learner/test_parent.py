@@ -16,10 +16,10 @@ import pytest
 
 from app.cli import main as aerie
 from drafters.learning.lineage import Lineage
-from drafters.learning.load_signal import LoadSignal
+from drafters.learning.load_signal import Activity, LoadSignal
 from drafters.model.checkpoint import save_head
 from drafters.train.learner.pacing import SETTLED_S, Pacing
-from drafters.train.learner.parent import _pace
+from drafters.train.learner.parent import _activity, _pace
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import NewHead
 from tests.drafters.train.learner.test_round import served, write
@@ -68,6 +68,15 @@ def test_a_child_is_stopped_within_a_tenth_of_a_second_of_load(
         busy.kill()
         pacing.join()
         signal_.close()
+
+
+def test_a_gateway_that_could_not_write_yet_is_busy(tmp_path: Path):
+    assert _activity(tmp_path) is Activity.IDLE
+    signal_ = LoadSignal(tmp_path)
+    assert _activity(tmp_path) is Activity.BUSY
+    signal_.write(0)
+    assert _activity(tmp_path) is Activity.IDLE
+    signal_.close()
 
 
 @pytest.fixture

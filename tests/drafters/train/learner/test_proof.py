@@ -85,6 +85,18 @@ def test_a_tenant_that_loses_is_protected_from_those_who_gain():
     assert set(found.figures()["tenants"]) == {"mallory", "alice", "bob"}
 
 
+@pytest.mark.parametrize(("prompts", "refused"), [(1, True), (3, True), (4, False)])
+def test_a_tenant_of_few_prompts_is_protected_by_its_ratio(prompts: int, refused: bool):
+    """The fault: of one prompt there is no interval, and of two or three none that says that a head
+    is worse: it could be worse for that tenant by any amount."""
+    number = torch.arange(12) % prompts
+    after = torch.full((12,), 50) + 6 * (number == 0)
+    tenant = compare(torch.full((12,), 100), torch.full((12,), 50), after, number)
+    assert tenant.ratio < 0.98
+    found = CandidateReplay(comparison(1.10), {"alice": tenant}, comparison(1.0))
+    assert found.objection() == ("worse for the tenant 'alice'" if refused else None)
+
+
 def test_a_candidate_that_forgets_the_mix_is_refused():
     assert replay(1.10, mix=0.95).objection() == "worse on the texts that are mixed in"
     assert replay(1.10, mix=0.99).objection() is None

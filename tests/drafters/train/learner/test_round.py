@@ -147,6 +147,14 @@ def test_a_service_of_five_prompts_learns(options: argparse.Namespace, target: F
     assert captured["interval"] is not None
 
 
+@pytest.mark.parametrize(
+    ("by_answer", "name"),
+    [([False], "prompt"), ([True, True], "prompt and answer"), ([True, False], "both")],
+)
+def test_the_provenance_says_how_answers_were_held_back(by_answer: list[bool], name: str):
+    assert rounds._held_back_by(by_answer) == name
+
+
 def test_answers_to_a_single_prompt_are_not_trained_on(
     options: argparse.Namespace, target: FrozenTarget
 ):
@@ -224,6 +232,21 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
             run(options)
     assert lineage.generations() == []
     assert run(options).number == 1
+
+
+def test_a_gateway_that_is_started_with_another_head_meanwhile_ends_the_round(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    """While the texts were chosen: the plan would be one for the new head."""
+
+    def started_anew(*args: Any) -> list[Text]:
+        Lineage(options.folder).descend_from(f"a target {'a' * 64}")
+        return []
+
+    monkeypatch.setattr(rounds, "mix_of", started_anew)
+    with pytest.raises(ValueError, match="another head than --head"):
+        run(options)
+    assert RoundFolder(options.folder / "work").plan() is None
 
 
 def test_half_of_what_a_round_changed_is_kept(
@@ -381,20 +404,23 @@ def written(target: FrozenTarget) -> set[int]:
     return {token for item in served(target, "alice", 60, seed=1) for token in item.answer}
 
 
-def drafting_what_is_not_written(new_head: NewHead, target: FrozenTarget) -> DraftHead:
+def drafting_what_is_not_written(
+    new_head: NewHead, target: FrozenTarget, **changes: int
+) -> DraftHead:
     """A head with a draft vocabulary that leaves out the tokens of the captured answers."""
     there = written(target)
     others = [token for token in range(VOCABULARY - 1) if token not in there]
-    head = new_head(draft_vocab_size=64)
+    head = new_head(draft_vocab_size=64, **changes)
     head.set_draft_vocabulary(torch.tensor(sorted([*others, *sorted(there)][:64])))
     return head
 
 
+@pytest.mark.parametrize("size", [16, 24], ids=["as-its-target", "wider"])
 def test_a_head_drafts_the_tokens_of_its_traffic(
-    options: argparse.Namespace, new_head: NewHead, target: FrozenTarget
+    options: argparse.Namespace, new_head: NewHead, target: FrozenTarget, size: int
 ):
     """Also those that its first draft vocabulary left out."""
-    save_head(drafting_what_is_not_written(new_head, target), options.head)
+    save_head(drafting_what_is_not_written(new_head, target, hidden_size=size), options.head)
     found = run(options)
     before, after = (load_head(folder).t2d for folder in (options.head, found.folder))
     added = (after & ~before).nonzero()[:, 0].tolist()

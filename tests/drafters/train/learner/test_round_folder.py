@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from drafters.learning.json_file import replace_json
 from drafters.learning.lineage import Lineage
+from drafters.train.learner import round_folder
 from drafters.train.learner.round_folder import SAVED, RoundFolder
+
+DISK_BYTES = 1000
 
 
 def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -65,3 +76,96 @@ def test_a_round_of_another_first_head_does_not_go_on(tmp_path: Path) -> None:
     lineage.descend_from("another target and a head")
     assert RoundFolder(tmp_path / "work").plan() is None
     assert work.since() == 0.0  # what was captured is as new as it was
+
+
+def fill(file: Path) -> Path:
+    """Write a file that leaves no room on the disk."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(bytes(DISK_BYTES))
+    return file
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundFolder:
+    """A round that has begun, on a disk of DISK_BYTES."""
+
+    def write(file: Path, content: Any) -> None:
+        if sum(each.stat().st_size for each in tmp_path.rglob("*")
+               if each.is_file()) > DISK_BYTES:  # fmt: skip
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_json(file, content)
+
+    made = RoundFolder(tmp_path)
+    made.clear()
+    made.begin({"until": 7.0})
+    monkeypatch.setattr(round_folder, "replace_json", write)
+    return made
+
+
+def test_half_a_file_of_saved_training_is_no_progress(work: RoundFolder) -> None:
+    for later in range(1, 11):
+        assert work.count_attempt()
+        unfinished = work.round / f"{SAVED}trained.pt.tmp"
+        unfinished.touch()
+        os.utime(unfinished, (time.time() + later, time.time() + later))
+    assert not work.count_attempt()
+
+
+def test_what_a_failed_attempt_left_goes_before_anything_is_written(work: RoundFolder) -> None:
+    """The fault: attempts could not be counted, so that the round was never given up."""
+    (work.round / f"{SAVED}trained.pt").touch()
+    left = [fill(work.round / f"{SAVED}trained.pt.tmp"), fill(work.round / "trained.new" / "head")]
+    with pytest.raises(OSError, match="No space left"):
+        work.count_attempt()
+    work.drop_leftovers()
+    assert work.count_attempt()
+    assert not any(file.exists() for file in left)
+    assert work.plan() is not None and (work.round / f"{SAVED}trained.pt").exists()
+
+
+def test_what_lies_in_the_folder_without_a_plan_goes(tmp_path: Path) -> None:
+    work = RoundFolder(tmp_path)
+    fill(work.clear() / "texts.safetensors")
+    work.drop_leftovers()
+    assert not work.round.exists()
+
+
+def test_a_round_ends_on_a_full_disk(work: RoundFolder) -> None:
+    fill(work.round / "candidate" / "head")
+    fill(work.round / f"{SAVED}trained.pt")
+    work.finish(7.0)
+    assert work.since() == 7.0 and work.plan() is None and not work.round.exists()
+
+
+def test_a_round_whose_end_cannot_be_written_has_ended_later(
+    work: RoundFolder, tmp_path: Path
+) -> None:
+    """Others fill the disk: its data are looked at once all the same, and its space is free."""
+    others = fill(tmp_path / "others")
+    large = fill(work.round / "candidate" / "head")
+    with pytest.raises(OSError, match="No space left"):
+        work.finish(7.0)
+    assert work.plan() is not None and not large.exists()
+    others.unlink()
+    work.finish(7.0)
+    assert work.since() == 7.0 and work.plan() is None
+
+
+def test_a_child_that_cannot_write_says_why_in_a_line(tmp_path: Path) -> None:
+    for name in ("work", "head"):
+        (tmp_path / name).mkdir()
+    work = RoundFolder(tmp_path / "work")
+    work.clear()
+    work.begin({"until": 7.0})
+    options = [str(tmp_path), "--target", "none", "--head", str(tmp_path / "head")]
+    module = "drafters.train.learner.child"
+    child = subprocess.run(
+        [sys.executable, "-m", module, *options, f"--child-of={os.getpid()}"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 1
+    assert child.stderr == "learner: OSError: [Errno 27] File too large\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from drafters.train.data.token_sequences import Text
@@ -53,14 +54,17 @@ def test_an_eighth_changes_at_most() -> None:
     assert len(found.added) == len(found.dropped) == 24 // 8
 
 
+@pytest.mark.parametrize("size", [8, 16, 40], ids=lambda size: f"{size}-of-a-target-of-16")
 def test_tokens_keep_their_rows_and_new_ones_get_such_as_training_would_make(
-    new_head: NewHead, target: FrozenTarget
+    new_head: NewHead, target: FrozenTarget, size: int
 ) -> None:
-    head = new_head(draft_vocab_size=64)
+    head = new_head(draft_vocab_size=64, hidden_size=size)
+    torch.manual_seed(2)
+    made = target.lm_head @ torch.randn(16, size) + torch.randn(size)
     head.set_draft_vocabulary(torch.arange(10, 74))
     assert head.lm_head is not None
     with torch.no_grad():
-        head.lm_head.weight.copy_(2.0 * target.lm_head[10:74] + 0.5)
+        head.lm_head.weight.copy_(made[10:74])
     before = dict(zip(range(10, 74), head.lm_head.weight.detach().clone(), strict=True))
     replace_draft_tokens(head, target, added=[3, 90], dropped=[12, 40])
     drafted = head.to_target(torch.arange(64)).tolist()
@@ -68,5 +72,5 @@ def test_tokens_keep_their_rows_and_new_ones_get_such_as_training_would_make(
     assert set(drafted) == set(range(10, 74)) - {12, 40} | {3, 90}
     assert head.t2d.nonzero()[:, 0].tolist() == drafted
     for token, row in zip(drafted, head.lm_head.weight, strict=True):
-        expected = before.get(token, 2.0 * target.lm_head[token] + 0.5)
+        expected = before.get(token, made[token])
         torch.testing.assert_close(row, expected, rtol=1e-2, atol=1e-2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_a_run_that_was_saved_on_a_gpu_goes_on_without_one(
     again.load(tmp_path / "run.pt")
     for resumed, wanted in zip(weights(again.head), weights(saved.head), strict=True):
         assert torch.equal(resumed, wanted)
+
+
+def test_a_save_on_a_full_disk_leaves_what_was_saved_before(
+    target: FrozenTarget, texts: Texts, tmp_path: Path
+) -> None:
+    """The fault: half a file stayed, of which the next try had no use and no room beside it."""
+    file = tmp_path / "run.pt"
+    run = trainer(target, texts, 500)
+    run.save(file)
+    before = file.read_bytes()
+    file.with_name("run.pt.tmp").symlink_to("/dev/full")  # whatever is written there: ENOSPC
+    run.run()
+    with pytest.raises((OSError, RuntimeError)):  # torch's own, of its writer in C++
+        run.save(file)
+    assert os.listdir(tmp_path) == ["run.pt"]
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("left", ["half", "zeros", "nothing", "text"])

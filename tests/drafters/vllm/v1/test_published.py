@@ -111,7 +111,10 @@ SHAPES = {
     "EAGLE-3, library, Qwen3 layers": Published(
         Case(replace(EAGLE_3, qk_norm=True, draft_vocab_size=150, norm_before_residual=True,
                      rope_theta=1e6), {"own_embeddings": False}, speculators=True),
-        {"norm_before_residual": None},  # true in vLLM where it is absent
+        # `norm_before_residual` is true in vLLM where it is absent.
+        {"norm_before_residual": None,
+         "transformer_layer_config": {"layer_types": ["full_attention"], "max_window_layers": 28,
+                                      "use_sliding_window": False}},
     ),
     "P-EAGLE, flat, llama3 RoPE, whole vocabulary with maps, taps by default": Published(
         Case(replace(P_EAGLE, **DEFAULT, rope_theta=5e5, rope_scaling=LLAMA3),
@@ -179,6 +182,16 @@ def test_it_is_read_as_what_it_is(name: str, heads: dict[str, Path], target: Tar
     finding = models.check_head(checkpoint, models.read_checkpoint(target.folder), 7)
     assert finding.status != "FAIL", finding.detail
     assert finding.detail.startswith(name.partition(",")[0])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_it_is_written_as_what_it_is(name: str, heads: dict[str, Path], tmp_path: Path) -> None:
+    """Generations of a head are, and are swapped in for it if they have its shape."""
+    head = load_head(heads[name], target_layers=LAYERS)
+    save_head(head, tmp_path)
+    again = load_head(tmp_path)
+    assert again.config == head.config
+    assert again.state_dict().keys() == head.state_dict().keys()
 
 
 @pytest.fixture(scope="module")

@@ -204,8 +204,8 @@ def check_beam_search(payload: Mapping[str, Any]) -> None:
         names = ", ".join(f"'{name}'" for name in ignored)
         message = f"'use_beam_search' excludes {names}: a beam search does not apply them."
         raise ApiError(400, message, param="use_beam_search", code="unsupported_parameter")
-    penalty = payload.get("length_penalty", 1)
-    if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:  # nor a NaN
+    penalty = payload.get("length_penalty")
+    if penalty is not None and not abs(penalty) <= MAX_LENGTH_PENALTY:  # nor a NaN
         most = MAX_LENGTH_PENALTY
         message = f"'length_penalty' must be between -{most} and {most}, got {penalty}."
         raise ApiError(400, message, param="length_penalty")

@@ -192,6 +192,7 @@ def test_a_length_penalty_of_a_beam_search_is_bounded(penalty: float) -> None:
     with pytest.raises(ApiError) as caught:
         check_beam_search({"use_beam_search": True, "length_penalty": penalty})
     assert (caught.value.status, caught.value.param) == (400, "length_penalty")
+    check_beam_search({"use_beam_search": True, "length_penalty": None})
 
 
 def test_an_echo_alone_needs_no_output() -> None:

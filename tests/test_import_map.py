@@ -207,7 +207,7 @@ MAP: dict[str, set[str]] = {
         for part in ("options", "parent", "round_folder", "sequences")
     },
     # Training a head further has the learner's rates.
-    "drafters.train": {"drafters.model", "drafters.train.learner.options"} | TRAINING | HEAD_CONFIG,
+    "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},

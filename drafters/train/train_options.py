@@ -9,10 +9,11 @@ import torch
 
 from drafters.train.data.responses import KEY_VARIABLE, server_url
 from drafters.train.head_option import head_folder
-from drafters.train.learner.options import ADAM_LR, MUON_LR
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
 from drafters.train.template_option import add_template_option
+
+INIT_MUON_LR, INIT_ADAM_LR = 3e-3, 3e-4  # of a head that is trained further
 
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
@@ -136,12 +137,12 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     )  # fmt: skip
     training.add_argument(
         "--muon-lr", type=float,
-        help=f"learning rate of matrices [{loop.muon_lr}; with --init {MUON_LR}]",
+        help=f"learning rate of matrices [{loop.muon_lr}; with --init {INIT_MUON_LR}]",
     )  # fmt: skip
     training.add_argument(
         "--adam-lr", type=float,
-        help=f"learning rate of all other weights [{loop.adam_lr}; with --init {ADAM_LR}, of a "
-        f"path selector {loop.adam_lr}]",
+        help=f"learning rate of all other weights [{loop.adam_lr}; with --init {INIT_ADAM_LR}, "
+        f"of a path selector {loop.adam_lr}]",
     )  # fmt: skip
     return parser
 
@@ -152,7 +153,7 @@ def learning_rates(args: argparse.Namespace) -> tuple[float, float]:
     loop = LoopOptions()
     muon, adam = loop.muon_lr, loop.adam_lr
     if args.init is not None and not args.selector:
-        muon, adam = MUON_LR, ADAM_LR
+        muon, adam = INIT_MUON_LR, INIT_ADAM_LR
     return (
         muon if args.muon_lr is None else args.muon_lr,
         adam if args.adam_lr is None else args.adam_lr,

@@ -15,7 +15,7 @@ from drafters.train.template_option import add_template_option
 NEW_TOKENS, ANSWER_TOKENS = 20_000, 50_000
 K = 5
 EPOCHS, SELECTOR_EPOCHS = 1.0, 0.3
-MUON_LR, ADAM_LR = 3e-3, 3e-4  # of a trained head; `aerie train --init` has the same
+MUON_LR, ADAM_LR = 6e-3, 6e-4  # half of what they change in a round is kept
 LEAST_LOG_PROBABILITY = -4.0  # nats a token
 
 
@@ -84,8 +84,8 @@ def learn_parser(description: str | None) -> argparse.ArgumentParser:
     training.add_argument(
         "--k", type=int, default=K, help="draft tokens that are trained and compared [5]"
     )
-    training.add_argument("--muon-lr", type=float, default=MUON_LR, help="[0.003]")
-    training.add_argument("--adam-lr", type=float, default=ADAM_LR, help="[0.0003]")
+    training.add_argument("--muon-lr", type=float, default=MUON_LR, help="[0.006]")
+    training.add_argument("--adam-lr", type=float, default=ADAM_LR, help="[0.0006]")
     training.add_argument("--device", help="[cuda if there is one, else cpu]")
     training.add_argument(
         "--threads", type=int, default=1, help="CPU threads, half of the cores at most [1]"

@@ -61,6 +61,7 @@ FAULTS = {
         "control/test_traffic",
         [
             ("self.unread_tokens_per_request = 0.0\n            return", "return"),
+            ("1.0 / min(self._steps, self._memory_steps)", "1.0 / self._memory_steps"),
         ],
     ),
     "drafters/control/learning.py": Faults(
@@ -72,6 +73,7 @@ FAULTS = {
             ),
             ("return k_drafted > 0 or self._traffic.is_settled", "return True"),
             ("seconds = step.seconds - reading_s", "seconds = step.seconds"),
+            ("self._read_costs.variance_beside(reading_s, seconds)", "0.0"),
             ("if step.others or step.looked_up:", "if False:"),
         ],
     ),
@@ -84,6 +86,10 @@ FAULTS = {
             ("self._probes.allowance_tokens >= lost_seconds * rate", "True"),
             ("seconds * rate - made)", "seconds * rate)"),
             ("if self._k and self._batch_steps < steps:", "if False:"),
+            (
+                "if not load.requests:  # it only reads prompts, and belongs to no batch",
+                "if False:",
+            ),
         ],
     ),
     "drafters/control/predictions.py": Faults(

@@ -23,7 +23,7 @@ from app.observability.exposition import Exposition
 
 # As many as a gateway has: /metrics of the embedded model is 550 lines.
 HISTOGRAMS, COUNTERS, BUCKETS = 18, 60, 22
-MOST_CPU_S = 0.010  # 3 ms on a slow core; wanted is a scrape within 20 ms, all told
+MOST_CPU_S = 0.015  # 3 to 12 ms on slow cores; wanted is a scrape within 20 ms, all told
 
 
 def everything() -> CollectorRegistry:

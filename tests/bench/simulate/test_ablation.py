@@ -52,7 +52,7 @@ def test_the_command_prints_a_table_and_with_json_a_document(
     found = json.loads(last)["ablation"]
     assert [row["name"] for row in found] == [ALL.name, *(m.name for m in ablation.MECHANISMS)]
     for row in found:
-        assert any(line.startswith(f"{row['name']} ") for line in table)
+        assert any(line.startswith(f"| {row['name']} ") for line in table)
         assert row["steady"] > 0.0
         assert row["gauge_error"] >= 0.0
 

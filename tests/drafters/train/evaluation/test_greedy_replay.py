@@ -72,8 +72,8 @@ def trained(head: DraftHead, target: FrozenTarget) -> DraftHead:
 
 
 def read_by(head: DraftHead, target: FrozenTarget, text: torch.Tensor) -> torch.Tensor:
-    """What a head reads of the target's states, of all but the last token."""
-    return target.states(text[None, :-1], head.config.eagle_aux_hidden_state_layer_ids).taps
+    """What a head reads of the target's states for anchors up to 57."""
+    return target.states(text[None, :58], head.config.eagle_aux_hidden_state_layer_ids).taps
 
 
 @torch.no_grad()

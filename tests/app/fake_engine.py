@@ -49,6 +49,8 @@ class FakeLlm:
         from vllm.outputs import CompletionOutput, RequestOutput
         from vllm.sampling_params import RequestOutputKind
 
+        from app.llm.answer_logprobs import Alternatives
+
         self.sampling = params
         self.input_processor.process_inputs(request_id, prompt, params, ("generate",))
         tokenizer = self.renderer.get_tokenizer()
@@ -58,7 +60,11 @@ class FakeLlm:
         whole = params.output_kind is RequestOutputKind.FINAL_ONLY
         for steps in [ids] if whole else [[token] for token in ids]:
             last = whole or steps[0] is ids[-1]
-            logprobs = [{token: Logprob(-0.5, 1, tokenizer.decode(token))} for token in steps]
+            logprobs = []
+            for token in steps:
+                text = tokenizer.decode(token)
+                logprobs.append(Alternatives(token, {token: Logprob(-0.5, 1, text)}))
+                logprobs[-1].text = text
             outputs = [
                 CompletionOutput(
                     index=index,

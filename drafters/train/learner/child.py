@@ -99,11 +99,12 @@ class _NewTokens:
 
     def _contents(self, items: Iterable[Captured]) -> dict[tuple[str, bytes], int]:
         """The tokens of each different answer to a prompt of a tenant."""
-        return {
-            (item.tenant, content(item)): len(item.answer)
-            for item in (cut(item, self._max_length) for item in items
-                         if not unusable(item, math.inf, self._max_length))
-        }  # fmt: skip
+        tokens: dict[tuple[str, bytes], int] = {}
+        for item in items:
+            if not unusable(item, math.inf, self._max_length):
+                usable = cut(item, self._max_length)
+                tokens[usable.tenant, content(usable)] = len(usable.answer)
+        return tokens
 
 
 def _take_least() -> None:

@@ -126,7 +126,8 @@ class _Tenant:
     """A tenant's sequences, held back by their prompts, and by their prompts and answers."""
 
     def __init__(self, answer_tokens: int) -> None:
-        self._by_prompt, self._by_answer = _Split(answer_tokens), _Split(answer_tokens)
+        self._by_prompt = _Split(answer_tokens)
+        self._by_answer = _Split(answer_tokens)
         self._contents: set[bytes] = set()
 
     def add(self, sequence: Captured) -> bool:
@@ -201,8 +202,8 @@ def _newest(
 ) -> dict[str, dict[bytes, Captured]]:
     """What each tenant gives to `budget` tokens of answers. Of those by which a candidate is judged
     each gives a number of answers at least, whatever the budget."""
-    given = shares({name: item.available for name, item in tenants.items() if item.available},
-                   budget)  # fmt: skip
+    available = {name: item.available for name, item in tenants.items() if item.available}
+    given = shares(available, budget)
     least = _least(len(given) or 1) if judges else 0
     return {name: item.take(given.get(name, 0), least) for name, item in sorted(tenants.items())}
 

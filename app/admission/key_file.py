@@ -72,17 +72,17 @@ def renew_checksum(path: Path) -> None:
     """Write the checksum of what the file holds now. Raises SettingsError for a file that a
     gateway could not read, and for one that has neither a key nor a checksum: with a checksum an
     emptied file would revoke every key."""
-    with _locked(path):
-        text = path.read_text("utf-8")
+    with _locked(path) as file:
+        text = file.read_text("utf-8")
         if not has_checksum(text):
             parse_in_force(text, str(path))
-        _write(path, without_checksum(text))
+        _write(file, without_checksum(text))
 
 
 def _edit(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:
     """Change the file as a whole or not at all, one writer at a time."""
-    with _locked(path):
-        text = path.read_text("utf-8") if path.exists() else ""
+    with _locked(path) as file:
+        text = file.read_text("utf-8") if file.exists() else ""
         parse(text, str(path))
         try:
             document = tomlkit.parse(without_checksum(text))
@@ -92,18 +92,21 @@ def _edit(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:
             raise SettingsError("keys_file", f"{path}: {error}") from None
         except ValueError as error:
             raise SettingsError("keys_file", str(error)) from None
-        _write(path, changed)
+        _write(file, changed)
 
 
 def _write(path: Path, content: str) -> None:
-    """Replace the file; what was written is on the disk when this returns."""
+    """Replace the file, which keeps its owner and mode; what was written is on the disk when this
+    returns."""
     text = with_checksum(content)
     parse(text, str(path))  # what a gateway could not read is never written
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if path.exists():
+                _give_owner_of(path, descriptor)
+                os.fchmod(descriptor, path.stat().st_mode & 0o777)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -117,12 +120,36 @@ def _write(path: Path, content: str) -> None:
         os.close(folder)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the keys file's lock. The lock has its own file, since the keys file is replaced."""
+def _give_owner_of(path: Path, descriptor: int) -> None:
+    """Give an open file the owner and group of the file at `path`, whose reader is the gateway.
+
+    Raises SettingsError where this user may not.
+    """
+    old, new = path.stat(), os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid):
+        return
     try:
-        with path.with_name(f".{path.name}.lock").open("w") as lock:
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    except OSError as error:
+        problem = f"{path}: cannot keep its owner {old.st_uid}:{old.st_gid}: {error.strerror}"
+        raise SettingsError("keys_file", f"{problem}; change it as that user or as root") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[Path]:
+    """Hold the keys file's lock; yields the file itself, where `path` is a symbolic link to it.
+
+    The lock has its own file, since the keys file is replaced.
+    """
+    file = Path(os.path.realpath(path))
+    # A link in the lock's place would have root empty another file, and give it away.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(file.with_name(f".{file.name}.lock"), flags, 0o600)
+        with os.fdopen(descriptor, "w") as lock:
+            if file.exists():
+                _give_owner_of(file, descriptor)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield file
     except OSError as error:
         raise SettingsError("keys_file", f"{path}: {error.strerror}") from None

@@ -151,6 +151,41 @@ def test_keys_made_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     assert len(parse(Path(path).read_text(), "test").keys) == 8
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change a file's owner")
+def test_the_gateway_can_still_read_a_file_that_root_changed(tmp_path: Path) -> None:
+    """Catches: a new file of root's with mode 0600, so that a revoked key stays in force."""
+    file, link = tmp_path / "keys.toml", tmp_path / "link.toml"
+    link.symlink_to(file)
+    key_id, _ = key_file.create(link, "a", {}, admin=False, now=datetime.now(UTC))
+    os.chown(file, 10001, 10002)
+    file.chmod(0o660)  # which the umask would narrow
+    key_file.create(file, "b", {}, admin=False, now=datetime.now(UTC))
+    key_file.revoke(link, key_id)
+    assert link.is_symlink()
+    assert [key.tenant for key in parse(file.read_text("utf-8"), "test").keys] == ["b"]
+    status, lock = file.stat(), (tmp_path / ".keys.toml.lock").stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (10001, 10002, 0o660)
+    assert (lock.st_uid, lock.st_gid) == (10001, 10002)
+
+
+def test_an_owner_that_cannot_be_kept_leaves_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.toml"
+    key_id, _ = key_file.create(path, "a", {}, admin=False, now=datetime.now(UTC))
+    before = path.read_bytes()
+    status = os.stat_result((*path.stat()[:4], 10001, 10001, *path.stat()[6:]))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    with pytest.raises(SettingsError, match="cannot keep its owner"):
+        key_file.revoke(path, key_id)
+    assert path.read_bytes() == before
+
+
 def keys_file(tenant: str, *secrets: bytes) -> str:
     """A complete file with the keys of one tenant; its limits stand behind them."""
     keys = "".join(

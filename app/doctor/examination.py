@@ -108,6 +108,9 @@ def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
 
 
 _OPTION = {"model": "model", "head": "drafter"}
+_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+# Of object stores that vLLM streams models from (vllm/transformers_utils/runai_utils.py).
+_OBJECT_STORES = ("s3://", "gs://", "az://")
 
 
 def check_models(
@@ -137,7 +140,15 @@ def check_models(
     weights = settings.engine.has_weights
     if "model" in read:
         longest = settings.engine.max_model_len
-        findings.append(models.check_target(read["model"], longest, weights=weights))
+        findings.append(
+            models.check_target(
+                read["model"],
+                longest,
+                weights=weights,
+                engine_args=settings.engine.engine_args,
+                any_length=os.environ.get(_ANY_LENGTH, "").strip().lower() in ("1", "true"),
+            )
+        )
         findings += _check_tools(settings, read["model"])
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
@@ -188,6 +199,10 @@ def _read(
     folder: Path | None = Path(name)
     if kind == "model" and is_packaged(name):
         return packaged.read(name)
+    if name.lower().startswith(_OBJECT_STORES):
+        return report.warn(
+            kind, f"{name}: in an object store, not checked", "nothing, if vLLM can read it"
+        )
     no_hub_id = name.startswith(("/", ".")) or name.count("/") > 1
     if no_hub_id and not Path(name).exists():
         return report.fail(kind, f"{name}: no such folder", f"check --{_OPTION[kind]}")
@@ -228,7 +243,11 @@ def _check_memory(
     cpu_build: bool,
 ) -> list[Finding]:
     """Findings about memory, by the target's files, or else by what a preset says (`about`): of the
-    host for a CPU, or of those of the machine's GPUs that CUDA shows."""
+    host for a CPU, or of those of the machine's GPUs that CUDA shows.
+
+    Memory that does not suffice is a warning where an option is given that the sum leaves out.
+    """
+    arguments = settings.engine.engine_args
     if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
         about = (about or About()).model_copy(update={"target": facts})
     if cpu_build:
@@ -237,17 +256,35 @@ def _check_memory(
         if target is None and needed is not None:
             weights_gib = (needed.weights + needed.head) * needed.gpus
         free_gib = free_memory() / machine.GIB
-        return [machine.check_memory(free_gib, weights_gib, settings.engine.kv_cache_gib)]
+        finding = machine.check_memory(free_gib, weights_gib, settings.engine.kv_cache_gib)
+        return [report.unless_given(finding, arguments, _NOT_IN_THE_SUM)]
     visible_gpus = gpus.visible(devices, os.environ)
     certain = gpus.is_certain(devices, os.environ)
-    finding = machine.check_gpu_memory(
+    gpu_finding = machine.check_gpu_memory(
         settings,
         about,
         gpus.memory(visible_gpus if certain else devices),
         visible=len(visible_gpus),
         certain=certain,
     )
-    return [] if finding is None else [finding]
+    if gpu_finding is None:
+        return []
+    return [report.unless_given(gpu_finding, arguments, _NOT_IN_THE_SUM)]
+
+
+# vLLM's engine arguments that change what each device holds, or how many there are.
+_NOT_IN_THE_SUM = (
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "enable_expert_parallel",
+    "nnodes",
+    "distributed_executor_backend",
+    "cpu_offload_gb",
+    "offload_group_size",
+    "load_format",
+    "hf_overrides",
+    "hf_config_path",
+)
 
 
 def _description(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor import chat_template
-from app.doctor.report import Finding, fail, ok, warn
+from app.doctor.report import Finding, fail, ok, unless_given, warn
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
     TargetSizes,
@@ -23,7 +23,17 @@ from drafters.model.head_check import (
 from drafters.model.head_values import read_head, value_problems
 from drafters.model.weight_files import StoredTensor, read_weights
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "tiktoken.model",
+    "merges.txt",  # beside vocab.json
+)
+# vLLM's engine arguments with which a target may be served whose folder alone could not be.
+_OTHER_CONFIG = ("hf_overrides", "hf_config_path", "config_format")
+_OTHER_WEIGHTS = ("load_format",)
+_OTHER_TOKENIZER = ("tokenizer", "tokenizer_mode", "skip_tokenizer_init")
 KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -80,25 +90,42 @@ def read_checked_head(target_layers: int | None, folder: Path) -> Checkpoint:
     return replace(head, broken_values=tuple(value_problems(folder, config)))
 
 
-def check_target(target: Checkpoint, max_model_len: int | None, *, weights: bool = True) -> Finding:
-    """Check that the target can be served at the length asked for."""
-    text = target.text()
+def check_target(
+    target: Checkpoint,
+    max_model_len: int | None,
+    *,
+    weights: bool = True,
+    engine_args: Mapping[str, Any] | None = None,
+    any_length: bool = False,
+) -> Finding:
+    """Check that the target can be served at the length asked for.
+
+    What `engine_args` may change is a warning. With `any_length` vLLM takes lengths beyond the
+    model's (VLLM_ALLOW_LONG_MAX_MODEL_LEN).
+    """
+    given, text = engine_args or {}, target.text()
+    findings = []
     architecture = ", ".join(target.config.get("architectures") or ["no architecture"])
     longest = text.get("max_position_embeddings")
     detail = f"{architecture}, vocabulary {text.get('vocab_size')}, length {longest}"
     if not target.config.get("architectures"):
-        return fail("model", f"{target.folder}: config.json names no architecture", _ANOTHER)
+        problem = f"{target.folder}: config.json names no architecture"
+        findings.append(unless_given(fail("model", problem, _ANOTHER), given, _OTHER_CONFIG))
     if weights and not target.tensors:
-        return fail("model", f"{target.folder} has no *.safetensors", _ANOTHER)
+        problem = f"{target.folder} has no *.safetensors"
+        findings.append(unless_given(fail("model", problem, _ANOTHER), given, _OTHER_WEIGHTS))
     if not target.files.intersection(TOKENIZER_FILES):
-        return fail("model", f"{target.folder} has no tokenizer", _ANOTHER)
+        problem = f"{target.folder} has no tokenizer"
+        findings.append(unless_given(fail("model", problem, _ANOTHER), given, _OTHER_TOKENIZER))
     if max_model_len and longest and max_model_len > longest:
-        return fail(
-            "model",
-            f"--max-model-len {max_model_len} is over the model's {longest}",
-            f"--max-model-len {longest} or less",
-        )
-    return ok("model", detail)
+        problem = f"--max-model-len {max_model_len} is over the model's {longest}"
+        remedy = f"--max-model-len {longest} or less"
+        if any_length:
+            findings.append(warn("model", f"{problem}, which was allowed", remedy))
+        else:
+            findings.append(unless_given(fail("model", problem, remedy), given, _OTHER_CONFIG))
+    findings.sort(key=lambda finding: finding.status != "FAIL")  # the worst one first
+    return findings[0] if findings else ok("model", detail)
 
 
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"

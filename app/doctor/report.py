@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,26 @@ def warn(check: str, detail: str, remedy: str) -> Finding:
 def fail(check: str, detail: str, remedy: str) -> Finding:
     """A finding with which the gateway will not start, or will not do what was asked."""
     return Finding(check, "FAIL", detail, remedy)
+
+
+def unless_given(finding: Finding, engine_args: Mapping[str, Any], names: Iterable[str]) -> Finding:
+    """The finding; but a warning instead of a failure where one of the engine arguments `names` is
+    given, which the check does not take into account."""
+    given = [name for name in names if _changes_something(engine_args.get(name))]
+    if finding.status != "FAIL" or not given:
+        return finding
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    return warn(
+        finding.check,
+        f"not checked with {options}; without: {finding.detail}",
+        f"nothing, if vLLM starts with {options}",
+    )
+
+
+def _changes_something(value: Any) -> bool:
+    """Whether an engine argument is given, and not as what it is without: one device, `auto`."""
+    is_one = value == 1 and not isinstance(value, bool)
+    return bool(value) and value != "auto" and not is_one
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -29,6 +29,7 @@ GIB = 1024**3
 UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
 # CUDA context and activations of the largest step. An allowance, not a measurement.
 OVERHEAD_GIB = 3.0
+SHORTEST = 1024  # tokens: the shortest context that anybody would serve
 H100_GIB = 79.6  # of the GPU that is meant where none is named
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a parameter in weights that are quantised while they load. Embeddings and the output
@@ -112,6 +113,8 @@ def need(
     engine = settings.engine
     dtype = BYTES[settings.model.dtype]
     length = engine.max_model_len or target.max_length
+    if engine.max_model_len is None and engine.engine_args.get("max_model_len") == -1:
+        length = SHORTEST  # vLLM takes the longest that fits (app/settings/engine.py)
     head = about.head if settings.has_head else None
     head_layers = head.layers if head else 0
     cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))

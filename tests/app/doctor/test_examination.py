@@ -1,0 +1,125 @@
+"""What a start refuses by the models' files and by memory, and what it leaves to vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.doctor import examination
+from app.doctor.examination import check_start
+from app.doctor.gpus import GpuDevice
+from app.settings import load
+
+TARGET = Path(__file__).parents[3] / "models" / "embedded" / "target"
+
+
+def failures(settings: dict[str, Any], preset: str | None = None) -> list[str]:
+    """What a start fails for. `engine_args` are an object here."""
+    given = {name: value for name, value in settings.items() if name != "engine_args"}
+    if arguments := settings.get("engine_args"):
+        given["engine_args"] = json.dumps(arguments)
+    findings = check_start(load({"k": "0", **given}, {}, preset=preset), preset)
+    return [
+        f"{finding.check}: {finding.detail}" for finding in findings if finding.status == "FAIL"
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The embedded target without a tokenizer."""
+    for file in TARGET.iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    return tmp_path
+
+
+OVER = {"max_model_len": "99999"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [
+        ({**OVER, "engine_args": {"hf_overrides": {"max_position_embeddings": 99999}}}, {}),
+        (OVER, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
+        ({"model": "s3://bucket/model"}, {}),
+        ({"model": "s3://bucket/model", "engine_args": {"load_format": "runai_streamer"}}, {}),
+    ],
+)
+def test_what_vllm_may_serve_is_not_refused(
+    settings: dict[str, Any], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert failures({"model": str(TARGET), **settings}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"),
+    [
+        ({"tokenizer": str(TARGET)}, []),
+        ({"tokenizer_mode": "custom"}, []),
+        ({}, ["tiktoken.model"]),
+        ({}, ["vocab.json", "merges.txt"]),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_not_refused(
+    arguments: dict[str, Any], files: list[str], folder: Path
+) -> None:
+    for name in files:
+        (folder / name).touch()
+    assert failures({"model": str(folder), "engine_args": arguments}) == []
+
+
+def test_weights_of_another_format_are_not_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").touch()
+    assert failures({"model": str(folder), "engine_args": {"load_format": "tensorizer"}}) == []
+
+
+def test_what_is_plainly_wrong_is_refused(folder: Path) -> None:
+    """Also beside an option that decides something else."""
+    offload = {"engine_args": {"cpu_offload_gb": 10}}
+    assert "over the model's" in failures({"model": str(TARGET), **OVER, **offload})[0]
+    assert "no tokenizer" in failures({"model": str(folder), **offload})[0]
+    assert "no such folder" in failures({"model": str(folder / "none")})[0]
+    tokenizer = {"engine_args": {"tokenizer": str(TARGET)}}
+    assert "over the model's" in failures({"model": str(folder), **OVER, **tokenizer})[0]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with four GPUs of 79.6 GiB, and vLLM's build for them."""
+    devices = [GpuDevice(str(i), f"GPU-{i}", "H100", 79.6, "580.1") for i in range(4)]
+    monkeypatch.setattr(examination, "_gpus", lambda: devices)
+    monkeypatch.setattr(examination, "_version", lambda _: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("settings", "fails"),
+    [
+        ({}, True),
+        ({"engine_args": {"pipeline_parallel_size": 1, "load_format": "auto"}}, True),
+        ({"engine_args": {"pipeline_parallel_size": 4}}, False),
+        ({"engine_args": {"cpu_offload_gb": 80}}, False),
+        ({"engine_args": {"enable_expert_parallel": True}}, False),
+        ({"tensor_parallel_size": "2"}, True),
+        ({"tensor_parallel_size": "2", "max_model_len": "auto"}, False),
+        ({"max_model_len": "auto"}, True),  # the weights alone do not fit
+        ({"tensor_parallel_size": "8"}, True),
+        (
+            {"tensor_parallel_size": "8", "engine_args": {"distributed_executor_backend": "ray"}},
+            False,
+        ),
+    ],
+)
+def test_the_sum_of_gpu_memory_refuses_only_what_it_counts(
+    settings: dict[str, Any], fails: bool
+) -> None:
+    preset = "llama-3.3-70b"
+    found = failures({"k": "5", "max_model_len": "32768", **settings}, preset)
+    assert bool(found) is fails, found

@@ -21,6 +21,8 @@ from app.doctor.report import Finding
 from app.engine.configuration import cuda
 from app.engine.configuration.cpu import compiler, free_memory, has_python_headers
 from app.engine.configuration.head import WITHOUT_HEAD
+from app.engine.configuration.parsers import check_parsers
+from app.errors import SettingsError
 from app.presets.about import About, facts_for, facts_in
 from app.presets.memory import need
 from app.settings import Settings, of_preset, preset_names
@@ -74,6 +76,7 @@ def examine(
         ),
         machine.check_cache(str(cache), _write_error(cache)),
         *model_findings,
+        *(_check_parsers(settings) if installed else []),
         start_path.check_plan(settings, os.environ, on_cpu=cpu_build),
         *([] if state is None else [start_path.check_running(state)]),
         *([machine.warn_of_service_links(ignored)] if ignored else []),
@@ -185,6 +188,22 @@ def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]
         (preset.tool_call_parser for preset in presets if preset.model == model.model), None
     )
     return [chat_template.check(template, model.tool_call_parser, known)]
+
+
+def _check_parsers(settings: Settings) -> list[Finding]:
+    """The finding about a parser that vLLM itself does not have; none where it has them, or where
+    none is named. Imports vllm, but not its plugins, which would change this process."""
+    if not settings.model.tool_call_parser and not settings.model.reasoning_parser:
+        return []
+    try:
+        check_parsers(settings)
+    except SettingsError as error:
+        remedy = "choose one of these, unless an installed plugin of vLLM has it"
+        return [report.warn("parser", str(error), remedy)]
+    except Exception as error:  # of a broken installation, on which there are other findings
+        problem = f"not checked, vllm cannot be imported: {type(error).__name__}: {error}"
+        return [report.warn("parser", problem, "make clean install")]
+    return []
 
 
 def _read(

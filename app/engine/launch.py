@@ -14,6 +14,7 @@ from app.engine.configuration.cpu import cpu_machine, environment
 from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
 from app.engine.configuration.options import VLLM_VERSION
+from app.engine.configuration.parsers import check_parsers
 from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.configuration.server import server_config
 from app.engine.configuration.weights_dtype import lasting_weights_dtype, measure
@@ -63,8 +64,8 @@ def launch(
 
     `settings` are those of the path, `wish` is the runner that the operator asked for. Blocks until
     the model is loaded. The engine's processes end with the thread that calls this
-    (drafters/parent_death.py), which must therefore outlast them. Raises StartupError, and whatever
-    vLLM raises.
+    (drafters/parent_death.py), which must therefore outlast them. Raises StartupError or
+    SettingsError, and whatever vLLM raises.
     """
     on_cpu = prepare()
     from app.llm.async_llm import GatewayLLM
@@ -85,7 +86,7 @@ def launch(
             race = partial(measure, threads=machine.threads)
             dtype = lasting_weights_dtype(options, machine.free_memory, race)
             options["dtype"] = dtype or options["dtype"]
-        config = _engine_config(options, path)
+        config = _engine_config(settings, options, path)
     except TypeError as error:
         raise StartupError(f"engine_args: {error}") from error
     _refuse_logits_processors(config)
@@ -99,11 +100,13 @@ def launch(
     return llm, steps
 
 
-def _engine_config(options: dict[str, Any], path: StartPath) -> Any:
-    """vLLM's configuration. Raises StartFailureError if V2 is what it cannot be made for."""
+def _engine_config(settings: Settings, options: dict[str, Any], path: StartPath) -> Any:
+    """vLLM's configuration. Raises SettingsError for a parser that vLLM does not have, and
+    StartFailureError if V2 is what it cannot be made for."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    arguments = AsyncEngineArgs(**options)
+    arguments = AsyncEngineArgs(**options)  # loads vLLM's plugins, which may bring parsers
+    check_parsers(settings)
     try:
         return server_config(arguments)
     except (NotImplementedError, ValueError) as error:

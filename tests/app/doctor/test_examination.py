@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.doctor import examination
-from app.doctor.examination import check_start
+from app.doctor.examination import check_start, examine
 from app.doctor.gpus import GpuDevice
 from app.settings import load
 
@@ -123,3 +123,22 @@ def test_the_sum_of_gpu_memory_refuses_only_what_it_counts(
     preset = "llama-3.3-70b"
     found = failures({"k": "5", "max_model_len": "32768", **settings}, preset)
     assert bool(found) is fails, found
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}, None),
+        ({"tool_call_parser": "hermse"}, "tool_call_parser: vLLM has no hermse"),
+    ],
+)
+def test_doctor_warns_of_a_parser_that_vllm_does_not_have(
+    settings: dict[str, Any], words: str | None
+) -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    findings = examine(load({"k": "0", "port": "0", **settings}, {}, preset="embedded"))
+    found = next((each for each in findings if each.check == "parser"), None)
+    assert (found is None) is (words is None)
+    if found is not None and words is not None:
+        assert found.status == "warn"
+        assert words in found.detail

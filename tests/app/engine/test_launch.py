@@ -20,7 +20,7 @@ from app.engine.configuration.head import head_method
 from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.launch import REQUEST_BOUNDS
 from app.engine.start_failure import StartFailureError
-from app.errors import StartupError
+from app.errors import SettingsError, StartupError
 from app.llm.engine_load import EngineLoad
 from app.settings import load
 
@@ -97,6 +97,19 @@ def test_installed_ones_too_and_none_of_them_without_drafts(
     with pytest.raises(StartupError, match=r"their:One \(installed\)"):
         launch_module._refuse_logits_processors(configuration(object()))
     launch_module._refuse_logits_processors(configuration(None))
+
+
+@pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])
+def test_a_mistyped_parser_is_named_before_anything_is_loaded(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: vLLM's sentence about another option, after minutes of loading."""
+    monkeypatch.setattr(
+        "app.llm.async_llm.GatewayLLM.from_vllm_config", lambda *_, **__: pytest.fail("it starts")
+    )
+    given = {"k": "0", "max_model_len": "64", key: "hermse"}
+    with pytest.raises(SettingsError, match=rf"{key}: vLLM has no hermse; it has .*qwen3"):
+        launch_module.launch(load(given, {}, preset="embedded"), EngineLoad(), StartPath.V1)
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "eagle3"])

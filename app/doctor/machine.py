@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from app.doctor.report import Finding, fail, ok, warn
-from app.engine.configuration.options import VLLM_VERSION
+from app.engine.configuration.options import CPU_KV_SHARE, VLLM_VERSION
 from app.presets.about import About
 from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
 from app.settings import Settings
@@ -175,9 +175,9 @@ def check_cores(cores: int) -> Finding:
 
 
 def check_memory(free_gib: float, weights_gib: float, kv_cache_gib: float | None) -> Finding:
-    """Check the memory of a CPU engine. On a GPU the host's decides nothing: weights are mapped
-    from their files, not read into it."""
-    need = PROCESSES_GIB + weights_gib + (kv_cache_gib or 0.0)
+    """Check the memory of a CPU engine; without `kv_cache_gib` it has its share of what is free. On
+    a GPU the host's decides nothing: weights are mapped from their files, not read into it."""
+    need = PROCESSES_GIB + weights_gib + (kv_cache_gib or CPU_KV_SHARE * free_gib)
     detail = f"{free_gib:.1f} GiB free, needs {need:.1f}"
     if free_gib < need:
         return fail("memory", detail, "free some, take a smaller model, or lower --kv-cache-gib")

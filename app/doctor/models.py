@@ -13,6 +13,7 @@ from typing import Any
 
 from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, unless_given, warn
+from app.presets.memory import BYTES
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
     TargetSizes,
@@ -57,6 +58,14 @@ class Checkpoint:
             nested = self.config.get(key)
             flat.update(nested if isinstance(nested, Mapping) else {})
         return flat
+
+    def bytes_in(self, dtype: str) -> float:
+        """Bytes of the weights once they are loaded as `dtype`; `auto` and quantised ones are
+        loaded as they are stored."""
+        stored = self.text().get("dtype") or self.text().get("torch_dtype")
+        if dtype == "auto" or stored not in BYTES or "quantization_config" in self.config:
+            return self.weights_bytes
+        return self.weights_bytes * BYTES[dtype] / BYTES[stored]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

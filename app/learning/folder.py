@@ -8,7 +8,9 @@ import os
 import re
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from app.errors import SettingsError
 from drafters.learning import WORK, captured, lineage, load_signal
@@ -66,15 +68,39 @@ class ClaimedFolder:
         os.close(self._lock)
 
 
+def check_folder(name: str) -> None:
+    """Raise SettingsError for a folder that ClaimedFolder would refuse, whether or not another
+    gateway learns in it. Leaves everything as it is."""
+    path = Path(os.path.abspath(name))
+    try:
+        for folder in (path, path / captured.FOLDER):
+            with suppress(FileNotFoundError):
+                _is_private(folder)
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        with TemporaryDirectory(dir=existing):
+            return
+    except OSError as error:
+        raise SettingsError("learn", f"{path}: {error.strerror}") from None
+
+
 def _make_private(path: Path) -> None:
     """Make a folder for its owner alone. Raises OSError, and SettingsError for one that must not
     be used."""
     try:
-        found = path.lstat()
+        private = _is_private(path)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
         return
+    if not private:
+        path.chmod(0o700)
+        logger.info("%s was open to others: it is its owner's alone now", path)
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a folder is its owner's alone. Raises OSError, and SettingsError for one that must
+    not be used."""
+    found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
         raise SettingsError("learn", f"{path} is {what}: name a folder itself")
@@ -85,15 +111,14 @@ def _make_private(path: Path) -> None:
             "name a folder of its own, such as one inside of it",
         )
     if not found.st_mode & 0o077:
-        return
+        return True
     if foreign := [name for name in os.listdir(path) if not _is_ours(path, name)]:
         raise SettingsError(
             "learn",
             f"{path} is open to others, and has {sorted(foreign)[0]} in it, which is not of "
             "learning: name a folder of its own, or make it private (chmod 700)",
         )
-    path.chmod(0o700)
-    logger.info("%s was open to others: it is its owner's alone now", path)
+    return False
 
 
 def _is_ours(folder: Path, name: str) -> bool:

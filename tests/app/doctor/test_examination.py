@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.doctor import examination
+from app.doctor import examination, report
 from app.doctor.examination import check_start, examine
 from app.doctor.gpus import GpuDevice
+from app.doctor.models import Checkpoint
 from app.settings import load
 
 TARGET = Path(__file__).parents[3] / "models" / "embedded" / "target"
@@ -142,3 +143,50 @@ def test_doctor_warns_of_a_parser_that_vllm_does_not_have(
     if found is not None and words is not None:
         assert found.status == "warn"
         assert words in found.detail
+
+
+def test_doctor_fails_where_the_start_refuses_keys_or_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("[[keys]]")
+    (tmp_path / "file").touch()
+    learns = {"learn": str(tmp_path / "new" / "folder"), "k": "3"}
+    rows: list[tuple[str, dict[str, str], str]] = [
+        ("keys", {"keys_file": str(tmp_path / "none.toml")}, "FAIL"),
+        ("keys", {"keys_file": str(tmp_path / "broken.toml")}, "FAIL"),
+        ("learn", {**learns, "learn": str(tmp_path / "file")}, "FAIL"),
+        ("learn", {**learns, "learn": str(tmp_path / "file" / "folder")}, "FAIL"),
+        ("learn", {**learns, "learn": "/proc/learn"}, "FAIL"),
+        ("learn", learns, "ok"),
+    ]
+    for check, settings, status in rows:
+        findings = examine(load({"k": "0", "port": "0", **settings}, {}, preset="embedded"))
+        assert [each.status for each in findings if each.check == check] == [status], settings
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "factor"),
+    [
+        ({"dtype": "bfloat16"}, "auto", 1),
+        ({"dtype": "bfloat16"}, "float32", 2),
+        ({"torch_dtype": "float32"}, "bfloat16", 0.5),
+        ({"dtype": "bfloat16", "quantization_config": {}}, "float32", 1),
+    ],
+)
+def test_memory_counts_weights_in_the_type_that_they_are_loaded_in(
+    stored: dict[str, Any], dtype: str, factor: float
+) -> None:
+    checkpoint = Checkpoint("folder", stored, weights_bytes=100)
+    assert checkpoint.bytes_in(dtype) == 100 * factor
+
+
+def test_memory_of_a_cpu_counts_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[float] = []
+    monkeypatch.setattr(
+        examination.machine,
+        "check_memory",
+        lambda free, gib, kv: weights.append(gib) or report.ok("memory", ""),
+    )
+    monkeypatch.setattr(examination, "_version", lambda name: "0.32.0")
+    for k in ("0", "3"):
+        examine(load({"k": k, "port": "0", "dtype": "bfloat16"}, {}, preset="embedded"))
+    assert weights[1] > weights[0] > 0

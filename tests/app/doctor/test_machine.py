@@ -61,6 +61,7 @@ def test_a_good_machine_passes() -> None:
         (machine.check_triton_compiler("/usr/bin/gcc", False), "no Python.h: Triton"),
         (machine.check_triton_compiler(None, False), "no C compiler and no Python.h: Triton"),
         (machine.check_memory(6.4, 0.0, 4.0), "needs 6.5"),
+        (machine.check_memory(10.0, 7.0, None), "needs 12.0"),  # a quarter for the KV cache
         (machine.check_cache("/cache", "Permission denied"), "/cache: Permission denied"),
         (machine.check_port("0.0.0.0", 80, "Permission denied"), "0.0.0.0:80"),
     ],

@@ -85,6 +85,20 @@ class AdmissionSettings(Section):
             raise ValueError("takes one key, and MODEL stands before it; for several use keys_file")
         return value[0]
 
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis_url(cls, value: str | None) -> str | None:
+        """Refuse what the client of Redis could not read. Empty text is none."""
+        if not value:
+            return None
+        from redis.asyncio.connection import parse_url
+
+        try:
+            parse_url(value)
+        except ValueError:  # its message may quote the password
+            raise ValueError("must be redis://[USER:PASSWORD@]HOST[:PORT][/DB]") from None
+        return value
+
     @property
     def guarded(self) -> bool:
         """Whether requests need a key."""

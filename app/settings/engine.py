@@ -66,8 +66,13 @@ class EngineSettings(Section):
         """Hand vLLM's `--max-model-len auto`, the longest that fits the memory, on to vLLM."""
         if not isinstance(values, dict) or values.get("max_model_len") not in _LONGEST_THAT_FITS:
             return values
-        arguments = cls._from_json(values.get("engine_args") or {})
         rest = {name: value for name, value in values.items() if name != "max_model_len"}
+        try:
+            arguments = cls._from_json(values.get("engine_args") or {})
+        except ValueError:
+            return rest  # the check of engine_args names it
+        if not isinstance(arguments, dict):
+            return rest
         return {**rest, "engine_args": {**arguments, "max_model_len": -1}}
 
     @field_validator("max_model_len", "max_num_batched_tokens", mode="before")

@@ -60,6 +60,8 @@ class ModelSettings(Section):
         """Read text as one name, or as a JSON array of names."""
         if isinstance(value, str):
             value = json.loads(value) if value.startswith("[") else [value]
+        if not isinstance(value, list | tuple):
+            return value
         return [name for name in value if name != ""]
 
     @field_validator("default_chat_template_kwargs", mode="before")
@@ -72,4 +74,5 @@ class ModelSettings(Section):
     @classmethod
     def _full_name(cls, value: Any) -> Any:
         """Translate vLLM's short names of data types."""
-        return {"half": "float16", "float": "float32"}.get(value, value)
+        names = {"half": "float16", "float": "float32"}
+        return names.get(value, value) if isinstance(value, str) else value

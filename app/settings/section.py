@@ -6,9 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """One section of the settings, frozen and strict: an unknown name is an error."""
+    """One section of the settings, frozen and strict: an unknown name is an error, and so is a
+    number that is not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def items_in(text: str) -> tuple[str, ...]:

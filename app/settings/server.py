@@ -111,7 +111,11 @@ class ServerSettings(Section):
         """Read a list, which text may hold as a JSON array (vLLM's form)."""
         if isinstance(value, str) and value.startswith("["):
             value = json.loads(value)
-        return ",".join(value) if isinstance(value, list) else value
+        if not isinstance(value, list):
+            return value
+        if not all(isinstance(each, str) for each in value):
+            raise ValueError("must be a list of texts")
+        return ",".join(value)
 
     @field_validator("allowed_origins")
     @classmethod

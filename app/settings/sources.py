@@ -239,7 +239,6 @@ def _read_preset(name: str, above: tuple[str, ...]) -> tuple[dict[str, Any], dic
 
 def _explain(error: ValidationError, origin: Mapping[str, str]) -> SettingsError:
     first = error.errors()[0]
-    section, name = str(first["loc"][0]), str(first["loc"][1])
-    return SettingsError(
-        f"{section}.{name}", f"{first['msg']} (from {origin.get(name, 'the defaults')})"
-    )
+    place = [str(part) for part in first["loc"][:2]]  # of a check of a section: the section alone
+    source = origin.get(place[-1], "the defaults") if len(place) > 1 else "several settings"
+    return SettingsError(".".join(place), f"{first['msg']} (from {source})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,38 @@ def test_one_key_that_cannot_be(given: dict[str, str]) -> None:
 def test_a_setting_has_one_name_everywhere() -> None:
     """section_of asserts uniqueness; every section has settings."""
     assert set(section_of().values()) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"redis_url": "foo"}, "admission.redis_url"),
+        ({"redis_url": "localhost:6379"}, "admission.redis_url"),
+        ({"redis_url": "redis://h:port/0"}, "admission.redis_url"),
+        ({"max_model_len": "auto", "engine_args": "{bad"}, "engine.engine_args"),
+        ({"max_model_len": "auto", "engine_args": "[1]"}, "engine.engine_args"),
+        ({"allowed_origins": "[1]"}, "server.allowed_origins"),
+        ({"served_model_name": 1}, "model.served_model_name"),
+        ({"dtype": ["half"]}, "model.dtype"),
+        ({"drain_timeout_s": "inf"}, "server.drain_timeout_s"),
+        ({"idle_timeout_s": "inf"}, "server.idle_timeout_s"),
+    ],
+)
+def test_what_cannot_be_read_is_named(given: dict[str, Any], key: str) -> None:
+    """Catches: a stack trace of Python's, of a check or later in the start."""
+    with pytest.raises(SettingsError) as caught:
+        load(given, {}, preset="embedded")
+    assert caught.value.key == key
+
+
+def test_a_broken_url_of_redis_does_not_show_its_password() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load({"redis_url": "redis://:secret/word@host:1/0"}, {}, preset="embedded")
+    assert "secret" not in str(caught.value)
+
+
+def test_an_empty_url_of_redis_is_none() -> None:
+    assert load({}, {"AERIE_REDIS_URL": ""}, preset="embedded").admission.redis_url is None
 
 
 @pytest.mark.parametrize(

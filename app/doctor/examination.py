@@ -16,16 +16,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.doctor import (
-    chat_template,
-    gpus,
-    hub,
-    machine,
-    models,
-    packaged,
-    report,
-    start_path,
-)
+from app.doctor import chat_template, gpus, hub, machine, models, packaged, report, start_path
 from app.doctor.report import Finding
 from app.engine.configuration import cuda
 from app.engine.configuration.cpu import compiler, free_memory, has_python_headers

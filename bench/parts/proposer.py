@@ -27,6 +27,8 @@ from random import Random
 from typing import Any, Self
 
 from app.engine.configuration import cpu
+from app.engine.configuration.options import engine_options
+from app.settings import load
 from bench.errors import reports_errors
 from bench.options import positive
 from bench.parser import command_parser
@@ -51,19 +53,10 @@ def serve(kind: str, k: int) -> None:
         os.environ["VLLM_PLUGINS"] = "none"
     from vllm import LLM, SamplingParams
 
-    from app.engine.configuration.options import engine_options
-    from app.settings import load
     from drafters.train.embedded.tokenizer import load_tokenizer
     from drafters.train.evaluation.workloads import held_out_prompts
 
-    # Prompts are repeated: with a prefix cache, figures would depend on what an engine keeps.
-    given = {"max_num_seqs": 32, "enable_prefix_caching": False}
-    given["k"] = k if kind in ("stock", "ours") else 0
-    settings = load(given, {}, preset="embedded")
-    options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
-    if kind == "stock":
-        for ours in ("additional_config", "scheduler_cls", "worker_cls"):
-            options.pop(ours)
+    options = engine_arguments(kind, k)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to standard output
     engine = LLM(**options)
@@ -97,6 +90,20 @@ def serve(kind: str, k: int) -> None:
             "acceptance": 1 + accepted / drafts if drafts else 1.0,
         }
         print(json.dumps(figures), file=answers, flush=True)
+
+
+def engine_arguments(kind: str, k: int) -> dict[str, Any]:
+    """Arguments of the vLLM `LLM` of a kind of engine. Heads alone draft: with lookups, vLLM's
+    engine would draft as many tokens as the longest lookup."""
+    # Prompts are repeated: with a prefix cache, figures would depend on what an engine keeps.
+    given: dict[str, Any] = {"max_num_seqs": 32, "enable_prefix_caching": False, "lookup_k": 0}
+    given["k"] = k if kind in ("stock", "ours") else 0
+    settings = load(given, {}, preset="embedded")
+    options = {**engine_options(settings), "served_model_name": None, "disable_log_stats": False}
+    if kind == "stock":
+        for ours in ("additional_config", "scheduler_cls", "worker_cls"):
+            options.pop(ours)
+    return options
 
 
 def _counters(engine: Any) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,7 +117,8 @@ def run(
     end, reports = clock() + seconds, []
     for part in parts:
         file = out / f"{part.name}.json"
-        file.unlink(missing_ok=True)  # of an earlier check
+        file.unlink(missing_ok=True)  # of an earlier check, as the part's own files
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)
         left = end - clock()
         if left < part.least_s:
             report = PartReport(file, part.name, device)

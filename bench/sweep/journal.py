@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# Facts of the provenance that change figures.
+MEASURED_WITH = ("commit", "versions", "cpu", "gpus")
+
 
 class JournalError(ValueError):
-    """The file has results of another plan, or is not a file of results."""
+    """The file has results of another plan, source or machine, or is not a file of results."""
 
 
 class Journal:
@@ -34,13 +37,22 @@ class Journal:
             self._read()
 
     def begin(self, plan: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        """Write this start to the file. Raises JournalError if it has results of another plan."""
+        """Write this start to the file. Raises JournalError if it has results of another plan, or
+        cells of another commit, other versions or another machine."""
         asked: dict[str, Any] = json.loads(json.dumps(plan))  # tuples are lists in the file
         if self.plan is not None and self.plan != asked:
             differ = sorted(k for k in {*asked, *self.plan} if asked.get(k) != self.plan.get(k))
             raise JournalError(
                 f"{self._file} has results of another plan ({', '.join(differ)} differ): "
                 "give the same options to continue, or another --out"
+            )
+        before, now = self.provenance, json.loads(json.dumps(provenance))
+        differ = [name for name in MEASURED_WITH if before.get(name) != now.get(name)]
+        if self.cells and differ:
+            raise JournalError(
+                f"{self._file} has results from elsewhere ({', '.join(differ)} differ: "
+                f"{before.get(differ[0])} there, {now.get(differ[0])} now): give another --out, "
+                "or remove the file"
             )
         if self._file.exists() and self._file.stat().st_size > self._keep:
             os.truncate(self._file, self._keep)  # the line that was being written at the kill

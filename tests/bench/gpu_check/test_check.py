@@ -106,6 +106,14 @@ def test_what_no_longer_fits_is_not_begun(tmp_path: Path) -> None:
     assert saved["says"] == "35 s were left, it needs 50"
 
 
+def test_a_part_continues_no_figures_of_an_earlier_check(tmp_path: Path) -> None:
+    old = tmp_path / "good" / "device.jsonl"
+    old.parent.mkdir()
+    old.write_text("{}\n")
+    run([part("good")], "cpu", tmp_path, 60.0, fake)
+    assert not old.exists()
+
+
 def test_the_table_of_all_parts_comes_last(tmp_path: Path) -> None:
     report = PartReport(tmp_path / "a.json", "a", "cpu")
     report.skip("graphs", "a CPU has none")

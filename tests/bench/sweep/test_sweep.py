@@ -273,6 +273,20 @@ def test_results_of_another_plan_are_not_mixed(tmp_path: Path) -> None:
         Journal(other)
 
 
+@pytest.mark.parametrize("name", ["commit", "versions", "cpu", "gpus"])
+def test_results_of_another_source_or_machine_are_not_continued(tmp_path: Path, name: str) -> None:
+    """Catches: a table of old figures under today's commit, versions and hardware."""
+    here = {"commit": "a", "versions": {"vllm": "1"}, "cpu": "b", "gpus": ["c"], "date": "then"}
+    journal = Journal(tmp_path / "a.jsonl")
+    journal.begin({}, here)
+    Journal(tmp_path / "a.jsonl").begin({}, {**here, name: "other"})  # it has no figures yet
+    journal.begin({}, here)
+    journal.add(("off", 1), {"step_ms": 1.0})
+    with pytest.raises(JournalError, match=f"{name} differ.*another --out, or remove the file"):
+        Journal(tmp_path / "a.jsonl").begin({}, {**here, name: "other"})
+    Journal(tmp_path / "a.jsonl").begin({}, {**here, "date": "now", "load_average": 3.0})
+
+
 def test_a_cell_that_fails_ends_the_sweep_and_runs_again(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     asked = plan(methods="off", concurrencies=(1,), rounds=1)

@@ -34,13 +34,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MINUTES = 30.0
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 REHEARSAL = 2.0  # a part's limit on a CPU, which others may use too, over that on a GPU
-# Engines run in the part's own process, which looks inside of them, and fetch nothing.
+# Engines run in the part's own process, which looks inside of them, and fetch nothing. Their log
+# says what took the time.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
 }
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def ends_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process by way of SystemExit, so that a part that runs ends too."""
+    """Let SIGTERM end this process by way of SystemExit, so that `finally` blocks run."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.gpu_check.check import ends_by_sigterm
 from bench.gpu_check.part_report import PartReport
 from bench.gpu_check.parts import DEVICES, PARTS, Part
 from bench.provenance import provenance
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the part; returns the exit code. An error is in its report and on standard error."""
+    """Run the part; returns the exit code. An error is in its report and on standard error.
+
+    SIGTERM is a SystemExit, so that a part that is ended for time adds what it has measured.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check.part", description=__doc__)
     parser.add_argument("name", choices=[part.name for part in PARTS])
     parser.add_argument("--device", choices=DEVICES, required=True)
@@ -32,7 +36,8 @@ def run(argv: Sequence[str]) -> int:
         os.environ.update(cpu.environment(os.environ))
     module, _, function = part.body.partition(":")
     try:
-        getattr(importlib.import_module(f"bench.gpu_check.{module}"), function)(report)
+        with ends_by_sigterm():
+            getattr(importlib.import_module(f"bench.gpu_check.{module}"), function)(report)
     except Exception as error:
         traceback.print_exc()
         report.fail(f"{type(error).__name__}: {error}"[:400])

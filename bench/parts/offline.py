@@ -17,10 +17,11 @@ from drafters.packaged import resolve
 def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Run `python -m MODULE --offline ...` and yield the lines of JSON that it prints at once.
 
-    Raises RuntimeError if it fails; its own error is on standard error.
+    Its other lines, vLLM's log, go to standard error: errors only, unless `environ` has another
+    level. Raises RuntimeError if it fails.
     """
-    environment = {**environ, **cpu.environment(environ)}
-    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", **environ, **cpu.environment(environ)}
+    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     line = [sys.executable, "-m", module, "--offline", *argv]
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -28,6 +29,8 @@ def lines(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> Itera
             for text in child.stdout:
                 if text.startswith(b"{"):
                     yield json.loads(text)
+                else:
+                    print(text.decode(errors="replace"), end="", file=sys.stderr, flush=True)
         except BaseException:
             child.kill()
             raise

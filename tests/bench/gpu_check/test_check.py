@@ -145,6 +145,36 @@ def test_an_error_of_a_part_is_in_its_report(tmp_path: Path) -> None:
     assert {"commit", "versions", "cpu", "date"} <= set(saved["provenance"])
 
 
+def test_a_part_that_is_ended_has_the_cells_so_far(tmp_path: Path) -> None:
+    """Catches: SIGTERM ends Python before the results of the bench behind the part are copied."""
+    file = tmp_path / "mixture.json"
+    code = f"""
+import sys, time
+from pathlib import Path
+from bench.gpu_check import device_times, part
+from bench.sweep.journal import Journal
+
+def bench(line):
+    journal = Journal(Path(line[line.index("--out") + 1]))
+    journal.begin({{}}, {{}})
+    journal.add(("off", 1), {{"step_ms": 2.5}})
+    print("measured", flush=True)
+    time.sleep(99)
+
+device_times._bench = bench
+sys.exit(part.run(["mixture", "--device", "cpu", "--file", {str(file)!r}]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=check.REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "measured\n"
+    process.terminate()
+    assert process.wait(20) == 143
+    process.stdout.close()
+    saved = json.loads(file.read_text())
+    assert saved["results"]["cells"] == [{"method": "off", "batch": 1, "step_ms": 2.5}]
+
+
 @pytest.mark.parametrize("each", PARTS, ids=lambda part: part.name)
 def test_every_part_has_a_body(each: Part, tmp_path: Path) -> None:
     module, _, function = each.body.partition(":")

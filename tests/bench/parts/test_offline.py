@@ -12,9 +12,9 @@ from bench.parts import offline
 from bench.parts.offline import lines
 
 MODULE = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 assert sys.argv[1] == "--offline"
-print("a message of vLLM's")
+print("a message of vLLM's at " + os.environ["VLLM_LOGGING_LEVEL"])
 print(json.dumps({"start": 1}), flush=True)
 while not pathlib.Path(sys.argv[2]).exists():
     time.sleep(0.01)
@@ -26,7 +26,8 @@ sys.exit(len(sys.argv) - 3)
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "engine_of_a_test.py").write_text(MODULE)
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    os_environ = {k: v for k, v in os.environ.items() if k != "VLLM_LOGGING_LEVEL"}
+    return {**os_environ, "PYTHONPATH": str(tmp_path)}
 
 
 def test_a_line_comes_while_the_engine_still_runs(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -36,6 +37,16 @@ def test_a_line_comes_while_the_engine_still_runs(tmp_path: Path, environ: dict[
     assert next(found) == {"start": 1}
     seen.touch()  # the engine waits for it
     assert list(found) == [{"cell": 2}]
+
+
+def test_what_the_engine_logs_is_on_standard_error(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(list(lines("engine_of_a_test", [str(tmp_path)], environ))) == 2
+    assert capsys.readouterr().err == "a message of vLLM's at ERROR\n"
+    level = {"VLLM_LOGGING_LEVEL": "INFO"}
+    assert len(list(lines("engine_of_a_test", [str(tmp_path)], environ | level))) == 2
+    assert capsys.readouterr().err == "a message of vLLM's at INFO\n"
 
 
 def test_an_engine_that_fails_is_an_error_after_its_lines(

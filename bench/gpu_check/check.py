@@ -1,8 +1,9 @@
 """`aerie bench gpu-check`: everything that has to be seen on a GPU, in parts.
 
 The most valuable part comes first. Each runs in a process of its own, has a time limit, and saves
-its results in OUT/NAME.json as they come; if one fails, the others still run. Parts for which too
-little of --minutes is left are not begun. The table of all parts is printed last.
+its results in OUT/NAME.json as they come; if one fails, the others still run. When it has ended
+they become a line of OUT/results.jsonl, to which every check adds. Parts for which too little of
+--minutes is left are not begun. The table of all parts is printed last.
 
 Without a network: `python3 -m bench.gpu_check --archive FILE`, with the archive that
 `make gpu-archive` made. `--device cpu` rehearses the check where there is no GPU, with models and
@@ -12,8 +13,8 @@ batches small enough; what a CPU cannot do is listed. docs/gpu-check.md has more
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from app.engine.configuration import cuda
 from bench.errors import reports_errors
@@ -31,6 +33,8 @@ from bench.parser import command_parser
 from drafters.markdown import columns
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS, LOG = "results.jsonl", "parts.log"  # in OUT: a line for each part, and their output
+LOG_LINES, LOG_BYTES = 200, 100_000  # of a part that did not pass, at most, in its results
 MINUTES = 30.0
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 REHEARSAL = 2.0  # a part's limit on a CPU, which others may use too, over that on a GPU
@@ -119,20 +123,28 @@ def run(
     end, reports = clock() + seconds, []
     for part in parts:
         file = out / f"{part.name}.json"
-        file.unlink(missing_ok=True)  # of an earlier check, as the part's own files
-        shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+        file.unlink(missing_ok=True)  # of an earlier check that was killed
         left = end - clock()
         if left < part.least_s:
             report = PartReport(file, part.name, device)
             report.end(SKIPPED, 0.0, f"{left:.0f} s were left, it needs {part.least_s:.0f}")
         else:
-            line, log = command(part, device, file), out / f"{part.name}.log"
             limit = part.limit_s * (REHEARSAL if device == "cpu" else 1.0)
-            report = _run_one(part, device, file, line, log, min(limit, left), clock)
+            line = command(part, device, file)
+            report = _run_one(part, device, file, line, out / LOG, min(limit, left), clock)
+        _append(out / RESULTS, report.document)
+        file.unlink()
         reports.append(report)
         document = report.document
         _tell(f"{part.name}: {document['status']}, {document['seconds']:.0f} s {document['says']}")
+    _append(out / RESULTS, {"summary": summary(reports)})
     return reports
+
+
+def _append(file: Path, entry: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file of results."""
+    with file.open("a", encoding="utf-8") as results:
+        results.write(json.dumps(entry) + "\n")
 
 
 def _run_one(
@@ -147,7 +159,10 @@ def _run_one(
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = clock()
     _tell(f"{part.name}: {part.purpose}, {limit:.0f} s at most")
-    with log.open("wb") as output:
+    with log.open("ab") as output:
+        output.write(f"== {part.name}\n".encode())
+        output.flush()
+        before = output.tell()
         child = subprocess.Popen(
             line, cwd=REPOSITORY, env=environment(device, os.environ), stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, process_group=0,
@@ -166,8 +181,17 @@ def _run_one(
         status, says = FAILED, f"{failures[0] if failures else f'exit code {code}'}; {log}"
     else:
         status = PASSED
+    if status != PASSED:
+        report.document["log"] = _tail(log, before)
     report.end(status, clock() - begun, says)
     return report
+
+
+def _tail(log: Path, start: int) -> list[str]:
+    """The last lines of the log from byte `start` on."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -209,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", choices=DEVICES, default="cuda", help="[cuda]")
     add("--out", type=Path, default=Path("runs/gpu-check/results"), metavar="DIR",
-        help="results, one file a part [runs/gpu-check/results]")  # fmt: skip
+        help="folder of results [runs/gpu-check/results]")  # fmt: skip
     add("--minutes", type=float, default=MINUTES, help=f"for all parts [{MINUTES:.0f}]")
     add("--parts", default="", metavar="NAME,NAME", help="these parts only")
     add("--archive", type=Path, metavar="FILE", help="packages, for a machine without a network")

@@ -43,8 +43,8 @@ def vllm(report: PartReport) -> None:
 
 def kernels(report: PartReport) -> None:
     """Times of the drafting path's kernels."""
-    line = ["kernels", "--device", report.device, "--out", str(report.folder / "kernels.jsonl")]
-    report.show(_bench([*line, *(["--quick"] if report.on_cpu else [])]), "see the table")
+    line = ["kernels", "--device", report.device, *(["--quick"] if report.on_cpu else [])]
+    _bench_with_lines(report, line)
 
 
 def sweep(report: PartReport) -> None:
@@ -54,7 +54,17 @@ def sweep(report: PartReport) -> None:
         methods = f"none,eagle3:3,vllm:3,vllm:7,{methods.removeprefix('none,')}"
     line = ["sweep", "--model-free", DENSE[report.device], "--methods", methods]
     line += ["--concurrency", "1,8" if report.on_cpu else "1,8,32,128"]
-    report.show(_bench([*line, "--out", str(report.folder / "sweep.jsonl")]), "see the table")
+    _bench_with_lines(report, line)
+
+
+def _bench_with_lines(report: PartReport, line: list[str]) -> None:
+    """Run a bench; the lines of its file of results are in the report, also if it fails."""
+    file = report.folder / "results.jsonl"
+    try:
+        report.show(_bench([*line, "--out", str(file)]), "see the table")
+    finally:
+        if file.exists():
+            report.add(lines=file.read_text("utf-8").splitlines())
 
 
 def _device(report: PartReport, methods: str, architecture: dict[str, str]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ RUNNING, PASSED, FAILED, TIMED_OUT, SKIPPED = "running", "passed", "failed", "ti
 
 
 class PartReport:
-    """Results of one part in OUT/NAME.json, which a killed part leaves as far as it came.
+    """Results of one part in OUT/NAME.json, which a killed check leaves as far as the part came.
 
     The file has `part`, `status`, `seconds`, `says` (a line for the last table), `provenance`,
     `results`, `skipped` (what this device cannot do, and why), `failures` and `table` (lines).
@@ -38,11 +42,11 @@ class PartReport:
         """Whether this is a rehearsal, with sizes for a CPU."""
         return self.device == "cpu"
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """A folder for files of this part alone."""
-        folder = self.file.with_suffix("")
-        folder.mkdir(parents=True, exist_ok=True)
+        """A temporary folder for files of this part alone, which ends with this process."""
+        folder = Path(tempfile.mkdtemp(prefix="aerie-gpu-check-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def add(self, **results: Any) -> None:
@@ -60,9 +64,11 @@ class PartReport:
         self.document["failures"].append(what)
         self.write()
 
-    def show(self, lines: Iterable[str], says: str = "") -> None:
-        """Add lines to the part's table; `says` is its line in the last table."""
-        self.document["table"] += list(lines)
+    def show(self, lines: Iterable[str], says: str = "", *, anew: bool = False) -> None:
+        """Add lines to the part's table, or replace it if it is shown `anew`; `says` is its line
+        in the last table."""
+        kept = [] if anew else self.document["table"]
+        self.document["table"] = [*kept, *lines]
         self.document["says"] = says or self.document["says"]
         self.write()
 

@@ -41,6 +41,12 @@ def fake(part: Part, device: str, file: Path) -> list[str]:
     return [sys.executable, "-c", REPORT + body, str(file)]
 
 
+def saved_in(out: Path) -> dict[str, Any]:
+    """The documents in the file of results, by part."""
+    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    return {line["part"]: line for line in lines if "part" in line}
+
+
 def statuses(reports: list[PartReport]) -> dict[str, str]:
     return {r.document["part"]: r.document["status"] for r in reports}
 
@@ -51,13 +57,26 @@ def test_a_failure_stops_no_other_part_and_leaves_its_results(tmp_path: Path) ->
     assert statuses(reports) == {
         "bad": "failed", "silent": "failed", "unsound": "failed", "good": "passed",
     }  # fmt: skip
-    saved = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    saved = saved_in(tmp_path)
     assert saved["bad"]["results"] == {"figure": 2}
     assert "exit code 1" in saved["bad"]["says"]
-    assert "it broke" in (tmp_path / "bad.log").read_text()
+    assert "it broke" in saved["bad"]["log"]
     assert saved["silent"]["results"] == {}
     assert saved["unsound"]["says"].startswith("one draft is wrong")
     assert saved["good"]["says"] == "all well"
+
+
+def test_few_files_come_back_and_hold_everything(tmp_path: Path) -> None:
+    """Catches: files of each part, more than a machine without a network gives back."""
+    names = [part.name for part in chosen("")]
+    run([part(f"good{n}") for n in range(len(names))], "cpu", tmp_path, 60.0, fake)
+    run([part("bad")], "cpu", tmp_path, 60.0, fake)
+    assert {file.name for file in tmp_path.rglob("*")} == {"results.jsonl", "parts.log"}
+    saved = saved_in(tmp_path)
+    assert len(saved) == len(names) + 1  # a second check adds to the first
+    assert saved["bad"]["log"] == ["it broke"] and "log" not in saved["good0"]
+    last = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])
+    assert last["summary"][-1].split()[1:4] == ["bad", "|", "failed"]
 
 
 def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
@@ -102,16 +121,7 @@ def test_what_no_longer_fits_is_not_begun(tmp_path: Path) -> None:
     parts = [part("good1", least=50.0), part("good2", least=50.0), part("good3")]
     reports = run(parts, "cpu", tmp_path, 75.0, fake, clock)
     assert statuses(reports) == {"good1": "passed", "good2": "skipped", "good3": "passed"}
-    saved = json.loads((tmp_path / "good2.json").read_text())
-    assert saved["says"] == "35 s were left, it needs 50"
-
-
-def test_a_part_continues_no_figures_of_an_earlier_check(tmp_path: Path) -> None:
-    old = tmp_path / "good" / "device.jsonl"
-    old.parent.mkdir()
-    old.write_text("{}\n")
-    run([part("good")], "cpu", tmp_path, 60.0, fake)
-    assert not old.exists()
+    assert saved_in(tmp_path)["good2"]["says"] == "35 s were left, it needs 50"
 
 
 def test_the_table_of_all_parts_comes_last(tmp_path: Path) -> None:

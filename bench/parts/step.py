@@ -113,35 +113,49 @@ def _most(cells: Sequence[dict[str, Any]], name: str) -> float:
     return max(float(cell["parts"].get(name, 0.0)) / cell["steps"] for cell in cells)
 
 
-def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
-    """Time an engine in this process; prints a line of JSON for each K and batch."""
-    from vllm import SamplingParams
+def timed_parts() -> list[tuple[Any, str, str]]:
+    """(class or module, names of its functions, part of a step) of what is timed."""
+    from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from app.settings import load
     from drafters.control.controller import Controller
     from drafters.vllm.scheduling.scheduler import DraftingScheduler
     from drafters.vllm.v1 import drafter
+    from drafters.vllm.v1.parallel import ParallelDrafter
+    from drafters.vllm.v1.runner import V1DraftingRunner
+
+    return [
+        (LLMEngine, "step", "engine loop, process boundary"),
+        (DraftingScheduler, "schedule update_from_output", "scheduler"),
+        (Controller, "choose observe", "controller"),
+        (GPUModelRunner, "execute_model sample_tokens", "model runner, other"),
+        (GPUModelRunner, "_prepare_inputs _build_attention_metadata", "target's inputs"),
+        (GPUModelRunner, "_model_forward", "target model"),
+        (V1DraftingRunner, "_sample", "sampler"),
+        (GPUModelRunner, "_bookkeeping_sync", "bookkeeping"),
+        (drafter.Drafter, "draft sync_requests", "draft inputs"),
+        (drafter.Drafter, "_tokens", "draft head"),
+        (ParallelDrafter, "_walk", "draft head"),  # with a path selector
+        (drafter, "gather", "draft hidden states"),
+        (OutputProcessor, "process_outputs", "detokenisation, outputs"),
+    ]
+
+
+def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
+    """Time an engine in this process; prints a line of JSON for each K and batch."""
+    from vllm import SamplingParams
+
+    from app.settings import load
 
     given = {"k": max(1, *ks), "max_num_seqs": max(batches), "enable_prefix_caching": False}
     llm = start(load(given, os.environ))
     core, runner = engine_core(llm), model_runner(llm)
     parts = Parts()
-    parts.time(type(llm.llm_engine), "step", "engine loop, process boundary")
-    parts.time(DraftingScheduler, "schedule update_from_output", "scheduler")
-    parts.time(Controller, "choose observe", "controller")
-    parts.time(GPUModelRunner, "execute_model sample_tokens", "model runner, other")
-    parts.time(GPUModelRunner, "_prepare_inputs _build_attention_metadata", "target's inputs")
-    parts.time(GPUModelRunner, "_model_forward", "target model")
+    for owner, names, part in timed_parts():
+        parts.time(owner, names, part)
     parts.time(runner.model, "compute_logits", "target head")
-    parts.time(type(runner), "_sample", "sampler")
-    parts.time(GPUModelRunner, "_bookkeeping_sync", "bookkeeping")
-    parts.time(type(runner.drafter), "draft sync_requests", "draft inputs")
     parts.time(runner.drafter.model, "forward", "draft model")
-    parts.time(type(runner.drafter), "_likeliest", "draft head")
-    parts.time(drafter, "gather", "draft hidden states")
-    parts.time(OutputProcessor, "process_outputs", "detokenisation, outputs")
     prompts = [{"prompt_token_ids": ids} for ids in held_out(2 * max(batches))]
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     for k in ks:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.load.counters import Counters
-from bench.parts.step import Parts, by_phase, parts_table
+from bench.parts.step import Parts, by_phase, parts_table, timed_parts
 
 
 def test_a_part_has_its_own_time_without_that_of_those_it_calls() -> None:
@@ -43,6 +43,15 @@ def test_what_raises_is_timed_and_still_raises() -> None:
     with pytest.raises(ValueError, match="no"):
         room.fails()
     assert "part" in parts.seconds and not parts._inner
+
+
+def test_all_that_is_timed_exists() -> None:
+    """Catches: a method that has another name since, so that the bench fails after its engine has
+    started."""
+    pytest.importorskip("vllm")
+    for owner, names, _ in timed_parts():
+        for name in names.split():
+            assert callable(getattr(owner, name)), name
 
 
 def test_the_table_has_the_largest_part_first_and_shares_of_the_whole() -> None:

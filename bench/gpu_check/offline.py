@@ -20,18 +20,30 @@ _ENVIRONMENT = {**NO_FLASHINFER_SAMPLER, **NO_DEEP_GEMM, "VLLM_HOST_IP": "127.0.
 def unpack(archive: Path, site: Path) -> Path:
     """Unpack an archive of packages to `site`, unless it has been; returns `site`, absolute.
 
-    Raises OSError if there is no such archive, ValueError if it is none or damaged.
+    Raises OSError if there is no such archive, ValueError if it is none or damaged, or if `site`
+    holds something else, which is kept.
     """
+    import lzma  # some builds of Python have none; they can do the rest of the check
+
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     site, mark = site.resolve(), site.resolve() / _UNPACKED
     if mark.is_file() and mark.read_text("utf-8") == digest:
         return site
+    if not mark.is_file() and site.exists() and (not site.is_dir() or any(site.iterdir())):
+        raise ValueError(
+            f"{site} holds something else than an unpacked archive: remove it, or give another "
+            "folder as --site"
+        )
     shutil.rmtree(site, ignore_errors=True)
+    site.mkdir(parents=True, exist_ok=True)
+    mark.write_text("unpacking", "utf-8")
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(site, filter="data")
-    except tarfile.TarError as error:
+            while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+                pass  # up to the checksum at the end of the stream
+    except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error
     mark.write_text(digest, "utf-8")
     return site

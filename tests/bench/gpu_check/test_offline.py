@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tarfile
 from importlib.metadata import distributions
 from pathlib import Path
@@ -36,6 +37,26 @@ def test_a_damaged_archive_counts_as_not_unpacked(tmp_path: Path) -> None:
         unpack(tmp_path / "packages.tar.xz", tmp_path / "site")
     (tmp_path / "packages.tar.xz").write_bytes(whole)
     assert (unpack(tmp_path / "packages.tar.xz", tmp_path / "site") / "one" / "a.py").exists()
+
+
+@pytest.mark.parametrize("missing", [1, 60, 5000])
+def test_an_archive_that_was_cut_off_is_damaged(tmp_path: Path, missing: int) -> None:
+    """Catches: an EOFError as a traceback; an end that is missing, which no file needed."""
+    content = random.Random(0).randbytes(20_000).hex()
+    cut = archive(tmp_path, "one/a.py", content)
+    cut.write_bytes(cut.read_bytes()[:-missing])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        unpack(cut, tmp_path / "site")
+    unpack(archive(tmp_path, "one/a.py", content), tmp_path / "site")
+
+
+def test_a_folder_of_something_else_is_kept(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "mine").write_text("work")
+    with pytest.raises(ValueError, match="give another folder as --site"):
+        unpack(archive(tmp_path, "one/a.py", "1"), site)
+    assert (site / "mine").read_text() == "work"
 
 
 def test_the_plugin_is_found_without_an_installation(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ class NullServer(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the answers to a client that has gone, as a server does."""
+        for task in self._tasks:
+            task.cancel()
+
     def data_received(self, data: bytes) -> None:
         """Parse requests with Content-Length, one after the other, and answer them."""
         self._buffer += data
@@ -75,8 +80,10 @@ class NullServer(asyncio.Protocol):
             return self._write("400 Bad Request", json.dumps({"error": {"message": bad[0]}}))
         script.running += 1
         script.most_running = max(script.most_running, script.running)
-        await self._stream("chat" in path)
-        script.running -= 1
+        try:
+            await self._stream("chat" in path)
+        finally:
+            script.running -= 1
         return None
 
     async def _stream(self, chat: bool) -> None:

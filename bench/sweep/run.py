@@ -78,6 +78,7 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
         spread=plan.spread,
         fields={"temperature": plan.temperature},
     )
+    works: dict[str, Work] = {}  # by server, as it takes them
     groups = [methods] if plan.together else list(servers(methods).values())
     for group in groups:
         for concurrency in plan.concurrencies:
@@ -88,19 +89,30 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
                 await fleet.client(method)
             pilot = _pilot(group)
             client = await fleet.switch(pilot)
-            work = work.of(await fleet.model_of(pilot), {})
-            work = replace(work, ignore_eos=await takes_ignore_eos(client, work))
+            for method in group:
+                if method.server not in works:
+                    works[method.server] = await _work_of(fleet, method, work)
             if plan.switchback:
-                await _turns(plan, journal, fleet, group, work, concurrency, report)
+                turns = works[pilot.server]
+                await _turns(plan, journal, fleet, group, turns, concurrency, report)
                 continue
             if concurrency not in journal.budgets:
-                count = await _budget(plan, client, work, concurrency)
+                count = await _budget(plan, client, works[pilot.server], concurrency)
                 journal.budget(concurrency, count)
             for cell in order:
                 if _missing(plan, journal, group, concurrency, cell):
-                    await _cell(journal, fleet, work, concurrency, *cell, report)
+                    of_server = works[cell[1].server]
+                    await _cell(journal, fleet, of_server, concurrency, *cell, report)
         if not plan.together:
             await fleet.stop(group[0].server)
+
+
+async def _work_of(fleet: Fleet, method: Method, work: Work) -> Work:
+    """`work` as the server for `method` takes it: by its name of the model, without `ignore_eos` if
+    it refuses that. Raises RuntimeError if the server answers no request."""
+    asked = work.of(await fleet.model_of(method), {})
+    takes = await takes_ignore_eos(await fleet.client(method), asked)
+    return replace(asked, ignore_eos=takes)
 
 
 def _missing(
@@ -136,7 +148,7 @@ async def _cell(
 ) -> None:
     client = await fleet.switch(method)
     fields = method.cache_fields(concurrency, number)
-    work = work.of(await fleet.model_of(method), fields)
+    work = work.of(work.model, fields)
     requests = journal.budgets[concurrency]
     found = await run_cell(client, work, concurrency, requests, number)
     journal.add(

@@ -54,24 +54,27 @@ def test_answers_differ_in_length_and_not_between_methods() -> None:
 
 
 def run(asked: Plan, file: Path, stock: Script, gateway: Script) -> Journal:
-    async def both() -> Journal:
-        one, stock_port = await start(stock)
-        other, gateway_port = await start(gateway)
+    return run_on(asked, file, {"none": stock, "gateway": gateway})
+
+
+def run_on(asked: Plan, file: Path, scripts: dict[str, Script]) -> Journal:
+    """Run a sweep on servers by name."""
+
+    async def all_of_them() -> Journal:
+        started = {name: await start(script) for name, script in scripts.items()}
         journal = Journal(file)
         journal.begin(asked.entry(), {})
-        attached = {
-            "none": f"http://127.0.0.1:{stock_port}", "gateway": f"http://127.0.0.1:{gateway_port}",
-        }  # fmt: skip
+        attached = {name: f"http://127.0.0.1:{port}" for name, (_, port) in started.items()}
         methods = parse(asked.methods)
         try:
             async with Fleet(methods, {}, "", file.parent, lambda _: None, attached) as fleet:
                 await sweep(asked, journal, fleet, lambda _: None)
         finally:
-            one.close()
-            other.close()
+            for server, _ in started.values():
+                server.close()
         return journal
 
-    return asyncio.run(both())
+    return asyncio.run(all_of_them())
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +303,19 @@ def test_a_server_without_ignore_eos_is_asked_without(tmp_path: Path) -> None:
     gateway = Script(4, 8, refuses=("ignore_eos",))
     journal = run(plan(methods="off", concurrencies=(1,)), tmp_path / "a.jsonl", Script(), gateway)
     assert all(cell["ignore_eos"] is False for cell in journal.cells.values())
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_each_server_is_asked_for_itself(tmp_path: Path, together: bool) -> None:
+    """Catches: a server that refuses `ignore_eos` ends the sweep, or changes the work of others."""
+    scripts = {
+        "none": Script(4, 8), "middle": Script(4, 8, refuses=("ignore_eos",)),
+        "gateway": Script(4, 8),
+    }  # fmt: skip
+    asked = plan(methods="none,other:middle,off", concurrencies=(1,), together=together)
+    journal = run_on(asked, tmp_path / "a.jsonl", scripts)
+    exact = {name: cell["ignore_eos"] for (name, *_), cell in journal.cells.items()}
+    assert exact == {"none": True, "other:middle": False, "off": True}
 
 
 @pytest.mark.parametrize("name", [*NAMED, "file"])

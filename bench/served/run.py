@@ -3,8 +3,10 @@
     aerie bench run --url http://127.0.0.1:8000 --concurrency 1,8,32
     aerie bench run --url a=http://host-a:8000 --url b=http://host-b:8000 --rate 5 --repeats 5
 
-Several servers take turns, in random order in each repeat, on the same prompts. Each result is a
-line of JSON on standard output (or in --out); a table goes to standard error.
+Several servers take turns, in random order in each repeat, on the same prompts. Each run, load and
+repeat has a `cache_salt` of its own, so that no prompt is read already. Of a server that refuses it
+the results say so (`"cache_salt": false`): its prefix cache may help it. Each result is a line of
+JSON on standard output (or in --out); a table goes to standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.errors import reports_errors
 from bench.load.arrivals import poisson
@@ -29,12 +31,21 @@ from bench.load.run import measure
 from bench.options import add_work, counts, positive, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
-from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_ignore_eos
+from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_cache_salt, takes_ignore_eos
 from bench.sweep.table import pm
+from bench.systems.method import cache_salt
 from bench.workloads.load import label, load_prompts
 from drafters.markdown import columns
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+class System(NamedTuple):
+    """A server under load, and what it takes."""
+
+    client: Client
+    work: Work
+    takes_salt: bool
 
 
 @reports_errors("aerie bench")
@@ -50,14 +61,17 @@ async def _measure(args: argparse.Namespace, argv: list[str]) -> list[dict[str, 
     told = provenance(["run", *argv])
     lines = []
     async with AsyncExitStack() as stack:
-        systems: dict[str, tuple[Client, Work]] = {}
+        systems: dict[str, System] = {}
         for number, pair in enumerate(args.url):
             name, _, url = pair.partition("=")
             if "://" in name or not url:  # no name was given: the `=` is in the address
                 name, url = f"server {number + 1}", pair
             client = Client(url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
             await stack.enter_async_context(client)
-            systems[name] = client, await _work(args, client)
+            work = await _work(args, client)
+            systems[name] = System(client, work, await takes_cache_salt(client, work))
+            if not systems[name].takes_salt:
+                tell(f"{name} refuses cache_salt: its prefix cache may have prompts already")
         async for line in _cells(args, systems):
             lines.append(line)
             text = json.dumps({**line, "provenance": told})
@@ -79,7 +93,7 @@ async def _work(args: argparse.Namespace, client: Client) -> Work:
 
 
 async def _cells(
-    args: argparse.Namespace, systems: dict[str, tuple[Client, Work]]
+    args: argparse.Namespace, systems: dict[str, System]
 ) -> AsyncIterator[dict[str, Any]]:
     loads = args.rate or args.concurrency
     for load in loads:
@@ -88,11 +102,16 @@ async def _cells(
             order = list(systems)
             random.Random(f"{args.seed}:{load}:{number}").shuffle(order)
             for name in order:
-                client, work = systems[name]
+                client, work, takes_salt = systems[name]
+                if takes_salt:
+                    work = work.of(work.model, cache_salt(name, load, number))
                 found = await _run(args, client, work, load, count, number)
                 kind = "rate" if args.rate else "concurrency"
-                facts = {"system": name, "workload": label(args.workload), kind: load}
-                yield {**facts, "repeat": number, **found, "ignore_eos": work.lengths_are_exact}
+                yield {
+                    "system": name, "workload": label(args.workload), kind: load,
+                    "repeat": number, **found, "ignore_eos": work.lengths_are_exact,
+                    "cache_salt": takes_salt,
+                }  # fmt: skip
 
 
 async def _run(

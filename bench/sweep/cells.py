@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.load.client import Client, Job
 from bench.load.run import measure
-from bench.systems.method import Method
+from bench.systems.method import Method, cache_salt
 from bench.workloads.prompt import Prompt
 
 CELL_SETTLE_S = 0.5  # after a PATCH, which takes effect in the next step; steps are far shorter
@@ -107,6 +107,15 @@ async def takes_ignore_eos(client: Client, work: Work) -> bool:
         if not found["failed"]:
             return asked
     raise RuntimeError(f"the server answers no request: {found['failures'][0]}")
+
+
+async def takes_cache_salt(client: Client, work: Work) -> bool:
+    """Whether the server accepts `cache_salt`; OpenAI's own API does not. One that passes over
+    unknown fields counts as if it did."""
+    salted = work.of(work.model, cache_salt("probe"))
+    probe = replace(salted, max_tokens=4, spread=0.0)
+    found = await measure(client, probe.jobs(0, 1), limits=[1])
+    return not found["failed"]
 
 
 async def requests_for(client: Client, work: Work, concurrency: int, seconds: float) -> int:

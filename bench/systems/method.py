@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +31,13 @@ DEFAULT = "none,eagle3:3,off,k:1,k:3,k:5,k:7,adaptive"
 GATEWAY = "gateway"
 OURS_EAGLE3 = "ours-eagle3"  # prefix of methods, and name of their gateway
 _WITH_K = ("eagle3", "vllm", "k")
+RUN = secrets.token_hex(4)  # names the run of this process in a server's prefix cache
+
+
+def cache_salt(*cell: object) -> dict[str, str]:
+    """The field of a request with which it finds only the prompts of its own `cell` and run in a
+    prefix cache."""
+    return {"cache_salt": " ".join(map(str, (RUN, *cell)))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,9 @@ class Method:
 
     def cache_fields(self, *cell: object) -> dict[str, str]:
         """Fields of a request that keep what it caches of prompts from the requests of any other
-        method or `cell`; none for servers that are not this gateway. Without them, the method that
-        asks first reads the prompts for all that ask the same after it."""
-        return {"cache_salt": " ".join(map(str, (self.name, *cell)))} if self.ours else {}
+        method, `cell` or run; none for servers that are not this gateway. Without them, the method
+        that asks first reads the prompts for all that ask the same after it."""
+        return cache_salt(self.name, *cell) if self.ours else {}
 
     @property
     def changes(self) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from bench.sweep.journal import Journal, JournalError
 from bench.sweep.run import Plan, sweep
 from bench.sweep.table import Table
 from bench.systems.commands import Shared, command
-from bench.systems.method import DEFAULT, Method, largest_k, parse, servers
+from bench.systems.method import DEFAULT, RUN, Method, largest_k, parse, servers
 from bench.systems.server import ServerError
 from bench.workloads.constraints import NAMED
 from bench.workloads.prompt import Prompt
@@ -183,7 +183,7 @@ def test_no_method_reads_prompts_for_another(tmp_path: Path, switchback: bool) -
     salts = {body["cache_salt"] for _, _, body in gateway.seen if "cache_salt" in body}
     cells = [(c, number) for c in (1, 2) for number in (0, 1)]
     names = ("off", "k:3", "adaptive")
-    assert salts == {f"{name} {c} {number}" for name in names for c, number in cells}
+    assert salts == {f"{RUN} {name} {c} {number}" for name in names for c, number in cells}
 
 
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(

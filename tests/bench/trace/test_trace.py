@@ -145,6 +145,24 @@ def test_run_compares_servers_in_turns(
     assert float(row.split("|")[4].split()[0]) < 1  # over the first
 
 
+def test_no_repeat_of_run_finds_prompts_of_another_in_a_cache(
+    serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: every load begins at the first prompt, which a prefix cache has by then."""
+    script, other = Script(4, 8), Script(4, 8, refuses=("cache_salt",))
+    out = tmp_path / "run.jsonl"
+    code = run.main([
+        "--url", f"a={serve(script)}", "--url", f"b={serve(other)}", "--concurrency", "1,2",
+        "--requests", "2", "--repeats", "2", "--workload", "completion", "--out", str(out),
+    ])  # fmt: skip
+    assert code == 0
+    salts = {body.get("cache_salt", "") for _, _, body in script.seen if body}
+    assert len({salt for salt in salts if "probe" not in salt and salt}) == 4
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {(line["system"], line["cache_salt"]) for line in lines} == {("a", True), ("b", False)}
+    assert "b refuses cache_salt" in capsys.readouterr().err
+
+
 def test_run_has_open_loops_and_says_what_failed(serve: Any) -> None:
     good = ["--url", serve(Script(4, 8)), "--rate", "200", "--repeats", "1"]
     assert run.main([*good, "--requests", "8", "--workload", "completion"]) == 0

@@ -2,9 +2,10 @@
 
     python -m deploy.offline.lean_tree --out aerie-tree.tar.xz
 
-Tracked files travel as they are on disk, without weights, results, pictures and drawings. Configs
-and tokenizers of the models stay: `bench/systems/model_free.py` makes its models of them. The file
-COMMIT says of which commit the tree is, for the provenance of results.
+Files that git does not ignore travel as they are on disk, without weights, texts to train on,
+results, and the pictures of the documentation. Configs and tokenizers of the models stay:
+`bench/systems/model_free.py` makes its models of them. The file COMMIT says of which commit the
+tree is, for the provenance of results.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path, PurePosixPath
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = "aerie"  # folder that the tree unpacks to
 COMMIT = "COMMIT"
-LEFT_OUT = (".safetensors", ".png", ".svg", ".jsonl.gz")
+LEFT_OUT = (".safetensors", ".jsonl.gz")
 LEFT_OUT_FOLDERS = ("bench/results", "docs/images")
 
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tree; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        paths = travelling(_git("ls-files", "-z").split("\0"))
+        paths = travelling(files())
         unpacked = pack(paths, _git("describe", "--always", "--dirty").strip(), options.out)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"lean tree: {error}", file=sys.stderr)
@@ -39,11 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def travelling(tracked: Sequence[str]) -> list[str]:
-    """Those of `tracked`, paths relative to the repository, that are in the tree."""
+def files() -> list[str]:
+    """Files that are tracked or will be, as paths relative to the repository: a module that is not
+    committed yet travels with the ones that import it."""
+    return _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+
+
+def travelling(names: Sequence[str]) -> list[str]:
+    """Those of `names`, paths relative to the repository, that are in the tree."""
     return [
         name
-        for name in tracked
+        for name in names
         if name
         and not name.endswith(LEFT_OUT)
         and not any(PurePosixPath(name).is_relative_to(folder) for folder in LEFT_OUT_FOLDERS)

@@ -28,11 +28,7 @@ PTX = 1
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lean tree of this checkout's files, unpacked."""
     folder = tmp_path_factory.mktemp("tree")
-    listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others",
-         "--exclude-standard"], capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    paths = lean_tree.travelling(listed.stdout.split("\0"))
+    paths = lean_tree.travelling(lean_tree.files())
     size = lean_tree.pack(paths, "1234567-dirty", folder / "tree.tar.xz")
     assert 1 << 20 < size < MOST_BYTES
     with tarfile.open(folder / "tree.tar.xz") as tar:
@@ -42,7 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_tree_has_no_weights_and_all_that_is_imported(tree: Path) -> None:
     files = {file.relative_to(tree).as_posix() for file in tree.rglob("*") if file.is_file()}
-    assert not [name for name in files if name.endswith((".safetensors", ".png", ".svg"))]
+    assert not [name for name in files if name.endswith((".safetensors", ".png"))]
     assert not [name for name in files if name.startswith(("bench/results/", "docs/images/"))]
     assert {"Makefile", "pyproject.toml", "models/embedded/target/tokenizer.json"} <= files
     assert {"models/embedded/p-eagle/config.json", "tests/drafters/ops/kernels.py"} <= files
@@ -74,6 +70,12 @@ def test_the_tree_runs_by_itself(tree: Path) -> None:
     assert python(tree, "-c", code).split() == [
         "1234567-dirty", str(tree / "bench" / "gpu_check" / "part.py"),
     ]  # fmt: skip
+
+
+def test_the_tree_can_serve(tree: Path) -> None:
+    """Catches: a picture of the page that was left out, without which no gateway starts."""
+    code = "from app.page.files import router; router()"
+    python(tree, "-c", code)
 
 
 def test_only_the_standard_library_is_needed_to_unpack_the_archive() -> None:

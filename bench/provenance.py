@@ -35,10 +35,16 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Commit of the source, with `-dirty` for uncommitted changes. Without a repository it is what
-    the file COMMIT of a packed tree says (deploy/offline/lean_tree.py), or empty."""
-    command = ["git", "-C", str(_REPOSITORY), "describe", "--always", "--dirty"]
-    return _output(command) or _packed_commit()
+    """Commit of the source, with `-dirty` for uncommitted changes: what the file COMMIT of a packed
+    tree says (deploy/offline/lean_tree.py), or else git. Empty without a repository; one that the
+    source lies in, such as that of another project, is not its own."""
+    if packed := _packed_commit():
+        return packed
+    git = ["git", "-C", str(_REPOSITORY)]
+    top = _output([*git, "rev-parse", "--show-toplevel"])
+    if not top or Path(top).resolve() != _REPOSITORY:
+        return ""
+    return _output([*git, "describe", "--always", "--dirty"])
 
 
 def gpus() -> list[str]:

@@ -201,35 +201,37 @@ def figures(steps: Sequence[TimedStep], clock: Clock, batch: int, k: int) -> dic
 
 
 def tables(methods: Sequence[Method], batches: Sequence[int], cells: Cells) -> list[str]:
-    """Markdown tables of the times, and of their ratios to vLLM's."""
+    """Markdown tables of the times, and of their ratios to vLLM's, without those that are empty."""
 
-    def grid(show: Callable[[Method, int], float | None]) -> list[str]:
+    def grid(title: str, show: Callable[[Method, int], float | None]) -> list[str]:
         rows = [["batch", *(method.label for method in methods)]]
         for batch in batches:
             values = [show(method, batch) for method in methods]
             rows.append([str(batch), *("" if v is None else f"{v:.3f}" for v in values)])
-        return columns(rows)
+        is_empty = not any(any(row[1:]) for row in rows[1:])
+        return [] if is_empty else ["", title, *columns(rows)]
 
     def of(name: str, method: Method, batch: int) -> float | None:
         return cells.get((method.name, batch), {}).get(name)
 
     def over(method: Method, batch: int) -> float | None:
-        peer = {"k": Method("vllm", method.k), "off": Method("plain"), "plain": Method("none")}
+        same_head = Method("eagle3" if method.head else "vllm", method.k)
+        peer = {"k": same_head, "off": Method("plain"), "plain": Method("none")}
         other = peer.get(method.kind)
         ours, theirs = of("step_ms", method, batch), other and of("step_ms", other, batch)
         return ours / theirs if ours and theirs else None
 
-    return [
-        "A step, ms (from its beginning to that of the next):",
-        *grid(partial(of, "step_ms")),
-        "",
-        "The drafter's pass in it, ms:",
-        *grid(partial(of, "draft_ms")),
-        "",
-        "A step at K over that of vLLM's P-EAGLE, at K = 0 over no head, without a head over none:",
-        *grid(over),
+    lines = [
+        *grid("A step, ms (from its beginning to that of the next):", partial(of, "step_ms")),
+        *grid("The drafter's pass in it, ms:", partial(of, "draft_ms")),
+        *grid(
+            "A step at K over that of vLLM with the same kind of head, at K = 0 over no head, "
+            "without a head over none:",
+            over,
+        ),
         *start_table({key[1]: cell for key, cell in cells.items() if key[0] == START}),
     ]
+    return lines[1:]  # without the empty line before the first table
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -123,6 +123,22 @@ def test_ratios_are_over_vllm_at_the_same_k_and_over_no_head() -> None:
     assert parts(nothing) == ["32", *6 * [""]]
 
 
+def test_our_eagle3_is_held_against_vllm_s() -> None:
+    """Catches: a ratio over vLLM's P-EAGLE, whose pass is another one."""
+    methods = parse("eagle3:3,vllm:3,ours-eagle3:3,k:3")
+    milliseconds = {"eagle3:3": 10.0, "vllm:3": 5.0, "ours-eagle3:3": 9.0, "k:3": 4.0}
+    cells = {(name, 1): {"step_ms": ms} for name, ms in milliseconds.items()}
+    *_, row = tables(methods, [1], cells)
+    assert parts(row) == ["1", "", "", "0.900", "0.800"]
+
+
+def test_a_table_without_figures_is_left_out() -> None:
+    """As in the check of a GPU, whose parts have one engine each."""
+    lines = tables(parse("off,k:3"), [1], {("k:3", 1): {"step_ms": 2.0}})
+    assert lines[0].startswith("A step, ms") and len(lines) == 4
+    assert tables(parse("off"), [1], {}) == []
+
+
 def parts(row: str) -> list[str]:
     return [part.strip() for part in row.strip("|").split("|")]
 

@@ -87,6 +87,7 @@ def load_head(
     """Read a checkpoint of either layout. Raises ValueError, which names the tensors, for those
     that are missing, unknown, of another type or shape, or not finite.
 
+    Draft ids are in the order of their target ids, even where the file has another order.
     `target_layers` is the target's depth, needed where the head does not name its taps. Without a
     `dtype` the head has that of its norms, since matrices may be stored in 8 bits
     (`drafters.model.round_weights`).
@@ -100,8 +101,8 @@ def load_head(
     }
     if config.draft_vocab_size is None:
         weights = {name: value for name, value in weights.items() if name not in MAPS}
-    elif "t2d" not in weights:
-        weights["t2d"] = _drafted(weights["d2t"], config.vocab_size)
+    else:
+        _sort_draft_vocabulary(weights, config.vocab_size)
     if "mask_hidden" in weights:  # the speculators library keeps a batch dimension
         weights["mask_hidden"] = weights["mask_hidden"].view(1, -1)
     head = DraftHead(
@@ -135,8 +136,12 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _drafted(d2t: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """`t2d` from `d2t`: which target ids can be drafted, bool `[vocabulary]`."""
-    drafted = torch.zeros(vocabulary, dtype=torch.bool)
-    drafted[torch.arange(len(d2t)) + d2t.long()] = True
-    return drafted
+def _sort_draft_vocabulary(weights: dict[str, torch.Tensor], vocabulary: int) -> None:
+    """Put a draft vocabulary into the order of its target ids, as training expects it, and make
+    `t2d` from it, which not every file has. Other libraries list the commonest token first."""
+    draft_ids = torch.arange(len(weights["d2t"]))
+    ids, order = (draft_ids + weights["d2t"].long()).sort()
+    weights["d2t"] = ids - draft_ids
+    weights["lm_head.weight"] = weights["lm_head.weight"][order]
+    weights["t2d"] = torch.zeros(vocabulary, dtype=torch.bool)
+    weights["t2d"][ids] = True

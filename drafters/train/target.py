@@ -242,13 +242,13 @@ def _first(config: Any, names: Sequence[str], default: Any) -> Any:
 
 
 def end_tokens(generation: Any, tokenizer: Any) -> list[int]:
-    """The tokens that end a text, from a generation config or else the tokenizer."""
+    """The tokens that end a text in service, the tokenizer's first: vLLM ends at that one and at
+    those of the generation config (vllm/sampling_params.py, update_from_generation_config)."""
     end = generation.eos_token_id if generation is not None else None
     if end is None:
-        end = tokenizer.eos_token_id
-    if end is None:
-        return []
-    return [end] if isinstance(end, int) else list(end)
+        end = []
+    all_ends = [tokenizer.eos_token_id, *([end] if isinstance(end, int) else end)]
+    return list(dict.fromkeys(token for token in all_ends if token is not None))
 
 
 def _layers(decoder: nn.Module, count: int) -> nn.ModuleList:

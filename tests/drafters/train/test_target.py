@@ -156,12 +156,13 @@ def test_a_packaged_target_is_loaded_from_its_folder(
     assert checkpoint_folder("packaged:tiny") == tmp_path
 
 
-def test_end_tokens_are_the_generation_configs_else_the_tokenizers(tmp_path: Path) -> None:
+def test_end_tokens_are_the_tokenizers_and_the_generation_configs(tmp_path: Path) -> None:
+    """The fault: those of the generation config alone, where a server ends at both."""
     folder = write_target(tmp_path)
     GenerationConfig(eos_token_id=[TURN_END, 7]).save_pretrained(folder)
-    assert FrozenTarget.load(folder).end_tokens == [TURN_END, 7]
-    GenerationConfig(eos_token_id=TURN_END).save_pretrained(folder)
-    assert FrozenTarget.load(folder).end_tokens == [TURN_END]
+    assert FrozenTarget.load(folder).end_tokens == [END, TURN_END, 7]
+    GenerationConfig(eos_token_id=END).save_pretrained(folder)
+    assert FrozenTarget.load(folder).end_tokens == [END]
     target = FrozenTarget.load(folder)
     target.model.generation_config = GenerationConfig()
     assert FrozenTarget(target.model, target.tokenizer, folder).end_tokens == [END]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
 # Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
 _OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
+_TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def is_parallel(speculation: Any) -> bool:
@@ -51,6 +52,15 @@ def accept_undrafted(inputs: InputProcessor) -> None:
     requests; the sampler of V2 applies both to every drafted row."""
     if chooses_k(inputs.speculative_config):
         inputs.speculative_config = None
+
+
+def name_taps(head: Any) -> None:
+    """Give a head's configuration in vLLM the taps that an older checkpoint names in
+    `eagle_config`, where V2 does not look (vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py):
+    its target would give the head the states of other layers."""
+    nested = (getattr(head, "eagle_config", None) or {}).get(_TAPS)
+    if nested and not getattr(head, _TAPS, None):
+        setattr(head, _TAPS, nested)
 
 
 def refuse(config: VllmConfig) -> None:
@@ -107,7 +117,8 @@ def refuse(config: VllmConfig) -> None:
         return
     head = speculation.draft_model_config.hf_config
     longest = speculation.draft_model_config.max_model_len
-    taps = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or ()
+    name_taps(head)
+    taps = getattr(head, _TAPS, None) or ()
     only_v1 = {
         "draft_context": DrafterConfig.read(config.additional_config).context_tokens > 0,
         # vLLM frees blocks behind the window, and puts layers of two kinds into two groups.

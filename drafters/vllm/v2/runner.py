@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel
+from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel, name_taps
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v2.deferring import DeferringSpeculator
@@ -51,6 +51,8 @@ class V2DraftingRunner(Base):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the target, switch on the count of logits that are not finite, and verify drafts by
         position, within the limits of requests. Drafts are drawn only where that is so."""
+        if has_own_drafter(self.speculative_config):
+            name_taps(self.speculative_config.draft_model_config.hf_config)
         super().load_model(*args, **kwargs)
         if self.sampler is not None:
             self.sampler.compute_nans = True

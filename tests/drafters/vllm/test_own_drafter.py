@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
         return
     with pytest.raises(NotImplementedError, match=f"{name}.*set {V2}=0"):
         refuse(config)
+
+
+def test_taps_in_eagle_config_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_head(DraftHead(HeadConfig.load(EMBEDDED / "p-eagle")), tmp_path)
+    file = tmp_path / "config.json"
+    document = json.loads(file.read_text())
+    del document["eagle_aux_hidden_state_layer_ids"], document["num_aux_hidden_states"]
+    document["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2, 3, 4, 5]}
+    file.write_text(json.dumps(document))
+    monkeypatch.setenv(V2, "1")
+    with pytest.raises(NotImplementedError, match="more than 5 taps"):
+        refuse(configuration(head=str(tmp_path), parallel=True))
 
 
 def test_a_context_that_v1_cuts_is_refused_on_v2(

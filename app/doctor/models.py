@@ -16,6 +16,7 @@ from app.doctor.report import Finding, fail, ok, unless_given, warn
 from app.presets.memory import BYTES
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
+    QUANTISED,
     TargetSizes,
     plain_name,
     target_problems,
@@ -93,6 +94,8 @@ def read_checked_head(target_layers: int | None, folder: Path) -> Checkpoint:
     `target_layers` is the target's depth, if it is known. Raises OSError or ValueError.
     """
     head = replace(read_checkpoint(folder), tensors=read_head(folder))
+    if head.config.get(QUANTISED):
+        return head
     config = _config(head.config, target_layers)
     if isinstance(config, str) or tensor_problems(config, head.tensors):
         return head  # check_head names these, and no more can be read
@@ -167,7 +170,8 @@ def check_head(
     else:
         own = frozenset(map(plain_name, head.tensors)) if weights else frozenset()
         problems += target_problems(read, _shape(text), own)
-        if weights and head.tensors:  # of a hub's *.bin files nothing is known
+        # Of a hub's *.bin files nothing is known, and only vLLM reads quantised tensors.
+        if weights and head.tensors and not head.config.get(QUANTISED):
             problems += tensor_problems(read, head.tensors) or head.broken_values
     if problems:
         return fail(
@@ -181,6 +185,10 @@ def check_head(
         detail += f", path selector {selector.kind} of rank {selector.rank}"
     trained_k = head.trained_k or trained_k
     warnings = _warnings(head, target, max_model_len, dtype)
+    if head.config.get(QUANTISED):
+        warnings["its tensors are quantised and were not checked"] = (
+            "nothing, if it starts: vLLM reads them"
+        )
     if trained_k is not None and k > trained_k:
         warnings[f"K {k} is over the {trained_k} that it was trained for"] = (
             f"--k {trained_k}: later positions are rarely accepted"

@@ -7,17 +7,19 @@ of the head's own folder, and refuse tensors that they do not know.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.model.head_check import MAPS, SELECTOR, SELECTOR_FILE, UNUSED, plain_name
-from drafters.model.head_values import head_problems
+from drafters.model.head_check import MAPS, QUANTISED, SELECTOR, SELECTOR_FILE, UNUSED, plain_name
+from drafters.model.head_values import head_problems, load_torch_file, torch_files
 from drafters.model.selector import PathSelector
 from drafters.model.weight_files import read_weights
 
@@ -71,11 +73,27 @@ def add_selector_file(head: DraftHead, source: Path, folder: Path) -> None:
     file.write_text(json.dumps(document, indent=2) + "\n")
 
 
+def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write a head's weights in the place of all that its folder has, which may be in shards or in
+    torch's own files. Those in folders within it stay. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{WEIGHTS}.tmp"
+    try:
+        save_file(weights, unfinished, metadata={"format": "pt"})
+    except SafetensorError as error:  # such as a full disk
+        unfinished.unlink(missing_ok=True)
+        raise OSError(f"{folder / WEIGHTS} cannot be written: {error}") from None
+    os.replace(unfinished, folder / WEIGHTS)
+    for pattern in ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json"):
+        for file in folder.glob(pattern):
+            if file.name != WEIGHTS:
+                file.unlink()
+
+
 def save_head(head: DraftHead, folder: Path) -> None:
     """Write the checkpoint in the head's own dtype."""
-    folder.mkdir(parents=True, exist_ok=True)
     dtype = str(head.fc.weight.dtype).removeprefix("torch.")
-    save_file(head_weights(head), folder / WEIGHTS, metadata={"format": "pt"})
+    save_weights(head_weights(head), folder)
     save_selector(head, folder)
     document = head.config.to_json(dtype)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -93,6 +111,8 @@ def load_head(
     (`drafters.model.round_weights`).
     """
     config = HeadConfig.load(folder, target_layers)
+    if json.loads((folder / "config.json").read_text()).get(QUANTISED):
+        raise ValueError(f"{folder}: quantised heads ({QUANTISED}) are served, and not read here")
     _refuse_problems(folder, config)
     weights = {
         plain_name(name): value
@@ -128,8 +148,8 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for file in files:
         tensors |= load_file(file)
     if not files:
-        for file in sorted(folder.glob("*.bin")):
-            tensors |= torch.load(file, map_location="cpu", weights_only=True)
+        for file in torch_files(folder):
+            tensors |= load_torch_file(file)
     selector = folder / SELECTOR_FILE
     if selector.is_file():
         tensors |= {f"{SELECTOR}.{name}": value for name, value in load_file(selector).items()}

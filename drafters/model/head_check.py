@@ -19,6 +19,7 @@ Shape = tuple[int, ...]
 # Tables that other libraries store and every reader computes.
 UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAPS = ("d2t", "t2d")  # of a draft vocabulary
+QUANTISED = "quantization_config"  # in config.json, of a head whose weights have scales
 SELECTOR = "selector"  # the folder within a head's of its path selector, and where a head has it
 SELECTOR_FILE = f"{SELECTOR}/model.safetensors"  # in a head's folder
 FLOATS = frozenset({"F8_E4M3", "BF16", "F16", "F32", "F64"})

@@ -6,6 +6,7 @@ torch's own files.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,11 @@ def read_head(folder: Path) -> dict[str, StoredTensor]:
     """The tensors that a folder's weight files describe, those of its path selector with the
     prefix `selector.`. Raises OSError and ValueError."""
     stored = dict(read_weights(folder).tensors)
-    for file in [] if stored else sorted(folder.glob("*.bin")):
+    for file in [] if stored else torch_files(folder):
         stored |= {
             name: StoredTensor(_TORCH_TYPES.get(str(tensor.dtype), str(tensor.dtype)),
                                tuple(tensor.shape), file, 0, 0)
-            for name, tensor in _torch_file(file).items()
+            for name, tensor in load_torch_file(file).items()
         }  # fmt: skip
     if not stored:
         raise ValueError(f"{folder} has neither *.safetensors nor *.bin")
@@ -85,13 +86,28 @@ _TORCH_TYPES = {
 }  # fmt: skip
 
 
-def _torch_file(file: Path) -> dict[str, Any]:
+def torch_files(folder: Path) -> list[Path]:
+    """The folder's weights in torch's own files. What a training run leaves beside them vLLM does
+    not read either (model_loader/weight_utils.py, filter_files_not_needed_for_inference)."""
+    states = ("training_args.bin", "optimizer.bin")
+    return [file for file in sorted(folder.glob("*.bin")) if not file.name.endswith(states)]
+
+
+def load_torch_file(file: Path) -> dict[str, Any]:
+    """The tensors of one of torch's own files. Raises ValueError for one that holds other things,
+    and OSError."""
     import torch
 
     try:
-        found: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except RuntimeError:  # of torch before 1.6: not a ZIP file, cannot be mapped
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        try:
+            found: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        except RuntimeError:  # of torch before 1.6: not a ZIP file, cannot be mapped
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{file}: {reason}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no tensors by name")
     return found
 
 
@@ -104,8 +120,8 @@ def _values(folder: Path) -> Iterator[tuple[str, Iterator[Part]]]:
     for name, tensor in (tensors | _selector(folder)).items():
         if not name.endswith(UNUSED):
             yield plain_name(name), _stored_parts(tensor)
-    for file in [] if tensors else sorted(folder.glob("*.bin")):
-        for name, values in _torch_file(file).items():
+    for file in [] if tensors else torch_files(folder):
+        for name, values in load_torch_file(file).items():
             if not name.endswith(UNUSED):
                 yield plain_name(name), _torch_parts(values)
 

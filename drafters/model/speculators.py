@@ -17,9 +17,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
-from drafters.model.checkpoint import WEIGHTS, head_weights, save_selector
+from drafters.model.checkpoint import head_weights, save_selector, save_weights
 from drafters.model.head import DraftHead
 
 SPECULATORS_VERSION = "0.9.0"  # whose layout this is
@@ -51,8 +49,7 @@ def save_speculators(head: DraftHead, folder: Path, *, target: str, draft_tokens
     weights["lm_head.weight"] = head.output_matrix.detach().to(head.fc.weight.dtype).contiguous()
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"][None]  # [1, 1, taps]
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    save_weights(weights, folder)
     save_selector(head, folder)
     document = _document(head, target, draft_tokens)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import HeadConfig, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.rope_scaling import RopeScaling
+from drafters.model.speculators import save_speculators
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "p-eagle"
 
@@ -175,6 +177,39 @@ def test_weights_in_shards_and_in_torchs_own_file(
     again = load_head(tmp_path)
     for name, value in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("layout", ["flat", "speculators"])
+def test_a_head_takes_the_place_of_all_weights_in_its_folder(
+    config: HeadConfig, layout: str, tmp_path: Path
+) -> None:
+    """The fault: the shards that were there were read again, and the new file was not."""
+    head = random_head(replace(config, path_selector=SelectorConfig(4)), own_lm_head=True)
+    tensors = {name: value for name, value in head.state_dict().items() if "selector" not in name}
+    shard({name: torch.zeros_like(value) for name, value in tensors.items()}, tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    if layout == "flat":
+        save_head(head, tmp_path)
+    else:
+        save_speculators(head, tmp_path, target="t", draft_tokens=3)
+    files = {"config.json", WEIGHTS, "selector"}
+    assert {file.name for file in tmp_path.iterdir()} == files
+    for name, value in head.state_dict().items():
+        assert torch.equal(load_head(tmp_path).state_dict()[name], value), name
+
+
+def test_what_a_training_run_leaves_beside_the_weights_is_not_read(
+    config: HeadConfig, tmp_path: Path
+) -> None:
+    """The fault: a traceback in serve, doctor and evaluate."""
+    save_head(random_head(config), tmp_path)
+    torch.save(load_file(tmp_path / WEIGHTS), tmp_path / "pytorch_model.bin")
+    (tmp_path / WEIGHTS).unlink()
+    torch.save(argparse.Namespace(lr=1), tmp_path / "training_args.bin")
+    assert load_head(tmp_path).config == config
+    (tmp_path / "training_args.bin").rename(tmp_path / "another.bin")
+    with pytest.raises(ValueError, match=r"another\.bin"):
+        load_head(tmp_path)
 
 
 def test_a_folder_without_weights_says_so(config: HeadConfig, tmp_path: Path) -> None:

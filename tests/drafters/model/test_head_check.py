@@ -114,18 +114,23 @@ def head(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def verdicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What each caller says of a head; empty if it takes it."""
+def readers(folder: Path) -> dict[str, Callable[[], object]]:
+    """How each command that computes with a head reads it."""
     target: Any = SimpleNamespace(
         shape=SHAPE, dtype=torch.float32, device="cpu",
         embeddings=torch.zeros(8192, 192), lm_head=torch.zeros(8192, 192),
     )  # fmt: skip
-    said = {}
-    for name, ask in {
+    return {
         "load": lambda: load_head(folder),
         "evaluate": lambda: load_fitting_head(folder, target, "t"),
         "train --init": lambda: known_head(target, folder, torch.float32),
-    }.items():
+    }
+
+
+def verdicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What each caller says of a head; empty if it takes it."""
+    said = {}
+    for name, ask in readers(folder).items():
         said[name] = ""
         try:
             ask()
@@ -267,6 +272,24 @@ def test_the_layout_of_the_speculators_library(
     save_file(weights, there / WEIGHTS)
     said = verdicts(there, capsys)
     assert all("lacks fc_norm.0.weight" in text for text in said.values()), said
+
+
+def test_a_quantised_head_is_left_to_vllm(head: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fault: it was refused for the scales beside its weights, which vLLM reads."""
+    weights = load_file(head / WEIGHTS)
+    name = "layers.0.mlp.up_proj.weight"
+    weights |= {name: weights[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(1)}
+    save_file(weights, head / WEIGHTS)
+    file = head / "config.json"
+    document = json.loads(file.read_text())
+    document["quantization_config"] = {"quant_method": "compressed-tensors"}
+    file.write_text(json.dumps(document))
+    settings = load({"model": str(TARGET), "drafter": str(head), "k": 3}, {})
+    [finding] = [each for each in check_models(settings)[0] if each.check == "head"]
+    assert (finding.status, "quantised" in finding.detail) == ("warn", True)
+    for name in ("load", "evaluate", "train --init"):
+        with pytest.raises(ValueError, match="quantised heads"):
+            readers(head)[name]()
 
 
 def test_torchs_own_files(head: Path, capsys: pytest.CaptureFixture[str]) -> None:

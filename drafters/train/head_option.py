@@ -20,3 +20,13 @@ def head_folder(name: str) -> Path:
         reason = str(error).strip().splitlines()[0]
         message = f"{name} is no folder, and the hub gives no such head: {reason}"
         raise argparse.ArgumentTypeError(message) from None
+
+
+def head_name(folder: Path) -> str:
+    """What a table calls a head: the name of its folder, or of its repository if the folder is a
+    snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT)."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name.removeprefix("models--")
+    if folder.parent.name == "snapshots":
+        return repository.replace("--", "/", 1)
+    return folder.name

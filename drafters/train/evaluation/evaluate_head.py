@@ -47,6 +47,7 @@ from drafters.train.evaluation.workloads import (
     file_prompts,
     named_prompts,
 )
+from drafters.train.head_option import head_name
 from drafters.train.optimisation.draft_passes import Chooser, most_probable
 from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
@@ -154,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(f"aerie evaluate: error: {' '.join(str(error).split())}")
         return 2
     for folder, head, of_head in zip(args.head, heads, measured, strict=True):
-        _print(args, target, folder.resolve().name, head.config.method, of_head)
+        _print(args, target, head_name(folder), head.config.method, of_head)
     return 0
 
 

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from drafters.train.evaluation.evaluate_options import evaluate_parser
-from drafters.train.head_option import head_folder
+from drafters.train.head_option import head_folder, head_name
 from drafters.train.learner.options import learn_parser
 
 
@@ -57,3 +57,9 @@ def test_the_error_names_both_and_is_one_line(hub: list[str]) -> None:
     assert str(error.value) == (
         "org/other is no folder, and the hub gives no such head: Repository Not Found"
     )
+
+
+def test_a_head_of_the_hub_is_called_by_its_repository(tmp_path: Path) -> None:
+    """The fault: by the commit's hash."""
+    assert head_name(tmp_path / "models--org--my-head" / "snapshots" / "0f3a9c") == "org/my-head"
+    assert head_name(tmp_path / "my-head") == "my-head"

@@ -24,7 +24,7 @@ from drafters.model.config import Method, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
-from drafters.train.data.examples import MalformedLine, encode, read_examples
+from drafters.train.data.examples import MalformedLine, encode_examples, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import load_mix, save_mix
 from drafters.train.data.response_cache import ResponseCache, numbered
@@ -49,6 +49,7 @@ from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
+from drafters.train.template_option import set_template
 from drafters.train.train_options import learning_rates, train_parser
 
 # Options that shape a new head; each is None unless it is given.
@@ -83,6 +84,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
             f"{args.target} is loaded in float16, in which small gradients vanish: give --dtype "
             "bfloat16 or float32, or the checkpoint that it was quantised from"
         )
+    set_template(target.tokenizer, args)
     if args.loss is None:
         args.loss = "distribution" if args.selector else "labels"
     old_mix = load_mix(args.init) if args.init and not args.selector else []
@@ -164,18 +166,15 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
     """Token ids of all prompts that leave room for a response."""
     room = args.max_length - args.response_tokens
     examples = read_examples(args.prompts, malformed=args.malformed)
-    encoded = [
-        encode(
-            example,
-            target.tokenizer,
-            max_tokens=room,
-            template_kwargs=args.chat_template_kwargs,
-        )
-        for example in examples
-    ]
-    prompts = [ids for ids in encoded if ids]
-    if skipped := len(encoded) - len(prompts):
-        print(f"prompts: {skipped} of {len(encoded)} are longer than {room} tokens: left out")
+    prompts, too_long = encode_examples(
+        examples,
+        target.tokenizer,
+        max_tokens=room,
+        template_kwargs=args.chat_template_kwargs,
+        malformed=args.malformed,
+    )
+    if too_long:
+        print(f"prompts: {too_long} of {len(examples)} are longer than {room} tokens: left out")
     if not prompts:
         raise ValueError("no prompt is left; see --max-length and --response-tokens")
     return prompts

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+Malformed = Literal["fail", "skip"]  # what to do with a line that is no prompt
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -38,7 +39,7 @@ class MalformedLine(ValueError):
 def read_examples(
     files: Sequence[Path],
     *,
-    malformed: Literal["fail", "skip"] = "fail",
+    malformed: Malformed = "fail",
     report: Callable[[str], None] = print,
 ) -> list[Example]:
     """All examples of the files, in order. Blank lines are ignored.
@@ -98,6 +99,38 @@ def encode(
     if not ids:
         raise ValueError(_at(example, "the prompt has no token"))
     return list(ids) if len(ids) <= max_tokens else None
+
+
+def encode_examples(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    *,
+    max_tokens: int,
+    template_kwargs: Mapping[str, Any] | None = None,
+    most: int | None = None,
+    malformed: Malformed = "fail",
+    report: Callable[[str], None] = print,
+) -> tuple[list[list[int]], int]:
+    """Token ids of the prompts that have at most `max_tokens`, `most` of them or all; and how many
+    were longer. One that cannot be encoded raises ValueError, or with "skip" is reported and left
+    out."""
+    prompts: list[list[int]] = []
+    too_long = 0
+    for example in examples:
+        if len(prompts) == most:
+            break
+        try:
+            ids = encode(example, tokenizer, max_tokens=max_tokens, template_kwargs=template_kwargs)
+        except ValueError as error:
+            if malformed == "fail":
+                raise
+            report(str(error))
+            continue
+        if ids is None:
+            too_long += 1
+        else:
+            prompts.append(ids)
+    return prompts, too_long
 
 
 def _at(example: Example, reason: str) -> str:
@@ -167,6 +200,8 @@ def _message(value: object, name: str) -> dict:
     role = value["role"]
     if role not in ROLES:
         raise ValueError(f"`{name}.role` must be one of {', '.join(ROLES)}, got {role!r}")
+    if role == "assistant" and "tool_calls" in value:
+        value = _with_calls(value, name)
     content = value.get("content")
     if content is None:
         if role == "assistant" and value.get("tool_calls"):
@@ -177,6 +212,32 @@ def _message(value: object, name: str) -> dict:
     if not isinstance(content, list):
         raise ValueError(f"`{name}.content` must be a string, got {_kind(content)}")
     return {**value, "content": "\n".join(_part(part, name) for part in content)}
+
+
+def _with_calls(message: dict, name: str) -> dict:
+    """An assistant's message with its tool calls as a server gives them to the chat template: their
+    arguments as objects, an empty one for what is none (vllm/renderers/chat_utils.py,
+    _postprocess_messages)."""
+    calls = message["tool_calls"]
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"`{name}.tool_calls` must be a list of objects")
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function")
+        if call.get("type", "function") != "function" or not isinstance(function, dict):
+            raise ValueError(f"`{name}.tool_calls[{index}]` is no call of a function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {}
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": read}
 
 
 def _part(value: object, name: str) -> str:

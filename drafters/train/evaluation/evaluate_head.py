@@ -51,6 +51,7 @@ from drafters.train.head_option import head_name
 from drafters.train.optimisation.draft_passes import Chooser, most_probable
 from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
+from drafters.train.template_option import set_template
 
 _REPORT_EVERY = 10.0  # seconds
 
@@ -149,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         dtype = None if args.dtype is None else getattr(torch, args.dtype)
         target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
+        set_template(target.tokenizer, args)
         heads = [load_fitting_head(folder, target, args.target) for folder in args.head]
         measured = _measure(args, target, heads, counts, report)
     except (OSError, ValueError) as error:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from drafters.train.data import held_out_chat, humaneval
-from drafters.train.data.examples import Example, encode, read_examples
+from drafters.train.data.examples import Example, Malformed, encode_examples, read_examples
 from drafters.train.embedded.data import load_corpus
 from drafters.train.embedded.prompts import chat_prompts, code_prompts
 from drafters.train.embedded.template import CHAT_TEMPLATE
@@ -28,7 +28,6 @@ NAMES = (HUMANEVAL, CHAT, *STDLIB)
 DEFAULT_COUNT = 48  # prompts from a file or for an embedded workload; published sets are whole
 
 Report = Callable[[str], None]
-Malformed = Literal["fail", "skip"]
 Prompts = list[list[int]]
 
 
@@ -128,22 +127,15 @@ def _encoded(
     report: Report,
 ) -> Prompts:
     """The first `count` examples that fit into `room` tokens, as token ids."""
-    prompts: Prompts = []
-    too_long = 0
-    for example in examples:
-        if len(prompts) == count:
-            break
-        try:
-            ids = encode(example, tokenizer, max_tokens=room, template_kwargs=template_kwargs)
-        except ValueError as error:
-            if malformed == "fail":
-                raise
-            report(str(error))
-            continue
-        if ids is None:
-            too_long += 1
-        else:
-            prompts.append(ids)
+    prompts, too_long = encode_examples(
+        examples,
+        tokenizer,
+        max_tokens=room,
+        template_kwargs=template_kwargs,
+        most=count,
+        malformed=malformed,
+        report=report,
+    )
     if too_long:
         report(f"{source}: left out {too_long} prompts of more than {room} tokens")
     if not prompts:

@@ -52,6 +52,7 @@ from drafters.train.progress import Progress
 from drafters.train.provenance import run_record
 from drafters.train.runtime import prepare_cpu
 from drafters.train.target import FrozenTarget
+from drafters.train.template_option import set_template
 
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
@@ -90,7 +91,9 @@ class Round:
     @cached_property
     def _target(self) -> FrozenTarget:
         device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return FrozenTarget.load_for_training(self._args.target, device=device)
+        target = FrozenTarget.load_for_training(self._args.target, device=device)
+        set_template(target.tokenizer, self._args)
+        return target
 
     def _head_of(self, number: int) -> Path:
         """The folder of a generation's head."""

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from drafters.learning.captured import Captured
-from drafters.train.data.examples import encode, read_examples
+from drafters.train.data.examples import encode_examples, read_examples
 from drafters.train.data.hidden_states import BATCH_TOKENS
 from drafters.train.data.mix import load_mix
 from drafters.train.data.responses import respond
@@ -77,11 +77,12 @@ def _answered(target: FrozenTarget, args: argparse.Namespace) -> list[Text]:
     """As many answers to prompts of --mix as a round can use, half of them greedy."""
     room = min(args.max_length, target.shape.max_position_embeddings) - _RESPONSE_TOKENS
     examples = read_examples(args.mix)
-    encoded = [
-        encode(item, target.tokenizer, max_tokens=room, template_kwargs=args.chat_template_kwargs)
-        for item in examples
-    ]
-    prompts = [ids for ids in encoded if ids]
+    prompts, _ = encode_examples(
+        examples,
+        target.tokenizer,
+        max_tokens=room,
+        template_kwargs=args.chat_template_kwargs,
+    )
     if not prompts:
         raise ValueError(f"--mix: no prompt leaves room for an answer in {room} tokens")
     most = round(args.answer_tokens * args.mix_share / (1.0 - args.mix_share)) // 64

@@ -48,7 +48,7 @@ from drafters.train.target import (
     checkpoint_folder,
     end_tokens,
 )
-from drafters.train.template_option import add_template_option
+from drafters.train.template_option import add_template_option, set_template
 
 # Options that change samples: a run with other values does not continue their file.
 _SAMPLING = ("system", "max_tokens", "temperature", "min_p", "seed")
@@ -70,6 +70,7 @@ def _run(args: argparse.Namespace) -> None:
     prepare_cpu(args.threads)
     args.target = resolve(args.target)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
+    set_template(tokenizer, args)
     samples = read_samples(args.samples) if args.samples else _sample(tokenizer, args)
     selection = _select(samples, tokenizer, args)
     print(_report(len(samples), selection))

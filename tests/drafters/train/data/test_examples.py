@@ -16,6 +16,9 @@ USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "ho"}
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+
+
 def _file(folder: Path, *lines: bytes | str | dict, name: str = "a.jsonl") -> Path:
     file = folder / name
     encoded = [
@@ -52,10 +55,27 @@ def test_text_parts_become_one_string(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_tool_calls_alone_has_empty_content(tmp_path: Path) -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     reply = {"role": "tool", "content": "4"}
     messages = read_examples([_file(tmp_path, {"messages": [USER, call, reply]})])[0].messages
     assert messages == (USER, {**call, "content": ""}, reply)
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [('{"x": 1}', {"x": 1}), ("", {}), (None, {}), ("[1]", {}), ("{", {}), ([1], {})],
+)
+def test_arguments_of_calls_are_objects_as_in_service(
+    tmp_path: Path, given: object, rendered: dict
+) -> None:
+    """The fault: text, as OpenAI's clients send it, was rendered as text, or refused."""
+    spelled = []
+    for arguments in (given, rendered):
+        call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+        line = {"messages": [USER, turn, {"role": "tool", "content": "4"}]}
+        spelled.append(read_examples([_file(tmp_path, line)])[0].messages)
+    assert spelled[0] == spelled[1]
 
 
 def test_only_a_newline_ends_a_line_and_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:

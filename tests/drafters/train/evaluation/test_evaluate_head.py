@@ -188,12 +188,13 @@ def test_published_sets_are_asked_in_the_chat_format_of_the_target(
 def tokenizer_calls(monkeypatch: pytest.MonkeyPatch) -> list[Example]:
     """Examples that are encoded from now on."""
     encoded: list[Example] = []
+    as_it_is = examples.encode
 
     def encode(example: Example, tokenizer: Any, **options: Any) -> list[int] | None:
         encoded.append(example)
-        return examples.encode(example, tokenizer, **options)
+        return as_it_is(example, tokenizer, **options)
 
-    monkeypatch.setattr("drafters.train.evaluation.workloads.encode", encode)
+    monkeypatch.setattr("drafters.train.data.examples.encode", encode)
     return encoded
 
 

@@ -24,7 +24,7 @@ from drafters.model.config import Method, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
-from drafters.train.data.examples import MalformedLine, encode_examples, read_examples
+from drafters.train.data.examples import encode_examples, read_examples
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import load_mix, save_mix
 from drafters.train.data.response_cache import ResponseCache, numbered
@@ -44,7 +44,7 @@ from drafters.train.optimisation.head_init import (
     new_selector,
     weights_digest,
 )
-from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
+from drafters.train.optimisation.loop import LoopOptions, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = train_parser(__doc__).parse_args(argv)
     try:
         _run(args, argv)
-    except (MalformedLine, ResumeError, ResponseServerError, ValueError, OSError) as error:
+    except (ResponseServerError, ValueError, OSError, RuntimeError) as error:
+        # RuntimeError: a saved run that does not fit, or a GPU without memory left.
         print(f"aerie train: {error}", file=sys.stderr)
         return 1
     return 0

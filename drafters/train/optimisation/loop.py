@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from drafters.train.runtime import return_memory
 from drafters.train.target import FrozenTarget
 
 _RETURN_EVERY = 20  # updates: rare enough to cost nothing
+_MOST_SKIPPED = 10  # updates in a row
 _MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 in bf16
 
 
@@ -94,6 +96,7 @@ class Trainer:
         self._chains = torch.Generator().manual_seed(options.seed + 1)
         self._epoch_state = self._order.get_state()
         self._taken = 0  # batches of the epoch that began at `_epoch_state`
+        self._skipped = 0  # updates in a row whose gradient was not finite
         self.smoothed = torch.zeros(options.k_train)
         self._seen = torch.zeros(options.k_train)
 
@@ -105,19 +108,36 @@ class Trainer:
         return losses[1:] if self.options.selector else losses
 
     def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
-        """Train until the budget is spent; rewrite `file` every `save_every` seconds."""
+        """Train until the budget is spent; rewrite `file` every `save_every` seconds. Raises
+        ValueError if the gradient has stopped being finite."""
         self.head.train()
         saved = self.progress.seconds
         for indices in self._batches():
             if self.progress.fraction >= 1.0:
                 break
             self._update(indices)
+            if self._skipped >= _MOST_SKIPPED:
+                break
             if self.progress.steps % _RETURN_EVERY == 0:
                 return_memory()
-            if file is not None and self.progress.seconds - saved >= save_every:
-                self.save(file)
+            due = self.progress.seconds - saved >= save_every
+            if file is not None and due and not self._skipped:
+                self._save_or_report(file)
                 saved = self.progress.seconds
+        if self._skipped:
+            raise ValueError(
+                f"the loss is not finite: give lower rates than --muon-lr {self.options.muon_lr:g} "
+                f"and --adam-lr {self.options.adam_lr:g}"
+            )
         self.head.eval()
+
+    def _save_or_report(self, file: Path) -> None:
+        """Save the run. One that cannot be saved, as on a full disk, goes on."""
+        try:
+            self.save(file)
+        except (OSError, RuntimeError) as error:  # torch raises the latter
+            reason = str(error).partition("\n")[0]
+            print(f"the run is not saved and goes on: {file}: {reason}", flush=True)
 
     def save(self, file: Path) -> None:
         """Write the run's state atomically: a kill leaves the old file or the new one, and what
@@ -215,10 +235,14 @@ class Trainer:
             options.partitions or partitions_for(context, drafts),
         )
         norm = self._optimizer.step(trapezoid(self.progress.fraction))
-        counts = losses.counts.cpu()
-        self._seen += counts > 0
-        weight = torch.clamp(1.0 / self._seen.clamp(min=1), min=0.02) * (counts > 0)
-        self.smoothed += weight * (losses.means.cpu() - self.smoothed)
+        if math.isfinite(norm):
+            self._skipped = 0
+            counts = losses.counts.cpu()
+            self._seen += counts > 0
+            weight = torch.clamp(1.0 / self._seen.clamp(min=1), min=0.02) * (counts > 0)
+            self.smoothed += weight * (losses.means.cpu() - self.smoothed)
+        else:
+            self._skipped += 1
         # Tokens outside of the draft vocabulary count too, as they do in a budget of epochs.
         self.progress.advance(
             sum(text.drafted_tokens for text in texts),

@@ -5,6 +5,7 @@ Muon multiplies in the model's type: `aerie train` picks the one that is faster 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,13 +47,15 @@ class MixedOptimizer:
         self._base = [group["lr"] for opt in self._optimizers for group in opt.param_groups]
 
     def step(self, scale: float, clip: float = 1.0) -> float:
-        """One update at `scale` times the base rates; returns the gradient's norm."""
+        """Update at `scale` times the base rates if the gradient is finite; returns its norm."""
         for working, master in zip(self._working, self._master, strict=True):
             # Some tensors get no gradient from a batch, such as EAGLE-3's without any draft.
             grad = torch.zeros_like(working) if working.grad is None else working.grad
             master.grad = grad.float()
             working.grad = None
         norm = float(torch.nn.utils.clip_grad_norm_(self._master, clip))
+        if not math.isfinite(norm):
+            return norm
         groups = [group for opt in self._optimizers for group in opt.param_groups]
         for group, base in zip(groups, self._base, strict=True):
             group["lr"] = base * scale

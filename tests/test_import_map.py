@@ -38,7 +38,9 @@ HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
 MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
-OPTIONS = {f"drafters.train.{part}" for part in ("head_option", "template_option")}
+OPTIONS = {
+    f"drafters.train.{part}" for part in ("head_option", "number_options", "template_option")
+}
 RUN = {f"drafters.train.{part}" for part in ("progress", "provenance", "runtime")} | OPTIONS
 TRAINING = {
     f"drafters.train.{part}"

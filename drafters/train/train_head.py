@@ -14,7 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -37,18 +37,21 @@ from drafters.train.data.responses import (
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.optimisation.head_init import (
     HeadPlan,
+    check_vocabulary_size,
+    fitting_head,
     frequent_tokens,
     known_head,
     mask_token_of,
     new_head,
     new_selector,
+    planned_config,
     weights_digest,
 )
 from drafters.train.optimisation.loop import LoopOptions, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
-from drafters.train.target import FrozenTarget
+from drafters.train.target import FrozenTarget, checkpoint_folder
 from drafters.train.template_option import set_template
 from drafters.train.train_options import learning_rates, train_parser
 
@@ -86,6 +89,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
             "bfloat16 or float32, or the checkpoint that it was quantised from"
         )
     set_template(target.tokenizer, args)
+    _check_options(target, args)
     if args.loss is None:
         args.loss = "distribution" if args.selector else "labels"
     old_mix = load_mix(args.init) if args.init and not args.selector else []
@@ -251,19 +255,40 @@ def _answers(
     return (text for _, text in answers)
 
 
-def _head(
-    target: FrozenTarget, texts: Texts, args: argparse.Namespace
-) -> tuple[DraftHead, str | None]:
-    """The head to train, and of one that is trained further the digest of its weights."""
+def _check_options(target: FrozenTarget, args: argparse.Namespace) -> None:
+    """Raise ValueError for what would end the run behind hours of answers: options, and a head of
+    --init, that do not fit each other or the target."""
+    if args.out.resolve() == checkpoint_folder(args.target).resolve():
+        raise ValueError("--out is the folder of the target, whose weights it would replace")
     if args.selector and (args.init is None or args.layout != "flat"):
         raise ValueError("--selector is for the head of --init, and keeps its layout")
     if args.selector and args.k_train < 2:
         raise ValueError("--selector: a single draft token has no path; give --k-train 2 or more")
     if args.init is None:
-        return new_head(target, _plan(target, texts, args), target.dtype), None
+        size = args.draft_vocab
+        if size:
+            check_vocabulary_size(size, target.end_tokens, target.shape.vocab_size)
+        planned_config(target, _plan(target, range(size) if size else None, args))
+        return
     if given := [name for name in _SHAPE if getattr(args, name) is not None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--init takes the shape of its head: leave out {options}")
+    config = fitting_head(target, args.init, target.dtype).config
+    if args.selector:
+        replace(config, path_selector=SelectorConfig(args.rank))
+
+
+def _head(
+    target: FrozenTarget, texts: Texts, args: argparse.Namespace
+) -> tuple[DraftHead, str | None]:
+    """The head to train, and of one that is trained further the digest of its weights."""
+    if args.init is None:
+        chosen = None
+        if args.draft_vocab:
+            chosen = frequent_tokens(
+                texts, args.draft_vocab, target.end_tokens, target.shape.vocab_size
+            )
+        return new_head(target, _plan(target, chosen, args), target.dtype), None
     head = known_head(target, args.init, target.dtype)
     start = weights_digest(head)  # without the new selector, which follows from the seed
     if args.selector:
@@ -271,20 +296,17 @@ def _head(
     return head, start
 
 
-def _plan(target: FrozenTarget, texts: Texts, args: argparse.Namespace) -> HeadPlan:
-    chosen = None
+def _plan(
+    target: FrozenTarget, draft_vocabulary: Sequence[int] | None, args: argparse.Namespace
+) -> HeadPlan:
     method: Method = args.method or "p-eagle"
-    if args.draft_vocab:
-        chosen = frequent_tokens(
-            texts, args.draft_vocab, target.end_tokens, target.shape.vocab_size
-        )
     return HeadPlan(
         method=method,
         layers=args.layers,
         taps=args.taps,
         intermediate_size=args.intermediate_size,
         own_embeddings={"own": True, "shared": False, None: None}[args.embeddings],
-        draft_vocabulary=chosen,
+        draft_vocabulary=draft_vocabulary,
         mask_token=mask_token_of(target, args.mask_token) if method == "p-eagle" else None,
         seed=args.seed,
     )

@@ -9,6 +9,7 @@ import torch
 
 from drafters.train.data.responses import KEY_VARIABLE, server_url
 from drafters.train.head_option import head_folder
+from drafters.train.number_options import positive_float, positive_int
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
 from drafters.train.template_option import add_template_option
@@ -35,7 +36,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="type to train in and to save [the checkpoint's; on a CPU, trained in float32 where "
         "that is faster; float16 is trained in bfloat16]",
     )
-    parser.add_argument("--threads", type=int, help="CPU threads [all]")
+    parser.add_argument("--threads", type=positive_int, help="CPU threads [all]")
 
     data = parser.add_argument_group("data")
     data.add_argument(
@@ -48,7 +49,9 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     )  # fmt: skip
     add_template_option(data)
     data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
-    data.add_argument("--response-tokens", type=int, default=256, help="longest response, tokens")
+    data.add_argument(
+        "--response-tokens", type=positive_int, default=256, help="longest response, tokens"
+    )
     data.add_argument(
         "--sampled-share", type=float, default=0.3,
         help="share of the responses that are sampled; the rest are greedy",
@@ -74,15 +77,15 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="folder or hub id of a trained head to train further",
     )  # fmt: skip
     shape.add_argument("--method", choices=("p-eagle", "eagle3"), help="[p-eagle]")
-    shape.add_argument("--layers", type=int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
+    shape.add_argument("--layers", type=positive_int, help="[4 for P-EAGLE, 1 for EAGLE-3]")
     shape.add_argument("--taps", type=int, nargs="+", help="[an early, a middle, a late layer]")
-    shape.add_argument("--intermediate-size", type=int, help="[the target's]")
+    shape.add_argument("--intermediate-size", type=positive_int, help="[the target's]")
     shape.add_argument(
         "--embeddings", choices=("own", "shared"),
         help="the head's own, or the target's [own for P-EAGLE, shared for EAGLE-3]",
     )  # fmt: skip
     shape.add_argument(
-        "--draft-vocab", type=int, metavar="N", help="draft only the N commonest tokens"
+        "--draft-vocab", type=positive_int, metavar="N", help="draft only the N commonest tokens"
     )
     shape.add_argument(
         "--layout", choices=("flat", "speculators"), default="flat",
@@ -110,13 +113,15 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
 
     training = parser.add_argument_group("training")
     budget = training.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, help="budget: minutes of training")
-    budget.add_argument("--tokens", type=int, help="budget: drafts of depth 0")
+    budget.add_argument("--minutes", type=positive_float, help="budget: minutes of training")
+    budget.add_argument("--tokens", type=positive_int, help="budget: drafts of depth 0")
     budget.add_argument(
-        "--epochs", type=float, help="budget: passes over the data [3; of a path selector 1]"
+        "--epochs",
+        type=positive_float,
+        help="budget: passes over the data [3; of a path selector 1]",
     )
     training.add_argument(
-        "--k-train", type=int, default=K_TRAIN, metavar="K",
+        "--k-train", type=positive_int, default=K_TRAIN, metavar="K",
         help="drafts per anchor, at depths 0 to K - 1",
     )  # fmt: skip
     training.add_argument(
@@ -129,7 +134,10 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         "[labels; for a path selector distribution]",
     )  # fmt: skip
     training.add_argument(
-        "--batch-tokens", type=int, default=loop.batch_tokens, help="padded tokens of an update"
+        "--batch-tokens",
+        type=positive_int,
+        default=loop.batch_tokens,
+        help="padded tokens of an update",
     )
     training.add_argument(
         "--partitions", type=int, default=loop.partitions,

@@ -9,6 +9,7 @@ import torch
 
 from drafters.train.evaluation.workloads import CHAT, DEFAULT_COUNT, HUMANEVAL, NAMES
 from drafters.train.head_option import head_folder
+from drafters.train.number_options import positive_int
 from drafters.train.template_option import add_template_option
 
 DEFAULT_TARGET = "packaged:smollm2-135m"
@@ -70,11 +71,11 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--count",
-        type=_positive,
+        type=positive_int,
         help=f"prompts of each workload (default: all of humaneval and chat, else {DEFAULT_COUNT})",
     )
     parser.add_argument(
-        "--tokens", type=_positive, default=128, help="longest answer, in tokens (default: 128)"
+        "--tokens", type=positive_int, default=128, help="longest answer, in tokens (default: 128)"
     )
     parser.add_argument(
         "--k",
@@ -101,7 +102,7 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the intervals and of sampling (default: 0)"
     )
-    parser.add_argument("--threads", type=_positive, help="CPU threads (default: all)")
+    parser.add_argument("--threads", type=positive_int, help="CPU threads (default: all)")
     parser.add_argument(
         "--device",
         type=_device,
@@ -111,13 +112,6 @@ def evaluate_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=_DTYPES, help="default: the target checkpoint's")
     parser.add_argument("--json", action="store_true", help="add a line of JSON below each table")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def _temperature(text: str) -> float:

@@ -70,16 +70,21 @@ def mask_token_of(target: FrozenTarget, given: str | None) -> int:
     )
 
 
+def check_vocabulary_size(size: int, always: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError unless `frequent_tokens` can choose `size` tokens."""
+    if not len(always) <= size < vocab_size:
+        raise ValueError(
+            f"a draft vocabulary has {len(always)} to {vocab_size - 1} tokens, not {size}"
+        )
+
+
 def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: int) -> list[int]:
     """A draft vocabulary: the `size` commonest tokens of the responses, as ascending ids.
 
     `always` are kept however rare they are (end tokens). If fewer tokens occurred, unused ones fill
     the rest in the order of their ids.
     """
-    if not len(always) <= size < vocab_size:
-        raise ValueError(
-            f"a draft vocabulary has {len(always)} to {vocab_size - 1} tokens, not {size}"
-        )
+    check_vocabulary_size(size, always, vocab_size)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts += torch.bincount(text.tokens[text.prompt :], minlength=vocab_size)
@@ -90,13 +95,19 @@ def frequent_tokens(texts: Texts, size: int, always: Sequence[int], vocab_size: 
 def known_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
     """Load a trained head to train it further. Raises ValueError if it is not of this target's
     shape."""
+    return _lend(target, fitting_head(target, folder, dtype), dtype)
+
+
+def fitting_head(target: FrozenTarget, folder: Path, dtype: torch.dtype) -> DraftHead:
+    """A trained head as it is stored, on the CPU and without the target's tables. Raises ValueError
+    if it is not of this target's shape."""
     shape = target.shape
     head = load_head(folder, dtype, shape.num_hidden_layers)
     own = frozenset(head.state_dict())
     size = TargetSizes(shape.hidden_size, shape.vocab_size, shape.num_hidden_layers)
     if problems := target_problems(head.config, size, own):
         raise ValueError(f"--init: {folder} is a head for another target: {'; '.join(problems)}")
-    return _lend(target, head, dtype)
+    return head
 
 
 @torch.no_grad()
@@ -154,8 +165,8 @@ def weights_digest(head: DraftHead) -> str:
     return digest.hexdigest()
 
 
-def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:
-    """A new head on the target's device: random matrices, embeddings and output matrix copied."""
+def planned_config(target: FrozenTarget, plan: HeadPlan) -> HeadConfig:
+    """The configuration of a new head. Raises ValueError for a plan that the target cannot have."""
     shape = target.shape
     chosen = plan.draft_vocabulary
     if plan.method == "p-eagle" and plan.mask_token is None:
@@ -179,6 +190,12 @@ def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftH
     )
     if max(config.eagle_aux_hidden_state_layer_ids) > shape.num_hidden_layers:
         raise ValueError(f"taps beyond the target's {shape.num_hidden_layers} layers")
+    return config
+
+
+def new_head(target: FrozenTarget, plan: HeadPlan, dtype: torch.dtype) -> DraftHead:
+    """A new head on the target's device: random matrices, embeddings and output matrix copied."""
+    config, chosen = planned_config(target, plan), plan.draft_vocabulary
     own = plan.method == "p-eagle" if plan.own_embeddings is None else plan.own_embeddings
     torch.manual_seed(plan.seed)
     head = DraftHead(config, own_embeddings=own)

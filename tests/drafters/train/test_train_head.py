@@ -119,6 +119,15 @@ def test_a_head_of_another_target_is_not_trained_on(
     save_head(DraftHead(other, own_embeddings=False), tmp_path / "other")
     assert train(tmp_path / "head", init=tmp_path / "other") == 1
     assert "head for another target" in capsys.readouterr().err
+    assert not list((tmp_path / "head.work").glob("responses-*"))
+
+
+def test_a_head_is_not_written_over_its_target(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_target(tmp_path / "target")
+    assert train(target, *MASK, target=target) == 1
+    assert "--out is the folder of the target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -238,6 +247,61 @@ def test_malformed_lines_end_the_run_or_are_left_out(
     assert f"{prompts}:17" in "".join(capsys.readouterr())
 
 
+def test_what_the_template_refuses_is_malformed_too(
+    train: Train, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}"
+        "{{ messages[0]['content'] }}"
+    )
+    turn = {"role": "user", "content": "hello"}
+    prompts.write_text(prompts.read_text() + "\n" + json.dumps({"messages": [turn, turn]}))
+    out, options = tmp_path / "head", [*MASK, "--chat-template", str(template)]
+    assert train(out, *options) == 1
+    assert f"{prompts}:17: the chat template refuses it: one turn" in capsys.readouterr().err
+    assert train(out, *options, "--malformed", "skip") == 0
+    assert f"{prompts}:17" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_saved_goes_on(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The fault: a full disk ended it, by a traceback."""
+    out, run = tmp_path / "head", Trainer.run
+
+    def on_a_full_disk(self: Trainer, file: Path, save_every: float = 120.0) -> None:
+        file.with_name(f"{file.name}.tmp").symlink_to("/dev/full")
+        run(self, file, 0.0)
+
+    monkeypatch.setattr(Trainer, "run", on_a_full_disk)
+    assert train(out, *MASK) == 0
+    assert "the run is not saved and goes on" in capsys.readouterr().out
+    assert load_head(out).config.method == "p-eagle"
+
+
+@pytest.mark.parametrize("tokens", ["2000", "20000"])
+def test_a_run_whose_loss_is_not_finite_writes_nothing(
+    train: Train, tmp_path: Path, tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault: it went on, and ended with exit code 0 and a head of NaN."""
+    out, rates = tmp_path / "head", ("--muon-lr", "1e30", "--adam-lr", "1e30")
+    assert train(out, *MASK, *rates, "--tokens", tokens) == 1
+    assert "--muon-lr 1e+30 and --adam-lr 1e+30" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--tokens", "--epochs", "--k-train"])
+def test_budgets_and_k_are_positive(option: str) -> None:
+    given = ["--target", "t", "--out", "o", "--prompts", "p", option, "0"]
+    with pytest.raises(SystemExit) as refused:
+        aerie(["train", *given])
+    assert refused.value.code == 2
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -245,16 +309,19 @@ def test_malformed_lines_end_the_run_or_are_left_out(
         (["--method", "eagle3", "--taps", "1", "2", "9"], "taps"),
         (["--method", "eagle3", "--max-length", "17"], "--max-length"),
         (["--method", "eagle3", "--draft-vocab", "1000"], "1000"),
+        (["--selector"], "--init"),
     ],
     ids=str,
 )
 def test_what_cannot_be_is_said_in_a_line(
     train: Train, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And before the target answers any prompt, which takes hours."""
     assert train(tmp_path / "head", *options) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("aerie train: ")
     assert said in error
+    assert not list((tmp_path / "head.work").glob("responses-*"))
 
 
 def test_the_placeholder_is_a_token_that_no_text_has(target: FrozenTarget) -> None:

@@ -1,0 +1,22 @@
+"""Types of options that are numbers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1. Raises argparse.ArgumentTypeError or ValueError."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0. Raises argparse.ArgumentTypeError or ValueError."""
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value

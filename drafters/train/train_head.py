@@ -47,7 +47,7 @@ from drafters.train.optimisation.head_init import (
     planned_config,
     weights_digest,
 )
-from drafters.train.optimisation.loop import LoopOptions, Trainer
+from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = train_parser(__doc__).parse_args(argv)
     try:
         _run(args, argv)
-    except (ResponseServerError, ValueError, OSError, RuntimeError) as error:
-        # RuntimeError: a saved run that does not fit, or a GPU without memory left.
+    except (
+        ResponseServerError, ResumeError, ValueError, OSError, torch.OutOfMemoryError,
+    ) as error:  # fmt: skip
         print(f"aerie train: {error}", file=sys.stderr)
         return 1
     return 0

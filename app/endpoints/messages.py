@@ -91,8 +91,8 @@ class MessagesFormat(AnswerFormat):
 
     def error_event(self, error: ApiError, sequence_number: int = 0) -> str:
         """An error as an event."""
-        inner = {"type": "api_error", "message": error.message}
-        return f"event: error\ndata: {json.dumps({'type': 'error', 'error': inner})}\n\n"
+        body = self.error_body(error, None)
+        return f"event: error\ndata: {json.dumps(body)}\n\n"
 
     def error_body(self, error: ApiError, request_id: str | None) -> dict[str, Any]:
         """The JSON of a response with an error; it has the request's id."""

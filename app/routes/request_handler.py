@@ -101,7 +101,12 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         if error is not None:
             await stream.close()
             raise operation.failure(error, payload, reply.first) from error
-        stream.cut_at(deadline.expired, operation.event)
+
+        def as_event(error: ApiError, sequence_number: int) -> str:
+            event = operation.event(error, sequence_number)
+            return event if turn is None else turn.failed(event)
+
+        stream.cut_at(deadline.expired, as_event)
         return EventResponse(stream, {"server-timing": context.server_timing()})
 
     return await _in_time(request, work(), deadline.expired)

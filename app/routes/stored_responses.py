@@ -27,7 +27,7 @@ _LAST = ("response.completed", "response.incomplete")
 _WITH_RESPONSE = ("response.created", "response.in_progress", *_LAST)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
     """One request on /v1/responses of one tenant, with the turns before it."""
 
@@ -37,6 +37,7 @@ class Turn:
     size: int  # of the payload, in bytes of JSON
     previous_response_id: str | None
     kept: bool  # whether the response is to be kept
+    created: dict[str, Any] | None = None  # the response as a stream began it
 
     async def finish(self, response: dict[str, Any], size: int = 0) -> dict[str, Any]:
         """The response as the client gets it. It is stored if `kept`, and says whether it was.
@@ -58,17 +59,34 @@ class Turn:
             async for event in events:
                 kind, _, rest = event.removeprefix("event: ").partition("\n")
                 if kind not in _WITH_RESPONSE:
-                    yield event
+                    yield self.failed(event) if kind == "error" else event
                     continue
                 data = json.loads(rest.removeprefix("data: "))
                 if kind in _LAST:
                     data["response"] = await self.finish(data["response"])
                 else:
                     data["response"] = self._named(data["response"], self.kept)
+                if kind == "response.created":
+                    self.created = data["response"]
                 yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
         finally:
             if hasattr(events, "aclose"):
                 await events.aclose()
+
+    def failed(self, error_event: str) -> str:
+        """The `error` event that ends a stream, and a `response.failed` event after it.
+
+        The response is the one of `response.created`; without that event there is none to end.
+        """
+        if self.created is None:
+            return error_event
+        error = json.loads(error_event.partition("data: ")[2])
+        # OpenAI's schema has a closed list of codes here; the `error` event has the own one.
+        cause = {"code": "server_error", "message": error["message"]}
+        response = {**self.created, "status": "failed", "error": cause, "store": False}
+        data = {"type": "response.failed", "sequence_number": error["sequence_number"] + 1}
+        last = json.dumps({**data, "response": response})
+        return f"{error_event}event: response.failed\ndata: {last}\n\n"
 
     def _named(self, response: dict[str, Any], kept: bool) -> dict[str, Any]:
         return {

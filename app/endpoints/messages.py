@@ -15,6 +15,7 @@ from app.errors import ApiError
 from app.request_usage import count_tokenized
 from app.validation import message_checks, replay
 from app.validation.fields import (
+    AS_SENT,
     CACHE,
     EVERYWHERE,
     GENERATING,
@@ -45,13 +46,15 @@ _ERROR_TYPES = {
 _FIELDS: dict[str, Rule] = {
     **EVERYWHERE,
     "cache_control": WithoutEffect(dict, CACHE),
-    "context_management": WithoutEffect(dict, "the conversation is taken as it is sent"),
+    "context_management": WithoutEffect(dict, AS_SENT),
     "mcp_servers": OnlyAt(([],), "this server calls no tools itself"),
+    "speed": WithoutEffect(str, "every answer comes as fast as it can"),
+    "user_profile_id": WithoutEffect(str, LABEL),
 }
 _IGNORED_MEMBERS = frozenset(
     {
         *("allowed_callers", "cache_control", "caller", "citations", "context", "title"),
-        *("eager_input_streaming", "input_examples", "type"),
+        *("eager_input_streaming", "input_examples", "task_budget", "type"),
     }
 )
 
@@ -149,6 +152,7 @@ ENDPOINTS = (
             **_FIELDS,
             **GENERATING,
             "container": OnlyAt((), "this server runs no code"),
+            "diagnostics": WithoutEffect(dict, "no request is compared with an earlier one"),
             "inference_geo": WithoutEffect(str, "the model runs where this server is"),
             "metadata": WithoutEffect(dict, LABEL),
             "service_tier": WithoutEffect(str, TIER),

@@ -15,7 +15,7 @@ from app.errors import ApiError
 from app.serving.response_fields import published, published_event
 from app.validation import message_checks, replay
 from app.validation.field_checks import invalid
-from app.validation.fields import LABEL, OPENAI, OnlyAt, WithoutEffect
+from app.validation.fields import AS_SENT, LABEL, OPENAI, OnlyAt, WithoutEffect
 from app.validation.nested import CHAT_MEMBERS
 from app.validation.tools import ToolRules, refuse_tools
 
@@ -128,6 +128,7 @@ ENDPOINTS = (
             **OPENAI,
             "background": OnlyAt((False,), "an answer is made while its request waits for it"),
             "client_metadata": WithoutEffect(dict, LABEL),
+            "context_management": WithoutEffect(list, AS_SENT),
             "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
             "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
             "previous_input_messages": OnlyAt(([],), "send earlier turns in 'input'"),

@@ -58,6 +58,7 @@ Rule = WithoutEffect | OnlyAt | NotAt | SameAs
 LABEL = "a label for the client's own records"
 CACHE = "prefixes are cached anyway, for as long as there is room"
 TIER = "there is one tier of service"
+AS_SENT = "the conversation is taken as it is sent"
 NOT_KEPT = "answers of this API are not kept, whatever it says"
 RENDERING = "only vLLM's servers of rendered prompts read it"
 TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs")
@@ -96,6 +97,7 @@ OPENAI: dict[str, Rule] = {
     **GENERATING,
     "metadata": WithoutEffect(dict, LABEL),
     "prompt_cache_key": WithoutEffect(str, CACHE),
+    "prompt_cache_options": WithoutEffect(dict, CACHE),
     "prompt_cache_retention": WithoutEffect(str, CACHE),
     "safety_identifier": WithoutEffect(str, LABEL),
     "seed": NotAt((-1,), "vLLM takes it for no seed: send none, or another one"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_create_params
+from openai.types import completion_create_params as text_create_params
+from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 from app.endpoints import declared
@@ -15,6 +21,22 @@ from app.validation import fields
 from app.validation.fields import NotAt, OnlyAt, SameAs, WithoutEffect
 from docs.fields import PAGE, page
 
+# Parameters of the SDKs that would change an answer or cannot be kept here: unknown, so a 400.
+_BETA = {"billing_policy", "compaction", "fallback_credit_token", "fallbacks", "thread"}
+_HEADERS = {"betas", "workspace_id"}  # the client sends these beside the body
+SDK_PARAMETERS = [
+    ("chat", completion_create_params.CompletionCreateParamsBase, {"moderation"}),
+    ("completions", text_create_params.CompletionCreateParamsBase, set()),
+    (
+        "responses",
+        response_create_params.ResponseCreateParamsBase,
+        {"access_programs", "image", "moderation"},
+    ),
+    ("messages", message_create_params.MessageCreateParamsBase, _HEADERS),
+    ("messages", beta_create_params.MessageCreateParamsBase, _HEADERS | _BETA),
+    ("count_tokens", message_count_tokens_params.MessageCountTokensParams, _HEADERS),
+    ("count_tokens", beta_count_params.MessageCountTokensParams, _HEADERS | _BETA),
+]
 FIELDS = {endpoint.name: endpoint.fields for endpoint in declared()}
 RULES = [(dialect, name) for dialect, rules in FIELDS.items() for name in rules]
 
@@ -43,6 +65,16 @@ def test_every_rule_is_kept(dialect: str, name: str) -> None:
             payload = {name: harmless}
             fields.check_fields(payload, {name}, FIELDS[dialect])
             assert payload == {}
+
+
+@pytest.mark.parametrize(("dialect", "parameters", "refused"), SDK_PARAMETERS)
+def test_every_parameter_of_an_sdk_is_known_or_listed_as_refused(
+    dialect: str, parameters: type, refused: set[str]
+) -> None:
+    endpoint = next(endpoint for endpoint in declared() if endpoint.name == dialect)
+    known = {*endpoint.models()[0].model_fields, *endpoint.fields}
+    assert set(get_type_hints(parameters)) - known - {"stream"} <= refused
+    assert not refused & known
 
 
 @pytest.mark.parametrize("dialect", FIELDS)

@@ -132,7 +132,10 @@ def test_a_prompt_beyond_the_context_is_named(
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
+CACHED_PART = {"text": "hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
 NO_EFFECT = [
+    ("chat", "messages", [{"role": "user", "content": [{**CACHED_PART, "type": "text"}]}]),
+    ("responses", "input", [{"role": "user", "content": [{**CACHED_PART, "type": "input_text"}]}]),
     ("chat", "verbosity", "low"),
     ("chat", "stream_options", {"include_obfuscation": False}),
     ("completions", "safety_identifier", "u"),
@@ -140,7 +143,14 @@ NO_EFFECT = [
     ("responses", "stream_options", {"include_obfuscation": False}),
     ("responses", "client_metadata", {"a": "b"}),
     ("responses", "prompt_cache_retention", "24h"),
+    ("chat", "prompt_cache_options", {"mode": "explicit"}),
+    ("responses", "prompt_cache_options", {"mode": "explicit"}),
+    ("responses", "context_management", [{"type": "compaction"}]),
     ("messages", "service_tier", "auto"),
+    ("messages", "speed", "standard"),
+    ("messages", "diagnostics", {"previous_message_id": "msg_1"}),
+    ("messages", "user_profile_id", "u"),
+    ("messages", "output_config", {"task_budget": {"type": "tokens", "total": 1000}}),
     ("messages", "context_management", {"edits": []}),
     ("messages", "cache_control", {"type": "ephemeral"}),
     ("messages", "metadata", {"user_id": "u"}),

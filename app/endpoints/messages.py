@@ -81,8 +81,9 @@ class MessagesFormat(AnswerFormat):
     def body(self, answer: BaseModel) -> dict[str, Any]:
         """The JSON of a whole message, or of a count of tokens."""
         message = answer.model_dump(mode="json", exclude_none=True)
-        if "id" in message:  # counted tokens have none
-            message["id"] = _MESSAGE_ID + message["id"].removeprefix(_CHAT_ID)
+        if "id" not in message:
+            return message  # a count of tokens
+        message["id"] = _MESSAGE_ID + message["id"].removeprefix(_CHAT_ID)
         return {"stop_sequence": None, **message}
 
     def event(self, item: Any, *, null_usage: bool = False) -> str:

@@ -281,6 +281,19 @@ def _with_cached_tokens(event: str) -> str:
     return _event_of(chunk)
 
 
+def _with_first_cached_tokens(event: str, output: RequestOutput) -> str:
+    """The event; if it has a chunk's usage, with the cached tokens of the output's prompt."""
+    if not event.startswith(_CHUNK):
+        return event
+    chunk = json.loads(event.removeprefix("data: "))
+    if chunk.get("usage"):
+        chunk["usage"]["prompt_tokens_details"] = {
+            "cached_tokens": output.num_cached_tokens,
+            "created_cache_tokens": output.num_cache_creation_tokens,
+        }
+    return _event_of(chunk)
+
+
 def _origins_of(choice: Any) -> Any:
     """What app/llm/token_origins.py attached to a choice of the engine's output."""
     return getattr(choice, "speculation", None)
@@ -380,6 +393,30 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         last["content"] = content
         request.add_generation_prompt, request.continue_final_message = False, True
         return request
+
+    async def chat_completion_stream_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: AsyncIterator[RequestOutput],
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The stream. Its first chunk counts the prompt's cached tokens as the last one does: the
+        engine's first output says how many there are."""
+        first: RequestOutput | None = None
+
+        async def watched() -> AsyncIterator[RequestOutput]:
+            nonlocal first
+            async for output in result_generator:
+                first = first or output
+                yield output
+
+        begun = False
+        async for event in super().chat_completion_stream_generator(
+            request, watched(), *args, **kwargs
+        ):
+            yield event if begun or first is None else _with_first_cached_tokens(event, first)
+            begun = True
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
         """The whole answer. The `input` of a call that was cut holds its complete members, as

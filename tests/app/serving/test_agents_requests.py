@@ -184,6 +184,7 @@ def test_claude_code_counts_before_it_asks(gateway: Gateway) -> None:
     )
     assert response.status_code == 200, response.text
     assert response.json()["input_tokens"] > 50
+    assert "stop_sequence" not in response.json()
 
 
 @STREAMING

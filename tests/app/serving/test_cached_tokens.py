@@ -49,6 +49,7 @@ class CachingCore(RecordingCore):
         answer = super().answer(request)
         answer.prefill_stats = PrefillStats()
         answer.prefill_stats.num_cached_tokens = 16 * len(self.requests)
+        answer.prefill_stats.num_cache_creation_tokens = 3
         return answer
 
 
@@ -78,3 +79,18 @@ def test_cached_tokens_are_those_of_all_prompts_and_of_the_first_choice(
             line.removeprefix("data: ") for line in text.splitlines() if '"cached_tokens"' in line
         ]
     assert json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def test_the_first_event_of_messages_counts_as_the_last_does(connect: Connect) -> None:
+    async def scenario() -> str:
+        async with gateway(connect(CachingCore())) as post:
+            messages = [{"role": "user", "content": "hi " * 10}]
+            body = {"model": "aerie-embedded", "messages": messages, "stream": True}
+            return str((await post("/v1/messages", "one", max_tokens=1, **body)).text)
+
+    lines = asyncio.run(scenario()).splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:5] == "data:"]
+    by_type = {event["type"]: event for event in events}
+    first, last = by_type["message_start"]["message"]["usage"], by_type["message_delta"]["usage"]
+    assert first["cache_read_input_tokens"] == 16
+    assert first == {**last, "output_tokens": 0}

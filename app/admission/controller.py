@@ -73,6 +73,7 @@ class AdmissionController:
         self.body_bytes = 0  # of all requests in progress
         self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
+        self.forwarded_identity = Identity(Tenant(name=ANONYMOUS))
         self.public_identity = Identity(Tenant.model_construct(name=PUBLIC))
         if not self.keys.guarded and not local:
             logger.warning(

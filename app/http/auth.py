@@ -18,6 +18,7 @@ from app.http.request_context import RequestContext, attach
 from app.observability import metrics
 
 _CLOSE_UNSUPPORTED = 1003
+_FORWARDED = (b"forwarded", b"via", b"x-forwarded-for")
 
 
 class AuthMiddleware:
@@ -89,7 +90,14 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        if not self._admission.keys.guarded and _is_forwarded(scope):
+            return self._admission.forwarded_identity
         return identity
+
+
+def _is_forwarded(scope: Scope) -> bool:
+    """Whether a proxy says that it hands the request on for a client, which may be elsewhere."""
+    return any(name in _FORWARDED for name, _ in scope["headers"])
 
 
 def timeout_of(scope: Scope, admission: AdmissionController) -> float:

@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         model = {"model": option("--served-model-name")}
         if not body.get("stream"):
             query = {"path": self.path, "key": self.headers.get("Authorization")}
-            return self._send(200, {**model, "echo": body, **query})
+            return self._send(200, {**model, "echo": body, **query, "via": self.headers["Via"]})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")

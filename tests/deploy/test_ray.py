@@ -211,6 +211,7 @@ def test_answers_are_plain_and_streamed(service: Service) -> None:
             assert answer.json()["echo"] == BODY
             assert answer.json()["path"] == "/v1/completions?a=1"
             assert answer.json()["key"] == "Bearer sk-x"
+            assert answer.json()["via"] == "1.1 ray"  # without keys it makes nobody an admin
         with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             lines = [line for line in stream.iter_lines() if line]

@@ -225,6 +225,18 @@ def test_without_keys_admin_routes_are_for_the_machine_itself(
     assert "no API keys are configured" in caplog.text
 
 
+@pytest.mark.parametrize("header", ["Forwarded", "Via", "X-Forwarded-For"])
+def test_without_keys_nobody_behind_a_proxy_is_an_admin(header: str) -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        through = {header: "203.0.113.9"}
+        changed = await client.patch("/v1/speculation", json={"objective": "off"}, headers=through)
+        refused(changed, 403, "admin_required")
+        assert (await client.get("/page/figures", headers=through)).json()["admin"] is False
+        assert (await client.post(PATH, json={"prompt": "x"}, headers=through)).status_code == 200
+
+    run(check, keys=False)
+
+
 def test_admin_routes_need_an_admin_key() -> None:
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         assert refused(await client.get("/admin"), 403, "admin_required")["type"] == (

@@ -80,6 +80,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         redirect_slashes=False,  # app/http/errors.py leads to the path that was meant
     )
     metrics.BUILD_INFO.labels(version("aerie"), VLLM_VERSION).set(1)
+    metrics.MODEL_INFO.labels(settings.served_model_name).set(1)
     app.state.settings = settings
     app.state.engine = engine
     app.state.admission = admission

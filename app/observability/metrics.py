@@ -24,6 +24,11 @@ def _by(label: str, values: Iterable[str], name: str, text: str) -> Counter:
 BUILD_INFO = Gauge(
     "aerie_build_info", "1, with the versions of the gateway and of vLLM.", ["version", "vllm"]
 )
+MODEL_INFO = Gauge(
+    "aerie_model_info",
+    "1 from the start of the process, with the model's served name.",
+    ["model_name"],
+)
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",

@@ -53,10 +53,14 @@ class Query:
     expr: str
     legend: str = ""
 
-    def build(self, ref: str) -> prometheus.Dataquery:
-        """The query as a panel's target."""
+    def build(self, ref: str, now: bool) -> prometheus.Dataquery:
+        """The query as a panel's target: over the panel's time, or for its value `now` alone.
+
+        The last value of a time range can be as old as the range.
+        """
         made = prometheus.Dataquery().ref_id(ref).expr(self.expr).legend_format(self.legend)
-        return made.range().format(queries.PromQueryFormat.TIME_SERIES)
+        made = made.instant() if now else made.range()
+        return made.format(queries.PromQueryFormat.TIME_SERIES)
 
 
 def rate(metric: str, by: str = "", labels: str = OURS, window: str = "$__rate_interval") -> str:
@@ -130,11 +134,11 @@ def number(
         .decimals(decimals)
         .no_value("–")
         .color_mode(looks.BigValueColorMode.VALUE)
-        .graph_mode(looks.BigValueGraphMode.AREA)
+        .graph_mode(looks.BigValueGraphMode.NONE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(steps))
     )
-    return _finish(panel, title, description, [query], unit, width, 4)
+    return _finish(panel, title, description, [query], unit, width, 4, now=True)
 
 
 def bars(
@@ -157,7 +161,7 @@ def bars(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(steps))
     )
-    return _finish(panel, title, description, [query], unit, width, HEIGHT)
+    return _finish(panel, title, description, [query], unit, width, HEIGHT, now=True)
 
 
 def heat_of_series(
@@ -213,7 +217,7 @@ Part = Callable[[], tuple[str, list[Any]]]  # a heading and the panels under it
 
 def board(uid: str, title: str, description: str, parts: Sequence[Part]) -> Any:
     """A dashboard of these parts, with the variables that every panel here uses."""
-    known = "vllm:num_requests_running"
+    known = "aerie_model_info"  # of every gateway, from the start of its process
     everything = models.VariableOption(text="All", value="$__all", selected=True)
 
     def labels(name: str, label: str, query: str) -> Any:
@@ -276,9 +280,11 @@ def _finish(
     unit: str,
     width: int,
     height: int,
+    *,
+    now: bool = False,
 ) -> Any:
     assert len(targets) <= len(REFS), "more queries than letters"
     panel = panel.title(title).description(description).datasource(DATASOURCE).unit(unit)
     for letter, query in zip(REFS, targets, strict=False):
-        panel = panel.with_target(query.build(letter))
+        panel = panel.with_target(query.build(letter, now))
     return panel.span(width).height(height)

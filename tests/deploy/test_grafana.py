@@ -42,6 +42,22 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
         assert target["legendFormat"]
 
 
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_present_figure_is_asked_for_now(panel: dict[str, Any]) -> None:
+    """The last value of a range can be 30 minutes old."""
+    present = panel["type"] in ("stat", "bargauge")
+    for target in panel["targets"]:
+        assert (target.get("instant", False), target["range"]) == (present, not present)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gateway_can_be_chosen_from_the_start_of_its_process(name: str) -> None:
+    variables = json.loads((FOLDER / name).read_text("utf-8"))["templating"]["list"]
+    chosen = {each["name"]: each["query"] for each in variables}
+    assert chosen["model"] == "label_values(aerie_model_info, model_name)"
+    assert chosen["instance"] == 'label_values(aerie_model_info{model_name=~"$model"}, instance)'
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_have_their_places(name: str) -> None:
     taken: set[tuple[int, int]] = set()

@@ -47,6 +47,8 @@ def test_starting_is_alive_but_not_ready(monkeypatch: pytest.MonkeyPatch) -> Non
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert refused.json()["error"]["code"] == "engine_not_ready"
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        assert f'aerie_model_info{{model_name="{model}"}} 1.0' in client.get("/metrics").text
 
 
 def test_ready(client: TestClient) -> None:

@@ -25,10 +25,19 @@ def main(arguments: Sequence[str] | None = None, session: Any = None) -> int:
         session = session or _session(options.region)
         run = {"deploy": _deploy, "test": _test, "delete": _delete}[options.command]
         run(session, options)
-    except (DeployError, AerieError) as error:
+    except _errors() as error:
         print(f"sagemaker: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What ends a command with a line instead of a traceback: AWS's refusals too."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return DeployError, AerieError
+    return DeployError, AerieError, BotoCoreError, ClientError
 
 
 def _deploy(session: Any, options: argparse.Namespace) -> None:

@@ -107,39 +107,50 @@ class Endpoint:
         """Create the endpoint or update it to its desired state; returns when it serves.
 
         The earlier model and configuration are deleted then. New ones that did not come up are left
-        for inspection.
+        for inspection, and taken by the same command again. Raises DeployError if it fails, or if
+        SageMaker went back to the earlier configuration.
         """
         desired.check()
         resource = f"{self.name}-{desired.mark()}"
-        before = self.configuration()
-        if before == resource:
+        found = self.description()
+        before = None if found is None else found["EndpointConfigName"]
+        if found is not None and found["EndpointStatus"] == "Failed":
+            raise DeployError(f"{self.name}: Failed: {_reason(found)}: delete it first")
+        if found is not None and before == resource and found["EndpointStatus"] == "InService":
             self.say(f"{self.name} is up to date ({resource})")
             return
-        self._create_model(resource, desired)
-        self._create_configuration(resource, desired)
-        if before is None:
-            self.client.create_endpoint(EndpointName=self.name, EndpointConfigName=resource)
-        else:
-            self.client.update_endpoint(EndpointName=self.name, EndpointConfigName=resource)
-        self.wait(wait_s)
-        if before is not None:
+        if before != resource:
+            self._create_model(resource, desired)
+            self._create_configuration(resource, desired)
+            change = self.client.create_endpoint if found is None else self.client.update_endpoint
+            change(EndpointName=self.name, EndpointConfigName=resource)
+        found = self.wait(wait_s)
+        if found["EndpointConfigName"] != resource:
+            kept = found["EndpointConfigName"]
+            raise DeployError(
+                f"{self.name} went back to {kept}, which serves: {_reason(found)} ({resource} is "
+                "left for inspection)"
+            )
+        if before not in (None, resource):
             self._delete_parts(before)
         self.say(f"{self.name} is in service ({resource})")
 
-    def wait(self, wait_s: float) -> None:
-        """Wait until the endpoint is in service. Raises DeployError if it fails or takes longer."""
+    def wait(self, wait_s: float) -> dict[str, Any]:
+        """Wait until the endpoint is in service; returns SageMaker's description of it.
+
+        Raises DeployError if it fails or takes longer.
+        """
         left, last = wait_s, ""
         while True:
-            found = self.client.describe_endpoint(EndpointName=self.name)
+            found: dict[str, Any] = self.client.describe_endpoint(EndpointName=self.name)
             status = found["EndpointStatus"]
             if status != last:
                 self.say(f"{self.name}: {status}")
                 last = status
             if status == "InService":
-                return
+                return found
             if status in ("Failed", "UpdateRollbackFailed", "OutOfService"):
-                reason = found.get("FailureReason", "no reason given")
-                raise DeployError(f"{self.name}: {status}: {reason}")
+                raise DeployError(f"{self.name}: {status}: {_reason(found)}")
             if left <= 0:
                 raise DeployError(f"{self.name} is {status} after {wait_s:.0f} s")
             self.sleep(POLL_S)
@@ -147,26 +158,25 @@ class Endpoint:
 
     def delete(self) -> None:
         """Delete the endpoint, its configuration and its model."""
-        before = self.configuration()
-        if before is None:
+        found = self.description()
+        if found is None:
             self.say(f"there is no endpoint {self.name}")
             return
         self.client.delete_endpoint(EndpointName=self.name)
-        self._delete_parts(before)
+        self._delete_parts(found["EndpointConfigName"])
         self.say(f"{self.name} is deleted")
 
-    def configuration(self) -> str | None:
-        """The name of the endpoint's configuration; None if there is no endpoint."""
+    def description(self) -> dict[str, Any] | None:
+        """SageMaker's description of the endpoint; None if there is none."""
         from botocore.exceptions import ClientError
 
         try:
-            found = self.client.describe_endpoint(EndpointName=self.name)
+            found: dict[str, Any] = self.client.describe_endpoint(EndpointName=self.name)
         except ClientError as error:
             if error.response["Error"]["Code"] != "ValidationException":
                 raise  # a ValidationException is how SageMaker says: not found
             return None
-        name: str = found["EndpointConfigName"]
-        return name
+        return found
 
     def _create_model(self, resource: str, desired: DesiredEndpoint) -> None:
         container: dict[str, Any] = {"Image": desired.image, "Environment": desired.variables()}
@@ -178,12 +188,16 @@ class Endpoint:
                     "CompressionType": "None",
                 }
             }
-        self.client.create_model(
-            ModelName=resource, PrimaryContainer=container, ExecutionRoleArn=desired.role
+        _create_unless_made(
+            self.client.create_model,
+            ModelName=resource,
+            PrimaryContainer=container,
+            ExecutionRoleArn=desired.role,
         )
 
     def _create_configuration(self, resource: str, desired: DesiredEndpoint) -> None:
-        self.client.create_endpoint_config(
+        _create_unless_made(
+            self.client.create_endpoint_config,
             EndpointConfigName=resource,
             ProductionVariants=[
                 {
@@ -202,6 +216,24 @@ class Endpoint:
     def _delete_parts(self, resource: str) -> None:
         self.client.delete_endpoint_config(EndpointConfigName=resource)
         self.client.delete_model(ModelName=resource)
+
+
+def _create_unless_made(create: Callable[..., Any], **arguments: Any) -> None:
+    """Create a model or a configuration, unless there is one of its name: a hash of what it holds.
+
+    One is left by a deployment that failed.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        create(**arguments)
+    except ClientError as error:
+        if "already existing" not in error.response["Error"]["Message"]:
+            raise
+
+
+def _reason(description: Mapping[str, Any]) -> str:
+    return str(description.get("FailureReason", "no reason given"))
 
 
 def invoke(runtime: Any, name: str, body: Mapping[str, Any]) -> dict[str, Any]:

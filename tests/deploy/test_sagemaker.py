@@ -13,6 +13,8 @@ import pytest
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 moto = pytest.importorskip("moto", reason="moto is not installed")
 
+from botocore.exceptions import ClientError  # noqa: E402 - after the skips
+
 from app.settings import load  # noqa: E402 - after the skips
 from deploy.sagemaker.__main__ import main  # noqa: E402 - after the skips
 from deploy.sagemaker.endpoint import (  # noqa: E402
@@ -42,7 +44,10 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class Updating:
-    """moto has no update_endpoint: this one points the endpoint to the other configuration."""
+    """moto has no update_endpoint: this one points the endpoint to the other configuration. It
+    refuses a second model or configuration of a name, which moto takes."""
+
+    rolls_back = False
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -50,9 +55,29 @@ class Updating:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
+    def create_model(self, **given: Any) -> None:
+        taken, _, _ = names(self._client)
+        if given["ModelName"] in taken:
+            raise _refused("CreateModel", "Cannot create already existing model")
+        self._client.create_model(**given)
+
+    def create_endpoint_config(self, **given: Any) -> None:
+        _, taken, _ = names(self._client)
+        if given["EndpointConfigName"] in taken:
+            message = "Cannot create already existing endpoint configuration"
+            raise _refused("CreateEndpointConfig", message)
+        self._client.create_endpoint_config(**given)
+
     def update_endpoint(self, **names: str) -> None:
+        if self.rolls_back:
+            return
         self._client.delete_endpoint(EndpointName=names["EndpointName"])
         self._client.create_endpoint(**names)
+
+
+def _refused(operation: str, message: str) -> ClientError:
+    error = {"Code": "ValidationException", "Message": message}
+    return ClientError({"Error": error}, operation)
 
 
 @pytest.fixture
@@ -104,6 +129,51 @@ def test_an_endpoint_s_life(endpoint: Endpoint, session: Any) -> None:
     assert names(client) == ([], [], [])
     endpoint.delete()  # nothing left is no error
     assert endpoint.lines[-1] == f"there is no endpoint {NAME}"  # type: ignore[attr-defined]
+
+
+def test_what_serves_after_a_rollback_is_kept(endpoint: Endpoint, session: Any) -> None:
+    client = session.client("sagemaker")
+    endpoint.deploy(DESIRED)
+    first = f"{NAME}-{DESIRED.mark()}"
+    other = DesiredEndpoint(**{**vars(DESIRED), "instances": 2})
+    endpoint.client.rolls_back = True
+    for _ in range(2):  # the second time there are a model and a configuration of its name
+        with pytest.raises(DeployError, match=f"went back to {first}"):
+            endpoint.deploy(other)
+    models, configurations, _ = names(client)
+    assert first in models
+    assert first in configurations
+    endpoint.client.rolls_back = False
+    endpoint.deploy(other)
+    second = f"{NAME}-{other.mark()}"
+    assert names(client) == ([second], [second], [NAME])
+
+
+class Described:
+    """An endpoint on the configuration of DESIRED, in one status after the other."""
+
+    def __init__(self, *statuses: str) -> None:
+        self._statuses = Statuses(*statuses)
+
+    def describe_endpoint(self, **_: str) -> dict[str, str]:
+        configuration = {"EndpointConfigName": f"{NAME}-{DESIRED.mark()}"}
+        return {**self._statuses.describe_endpoint(), **configuration}
+
+
+def test_the_same_command_again_waits_or_says_what_to_do() -> None:
+    said: list[str] = []
+    starting = Described("Creating", "Creating", "InService")
+    Endpoint(starting, NAME, say=said.append, sleep=lambda _: None).deploy(DESIRED)
+    assert said[-1].startswith("aerie is in service")
+    failed = Endpoint(Described("Failed"), NAME, say=said.append, sleep=_never)
+    with pytest.raises(DeployError, match="did not pass /ping: delete it first"):
+        failed.deploy(DESIRED)
+
+
+def test_a_refusal_of_aws_is_one_line(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["deploy", NAME, "--image", DESIRED.image, "--role", DESIRED.role]
+    assert main([*words, "--instance-type", "ml.nonsense"], session=session) == 1
+    assert capsys.readouterr().err.startswith("sagemaker: An error occurred (ValidationException)")
 
 
 def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: Any) -> None:

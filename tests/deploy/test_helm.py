@@ -113,6 +113,7 @@ def test_lint() -> None:
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
         (["--set", "config.server.port=1"], "the chart sets it"),
         (["--set", "config.engine.tensor_parallel_size=2"], "the chart sets it"),
+        (["--set", "config.admission.api_key=sk-x"], "plain text"),
         (["--set", "image.repository="], "image.repository: name the registry"),
         (["--set", "ingress.enabled=true"], "hosts names none"),
         (["--set", "prometheusRule.runbookUrl=docs"], "runbookUrl"),

@@ -65,9 +65,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
 {{- fail "autoscaling.speedup: only kind keda looks at it" }}
 {{- end }}
-{{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "keys" "keys_file" "redis_url") }}
+{{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "api_key" "keys" "keys_file" "redis_url") }}
 {{- range $name }}
 {{- if hasKey (index $.Values.config $section | default dict) . }}
+{{- if eq . "api_key" }}
+{{- fail "config.admission.api_key: a ConfigMap would hold it in plain text; give keys in keys.text or keys.existingSecret" }}
+{{- end }}
 {{- fail (printf "config.%s.%s: the chart sets it, from another value" $section .) }}
 {{- end }}
 {{- end }}

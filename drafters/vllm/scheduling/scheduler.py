@@ -70,7 +70,7 @@ class DraftingScheduler(Scheduler):
         self.brings_drafts = ours and not self.use_v2_model_runner
         graphs = self.vllm_config.compilation_config.cudagraph_mode
         captured = ours and self.use_v2_model_runner and graphs.has_full_cudagraphs()
-        self._pads = captured and has_own_drafter(speculation)
+        self._pads = captured
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         window = config.window(self.scheduler_config.max_num_batched_tokens)

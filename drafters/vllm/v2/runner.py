@@ -40,7 +40,6 @@ class V2DraftingRunner(Base):
         self._began = self._sampled = mark(self.device)
         self._marks_before: StepMarks | None = None  # of the step before
         self.rejection_sampler: Any  # made by vLLM when the target is loaded
-        # Without an own speculator the scheduler keeps to the limits.
         self._limits = RequestLimits(self.max_num_reqs, self.num_speculative_steps, self.device)
         if has_own_drafter(self.speculative_config) and self.is_last_pp_rank:
             parallel = is_parallel(self.speculative_config)
@@ -99,12 +98,14 @@ class V2DraftingRunner(Base):
         return output
 
     def add_requests(self, scheduler_output: Any) -> None:
-        """Add requests, new ones or resumed after a preemption, and tell the speculator."""
+        """Add requests, new ones or resumed after a preemption, with their limits of drafts, and
+        tell the speculator."""
         super().add_requests(scheduler_output)
-        if (speculator := self.own_speculator) is None:
+        if not chooses_k(self.speculative_config):
             return
         for new in scheduler_output.scheduled_new_reqs:
             slot = self.req_states.req_id_to_index[new.req_id]
-            speculator.begin(slot)
-            limit = draft_limit(new.sampling_params, speculator.k_max, v2=True)
+            limit = draft_limit(new.sampling_params, self.num_speculative_steps, v2=True)
             self._limits.set(slot, limit)
+            if self.own_speculator is not None:
+                self.own_speculator.begin(slot)

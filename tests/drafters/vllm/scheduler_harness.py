@@ -31,6 +31,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from bench.simulate.fixed import Fixed
+from drafters.config import LONGEST_MATCH, LOOKUP, SHORTEST_MATCH
 from drafters.control.policy import Load, Step
 from drafters.train.embedded import EMBEDDED
 from drafters.vllm.scheduling.limits import MAX_K
@@ -446,7 +447,20 @@ def configuration(
     block_size: int = 4, batched: int = 24, head: str = "p-eagle", parallel: bool | None = None
 ) -> VllmConfig:
     """For the embedded models, small in every way that the scheduler knows. `head` may be a folder,
-    `parallel` then says whether it is P-EAGLE's."""
+    `parallel` then says whether it is P-EAGLE's; or LOOKUP, for vLLM's own on V2."""
+    speculation: dict[str, Any] = {
+        "method": "eagle3",
+        "model": str(EMBEDDED / head),
+        "num_speculative_tokens": K_MAX,
+        "parallel_drafting": head == "p-eagle" if parallel is None else parallel,
+    }
+    if head == LOOKUP:
+        speculation = {
+            "method": "ngram_gpu",
+            "num_speculative_tokens": K_MAX,
+            "prompt_lookup_min": SHORTEST_MATCH,
+            "prompt_lookup_max": LONGEST_MATCH,
+        }
     return EngineArgs(
         model=str(EMBEDDED / "target"),
         max_model_len=LONGEST,
@@ -456,10 +470,5 @@ def configuration(
         enable_prefix_caching=True,
         async_scheduling=False,
         per_request_spec_decode_metrics="summary",
-        speculative_config={
-            "method": "eagle3",
-            "model": str(EMBEDDED / head),
-            "num_speculative_tokens": K_MAX,
-            "parallel_drafting": head == "p-eagle" if parallel is None else parallel,
-        },
+        speculative_config=speculation,
     ).create_engine_config()

@@ -15,7 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from bench.simulate.fixed import Fixed
-from drafters.config import MAX_K
+from drafters.config import LOOKUP, MAX_K
 from drafters.vllm.scheduling.scheduler import AsyncDraftingScheduler
 from tests.drafters.vllm.scheduler_harness import K_MAX, configuration
 
@@ -25,8 +25,10 @@ LIMITS = {"free": None, "one": 1, "none": 0}
 class Steps:
     """A scheduler on V2, with requests of LIMITS, whose workers accept what they are told to."""
 
-    def __init__(self, graphs: CUDAGraphMode, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = configuration(batched=64)
+    def __init__(
+        self, graphs: CUDAGraphMode, monkeypatch: pytest.MonkeyPatch, head: str = "p-eagle"
+    ) -> None:
+        config = configuration(batched=64, head=head)
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         config.compilation_config.cudagraph_mode = graphs
         config.scheduler_config.async_scheduling = True
@@ -62,9 +64,12 @@ class Steps:
         return {name: len(d) for name, d in scheduled.scheduled_spec_decode_tokens.items()}
 
 
-def test_a_batch_with_limits_is_uniform_where_graphs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("head", ["p-eagle", LOOKUP])
+def test_a_batch_with_limits_is_uniform_where_graphs_are(
+    head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fault: one request with a largest K put the whole batch out of the CUDA graphs."""
-    steps = Steps(CUDAGraphMode.FULL_AND_PIECEWISE, monkeypatch)
+    steps = Steps(CUDAGraphMode.FULL_AND_PIECEWISE, monkeypatch, head)
     steps.step(3)
     scheduled = steps.step(3, free=2, one=1)
     assert steps.drafts(scheduled) == {"free": 3, "one": 3, "none": 3}

@@ -31,7 +31,7 @@ ENGINES: dict[str, tuple[str | None, bool]] = {
     PLAIN: (None, False),
     "eagle3": ("eagle3", True),
     "selector": ("selector", False),
-    "lookup": ("lookup", False),
+    "lookup": ("lookup", True),
 }
 DRAFTING = [name for name in ENGINES if name != PLAIN]
 HEADS = ["eagle3", "selector"]

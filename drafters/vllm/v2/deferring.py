@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.states import RequestState
+from vllm.v1.worker.utils import AttentionGroup
 
 from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
@@ -114,10 +115,21 @@ class DeferringSpeculator(DraftModelSpeculator):
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         """Find the KV cache group of the head's layers; patches.head_in_one_group makes it one.
         Take over the largest length of a request, too: vLLM may have lowered it since, on the
-        runner alone (v1/engine/core.py, _initialize_kv_caches)."""
+        runner alone (v1/engine/core.py, _initialize_kv_caches).
+
+        Raises NotImplementedError if the head's attention would address other blocks than those in
+        which the runner views its KV cache: the runner chooses their size for all layers of the
+        group, a speculator for those of the head."""
         super().set_attn(*args, **kwargs)
         self.max_model_len = self.requests.max_model_len
         (self.group,) = (index for index, groups in enumerate(self.attn_groups) if groups)
+        viewed = _kernel_blocks(self.target_attn_groups[self.group])
+        for name, size in _kernel_blocks(self.attn_groups[self.group]).items():
+            if viewed[name] != size:
+                raise NotImplementedError(
+                    f"the draft head's attention reads the KV cache in blocks of {size} tokens, "
+                    f"the target's in blocks of {viewed[name]}: set VLLM_USE_V2_MODEL_RUNNER=0"
+                )
 
     # Serving
 
@@ -214,6 +226,11 @@ class DeferringSpeculator(DraftModelSpeculator):
                 step=behind,
             )
         if graph is not None:
+            if metadata is None:  # building it fills this table too, which the graph reads
+                for group in self.attn_groups[self.group]:
+                    group.map_to_kernel_block_table(
+                        self.block_tables.input_block_tables[self.group]
+                    )
             self._run_graph(graph)
         else:
             slots = build_slot_mappings_by_layer(
@@ -333,3 +350,12 @@ class DeferringSpeculator(DraftModelSpeculator):
         if self.device.type == "cuda":
             pinned = pinned.pin_memory()
         return pinned.to(self.device, non_blocking=True)
+
+
+def _kernel_blocks(groups: Sequence[AttentionGroup]) -> dict[str, int]:
+    """Tokens in a block as each layer's attention kernel addresses it, by the layer's name."""
+    return {
+        name: group.kernel_block_size or group.kv_cache_spec.block_size
+        for group in groups
+        for name in group.layer_names
+    }

@@ -18,10 +18,16 @@ def test_the_length_is_the_runners_when_there_is_a_kv_cache(
     """Catches: the length of the start kept, so that a pass stores keys behind the end of a
     request's block table, in blocks of another request."""
     builder = SimpleNamespace(reorder_batch_threshold=None)
-    group = SimpleNamespace(get_metadata_builder=lambda: builder)
+    spec = SimpleNamespace(block_size=16)
+    group = SimpleNamespace(
+        get_metadata_builder=lambda: builder,
+        kernel_block_size=None,
+        kv_cache_spec=spec,
+        layer_names=["head"],
+    )
 
     def set_attn(self: Any) -> None:
-        self.attn_groups = [[], [group]]
+        self.attn_groups = self.target_attn_groups = [[], [group]]
 
     monkeypatch.setattr(DraftModelSpeculator, "set_attn", set_attn)
     speculator: Any = ParallelSpeculator.__new__(ParallelSpeculator)

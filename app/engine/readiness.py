@@ -32,8 +32,8 @@ WARM_UP_TEXTS = (
 # Without a head: a text that repeats itself, continued by one token again and again, whatever the
 # model, so that a lookup finds what follows.
 REPEATED_TEXT = "one two three four five six " * 4
-# What looks up: this project's drafter on V1, and vLLM's own on V2.
-LOOKUPS = ("LookupProposer", "NgramGPUSpeculator")
+# What looks up: this project's drafter on V1, and a subclass of vLLM's own on V2.
+LOOKUPS = ("LookupProposer", "LookupSpeculator")
 # This project's drafters, and whether each drafts in parallel (drafters/vllm/v1/parallel.py,
 # sequential.py, v2/speculator.py, sequential.py).
 DRAFTERS = {

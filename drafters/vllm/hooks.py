@@ -342,6 +342,19 @@ HOOKS: tuple[Hook, ...] = (
         PUBLIC,
     ),
     Hook(
+        "v2.lookup:LookupSpeculator",
+        {
+            "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator.propose": (
+                "self, input_batch, attn_metadata, slot_mappings, last_hidden_states, "
+                "aux_hidden_states, num_sampled, num_rejected, last_sampled, next_prefill_tokens, "
+                "temperature, seeds, dp_sync_state=, dummy_run=, skip_attn_for_dummy_run=, "
+                "mm_inputs=, is_profile=, num_speculative_tokens="
+            ),
+        },
+        "Looks up as vLLM does, but runs no kernel at K = 0.",
+        PUBLIC,
+    ),
+    Hook(
         "v2.speculator:ParallelSpeculator",
         {
             _SPECULATOR + "DraftModelSpeculator.__init__": "self, vllm_config, device",

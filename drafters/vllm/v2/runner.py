@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from drafters.vllm.own_drafter import chooses_k, has_own_drafter, is_parallel, name_taps
+from drafters.vllm.own_drafter import (
+    chooses_k,
+    has_own_drafter,
+    is_parallel,
+    looks_up,
+    name_taps,
+)
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
+from drafters.vllm.v2.lookup import LookupSpeculator
 from drafters.vllm.v2.rejection_sampler import PositionRejectionSampler
 from drafters.vllm.v2.request_limits import RequestLimits
 from drafters.vllm.v2.sequential import SequentialSpeculator
@@ -28,10 +35,10 @@ else:
 class V2DraftingRunner(Base):
     """Mixed into vLLM's V2 runner (vllm/v1/worker/gpu/model_runner.py).
 
-    P-EAGLE heads draft through ParallelSpeculator, EAGLE-3 heads through SequentialSpeculator, all
-    others through vLLM's own speculators. Where this project chooses K, drafts are verified by
-    PositionRejectionSampler. vLLM's samplers count rows of logits that are not finite by
-    `count_broken`, which patches.py installs.
+    P-EAGLE heads draft through ParallelSpeculator, EAGLE-3 heads through SequentialSpeculator,
+    lookups through LookupSpeculator, all others through vLLM's own speculators. Where this project
+    chooses K, drafts are verified by PositionRejectionSampler. vLLM's samplers count rows of logits
+    that are not finite by `count_broken`, which patches.py installs.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -46,6 +53,8 @@ class V2DraftingRunner(Base):
             kind = ParallelSpeculator if parallel else SequentialSpeculator
             self.own_speculator = kind(vllm_config, self.device, self.req_states)
             self.speculator = self.own_speculator
+        elif looks_up(self.speculative_config) and self.is_last_pp_rank:
+            self.speculator = LookupSpeculator(vllm_config, self.device, self.req_states)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the target, switch on the count of logits that are not finite, and verify drafts by

@@ -39,17 +39,16 @@ def test_a_good_report_is_returned() -> None:
 
 def test_what_drafts_is_known_by_its_name() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
-
     from drafters.vllm.v1.lookup import LookupProposer
     from drafters.vllm.v1.parallel import ParallelDrafter
     from drafters.vllm.v1.sequential import SequentialDrafter
+    from drafters.vllm.v2.lookup import LookupSpeculator
     from drafters.vllm.v2.sequential import SequentialSpeculator
     from drafters.vllm.v2.speculator import ParallelSpeculator
 
     ours = (ParallelDrafter, ParallelSpeculator, SequentialDrafter, SequentialSpeculator)
     assert set(readiness.DRAFTERS) == {kind.__name__ for kind in ours}
-    assert set(readiness.LOOKUPS) == {LookupProposer.__name__, NgramGPUSpeculator.__name__}
+    assert set(readiness.LOOKUPS) == {LookupProposer.__name__, LookupSpeculator.__name__}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_head_without_weights_has_no_mask_to_look_at() -> None:
 )
 def test_without_a_head_a_worker_looks_up(report: dict[str, Any] | None, reason: str) -> None:
     settings = load({"model": "org/model"}, {})
-    on_v2 = {**LOOKUP, "proposer": "NgramGPUSpeculator"}
+    on_v2 = {**LOOKUP, "proposer": "LookupSpeculator"}
     for good in (LOOKUP, on_v2):
         assert readiness.check_reports(settings, [good, good]) == good
     with pytest.raises(StartupError, match=reason):

@@ -86,6 +86,8 @@ class DraftingScheduler(Scheduler):
             # The largest K, until the gateway has seen drafts and sets the objective.
             objective=Objective(FIXED, k=k_max) if k_max else None,
         )
+        # Slots behind a step that drafts need at the largest K: none for lookups.
+        self._lookahead: int = self.vllm_config.num_lookahead_tokens
         self._charged = k_max  # K for whose slots a step's requests are charged: the latest choice
         if ours and self.num_spec_tokens:
             # vLLM reads K from here for that, at every step.
@@ -124,7 +126,7 @@ class DraftingScheduler(Scheduler):
         """Schedule a step, with room in the KV cache for its drafts."""
         begun = perf_counter()
         if self._ours:
-            self.num_lookahead_tokens = self.policy.k_limit
+            self.num_lookahead_tokens = min(self.policy.k_limit, self._lookahead)
             self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._charged)
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.structured_output import StructuredOutputManager
 
+from bench.simulate.fixed import Fixed
+from drafters.config import LOOKUP
+from drafters.vllm.scheduling.scheduler import DraftingScheduler
 from tests.drafters.vllm.scheduler_harness import K_MAX, SEQUENCES, SchedulerHarness, configuration
 
 BUDGET, RUNNING = 32, SEQUENCES - 1
@@ -50,6 +54,20 @@ def test_a_prompt_gets_what_the_drafts_in_force_leave(head: str, k: int, prompt:
     tokens = harness.scheduled.num_scheduled_tokens
     assert len(tokens) == (SEQUENCES if prompt > 0 else RUNNING)
     assert tokens.get(f"r{SEQUENCES}", 0) == max(0, prompt)
+
+
+@pytest.mark.parametrize(("head", "kept"), [("p-eagle", 3), ("eagle3", 3), (LOOKUP, 0)])
+def test_a_head_alone_has_slots_of_the_kv_cache_reserved(head: str, kept: int) -> None:
+    """The fault: a lookup had K of them for each request, and nothing writes there."""
+    harness = decoding("eagle3", 0)
+    config = configuration(batched=BUDGET, head=head)
+    config.cache_config.num_gpu_blocks = 99
+    scheduler = DraftingScheduler(
+        config, harness.kv_cache_config, StructuredOutputManager(config), harness.block_size
+    )
+    scheduler.policy = Fixed(3, K_MAX)  # type: ignore[assignment]
+    scheduler.schedule()
+    assert scheduler.num_lookahead_tokens == kept
 
 
 @pytest.mark.parametrize("v2", [False, True])

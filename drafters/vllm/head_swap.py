@@ -135,7 +135,7 @@ class StagedHead:
 
 
 class HeadSwap:
-    """Mixed into this project's worker (worker.py), and called on every rank by `swap_head` of
+    """Mixed into this project's worker (worker.py), and called on every rank by `head` of
     patches.py. A rank without a head answers None, and one that refuses a head says why in `error`:
     then nothing has changed on it."""
 

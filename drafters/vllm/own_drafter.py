@@ -47,9 +47,10 @@ def chooses_k(speculation: Any) -> bool:
 
 def accept_undrafted(inputs: InputProcessor) -> None:
     """Let the input processor of an engine client accept requests with `logit_bias` or `min_p`,
-    which vLLM refuses under speculation (vllm/sampling_params.py, _validate_spec_decode). Nothing
-    else there looks at the speculative configuration. On V1 our drafters do not draft for such
-    requests; the sampler of V2 applies both to every drafted row."""
+    which vLLM refuses under speculation (vllm/sampling_params.py, _validate_spec_decode). Beside
+    that only _validate_trace_replay looks at the speculative configuration there, for an option
+    that no request can name. On V1 our drafters do not draft for requests with `logit_bias` or
+    `min_p`; the sampler of V2 applies both to every drafted row."""
     if chooses_k(inputs.speculative_config):
         inputs.speculative_config = None
 

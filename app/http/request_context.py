@@ -70,7 +70,11 @@ class RequestContext:
             requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
         )
         self._lease = lease  # first: `close` releases also what a cancellation interrupts
-        self._leased_by = self._charged_by = await self._acquire_quota(quota)
+        try:
+            self._leased_by = self._charged_by = await self._acquire_quota(quota)
+        except ApiError:
+            self._lease = ""  # a refused request holds none
+            raise
         set_current_usage(self.usage)
         self.deadline = Deadline(total_s)
 

@@ -18,6 +18,7 @@ from app.admission.estimate import Estimate
 from app.admission.limiter import Limiter, MemoryLimiter, QuotaRequest, RateLimitDecision
 from app.admission.redis_limiter import RedisLimiter
 from app.admission.tenants import Identity, Tenant
+from app.errors import ApiError
 from app.http.request_context import RequestContext
 from app.llm.engine_load import EngineLoad
 from app.settings import load
@@ -226,6 +227,29 @@ async def test_what_is_kept_has_a_bound(
         free = [await admitted(gateways.cut_off, several, name) for name in "def"]
         assert free == [True, True, False], "the third lease ends by itself"
         assert await tokens_left(gateways.other, several) == 597
+
+
+async def test_a_refused_request_leaves_no_lease_to_release(
+    redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a refused client would fill what is kept, and leases of others would be lost."""
+    monkeypatch.setattr(redis_limiter, "MAX_UNRELEASED", 2)
+    often = Tenant(name="often", requests_per_minute=1)
+    async with connected(redis_url) as gateways:
+        admission = AdmissionController(load({}, {}), EngineLoad(capacity=8))
+        admission.limiter = gateways.cut_off
+        running = RequestContext(admission, Identity(tenant))
+        await running.begin(60.0)
+        gateways.line.state = "refused"
+        await gateways.cut_off.acquire(often, QuotaRequest(requests=1))
+        for _ in range(4):
+            refused = RequestContext(admission, Identity(often))
+            with pytest.raises(ApiError):
+                await refused.begin(60.0)
+            await refused.close()
+        await running.close()
+        gateways.back()
+        assert await admitted(gateways.cut_off, tenant, "b"), "its lease was released"
 
 
 class Switching(MemoryLimiter):

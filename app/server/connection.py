@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import httptools
@@ -33,6 +33,9 @@ from app.settings import ServerSettings
 BODY_GRACE_S = 5.0
 # Seconds for which the input of a refused client is still read and dropped.
 LINGER_S = 2.0
+# Connections beyond `max_connections` on which public paths are still served: a full gateway is
+# healthy, and whoever watches it has to see that.
+PUBLIC_CONNECTIONS = 64
 EMPTY_LINE = b"\r\n\r\n"
 UPGRADE = b"upgrade"
 
@@ -44,8 +47,12 @@ class Connection(HttpToolsProtocol):
     HTTP/1.1 like any other, and the application sees its `upgrade` header.
     """
 
-    def __init__(self, limits: ServerSettings, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, limits: ServerSettings, public: Collection[str], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._public = public
+        self._public_only = False
         self.parser = _Parser(self)
         self._offers: list[tuple[bytes, bytes]] = []
         self._limits = limits
@@ -64,10 +71,15 @@ class Connection(HttpToolsProtocol):
     # What comes in
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse a connection beyond `max_connections`; start the deadline of the first headers."""
+        """Start the deadline of the first headers.
+
+        Beyond `max_connections` some connections are for public paths only; further ones are
+        refused at once.
+        """
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refuse(503, "Too many connections; try again later.", "connections")
+        self._public_only = self._beyond(0)
+        if self._beyond(PUBLIC_CONNECTIONS):
+            self._refuse_connection()
             self.send_400_response("")
             return
         self._start("head", self._limits.header_timeout_s, self._late_head)
@@ -136,8 +148,13 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + EMPTY_LINE
 
     def on_headers_complete(self) -> None:
-        """Refuse an oversized head; start the deadline of the body."""
+        """Refuse an oversized head, and one for which there is no connection; start the deadline of
+        the body."""
         self._check_head()
+        self._public_only = self._public_only and self._beyond(0)
+        if self._public_only and self.url.partition(b"?")[0].decode("latin-1") not in self._public:
+            self._refuse_connection()
+            raise ValueError("refused")  # ends the parsing; data_received then answers
         if self.parser.get_method() == b"CONNECT":
             raise ValueError("no proxy")  # what follows its head would be no HTTP
         if self.parser.should_upgrade():
@@ -148,6 +165,8 @@ class Connection(HttpToolsProtocol):
         self._stop("head")
         self._start("body", self._limits.body_timeout_s + BODY_GRACE_S, self._late_body)
         super().on_headers_complete()
+        if self._public_only:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Count a part of the body; all else is framing: chunk sizes, extensions, trailers."""
@@ -209,7 +228,7 @@ class Connection(HttpToolsProtocol):
         silent = self._busy and not self._give_up_running()
         if not silent:  # or it would land in the middle of the running answer
             self.transport.write(b"".join([*head, body]))
-        if silent or len(self.connections) > self._limits.max_connections:
+        if silent or self._beyond(0):
             self._end_refused()
             return
         # Closing now would reset the connection if something is unread, and lose the answer.
@@ -270,6 +289,13 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, self._head_message, "headers")
             raise ValueError("refused")  # ends the parsing; data_received then answers
 
+    def _beyond(self, more: int) -> bool:
+        """Whether there are more connections than `max_connections` and so many more."""
+        return len(self.connections) > self._limits.max_connections + more
+
+    def _refuse_connection(self) -> None:
+        self._refuse(503, "Too many connections; try again later.", "connections")
+
     def _refuse(self, status: int, message: str, reason: str) -> None:
         metrics.CONNECTIONS_REFUSED.labels(reason).inc()
         self._refusal = ApiError(status, message)
@@ -285,6 +311,9 @@ class Connection(HttpToolsProtocol):
     def _late_head(self) -> None:
         if not self._in_head:  # no request has begun
             self.transport.close()
+            return
+        if self.flow.read_paused:  # the server does not read yet
+            self._start("head", self._limits.header_timeout_s, self._late_head)
             return
         self._refuse(408, "The headers did not arrive in time.", "slow_headers")
         self.send_400_response("")
@@ -348,6 +377,9 @@ class _UnchunkedCycle(RequestResponseCycle):
         await super().send(message)
 
 
-def factory(limits: ServerSettings) -> Callable[..., Connection]:
-    """The protocol factory for uvicorn: it makes connections with these limits."""
-    return functools.partial(Connection, limits)
+def factory(limits: ServerSettings, public: Collection[str] = ()) -> Callable[..., Connection]:
+    """The protocol factory for uvicorn: it makes connections with these limits.
+
+    `public` are paths that are served beyond `max_connections`, too.
+    """
+    return functools.partial(Connection, limits, public)

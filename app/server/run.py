@@ -64,18 +64,21 @@ def serve(settings: Settings) -> None:
 
 def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None:
     engine = Engine(settings, directory.note)
+    app = create_app(settings, engine)
+    accept = connection.factory(settings.server, app.state.admission.public)
     config = uvicorn.Config(
-        create_app(settings, engine),
+        app,
         log_config=None,
         access_log=False,  # app/http/access_log.py writes one without clients' text
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
-        http=cast("type[asyncio.Protocol]", connection.factory(settings.server)),
+        http=cast("type[asyncio.Protocol]", accept),
         ws="none",
         timeout_keep_alive=math.ceil(settings.server.idle_timeout_s),
     )
     # uvicorn's warnings are clients' mistakes, and each would be a line in the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    _allow_files(settings.server.max_connections + OTHER_FILES)
+    connections = settings.server.max_connections + connection.PUBLIC_CONNECTIONS
+    _allow_files(connections + OTHER_FILES)
     with _listen(settings.server.host, settings.server.port) as listener:
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)

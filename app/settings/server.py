@@ -49,7 +49,10 @@ class ServerSettings(Section):
         75.0, gt=0, description="Seconds that a connection is kept open between requests."
     )
     max_connections: int = Field(
-        1024, ge=1, description="Most open connections; further ones get a 503 and are closed."
+        8192,  # slots and queue of the largest default batch (2,048) hold 4,608 requests
+        ge=1,
+        description="Most open connections; further ones get a 503 and are closed, but for 64 to "
+        "`public_paths`.",
     )
     page: bool = Field(
         True,

@@ -6,6 +6,7 @@ import pytest
 
 from app.admission.controller import AdmissionController
 from app.admission.tenants import Tenant
+from app.engine.configuration.capacity import server_defaults, step_shape
 from app.llm.engine_load import EngineLoad
 from app.settings import load as load_settings
 
@@ -22,6 +23,13 @@ def test_the_queue_is_as_long_as_the_engine_is_wide_and_an_eighth_of_that_in_an_
 def test_a_queue_that_the_operator_has_set_stays_as_it_is() -> None:
     queue = controller(max_running="4", max_waiting="7").queue
     assert (queue.slots(), queue.max_waiting(False), queue.max_waiting(True)) == (4, 7, 7)
+
+
+def test_there_are_connections_for_all_that_the_largest_default_batch_and_its_queue_hold() -> None:
+    shape = step_shape({"performance_mode": "throughput"}, server_defaults(160), 0, None)
+    settings = load_settings({}, {})
+    queue = AdmissionController(settings, EngineLoad(capacity=shape.sequences)).queue
+    assert settings.server.max_connections >= queue.slots() + queue.max_waiting(False)
 
 
 KEYS = """

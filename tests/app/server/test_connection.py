@@ -94,7 +94,8 @@ async def serving(app: App | None = None, **limits: Any) -> AsyncIterator[Server
     """The application behind the gateway's connections, for a minute at most."""
     settings, served = ServerSettings.model_validate({**FAST, **limits}), app or App()
     config = uvicorn.Config(
-        served, http=connection.factory(settings), ws="none", log_config=None, lifespan="off",  # type: ignore[arg-type]
+        served, http=connection.factory(settings, {"/livez"}),  # type: ignore[arg-type]
+        ws="none", log_config=None, lifespan="off",
         timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=1,
     )  # fmt: skip
     inner = uvicorn.Server(config)
@@ -439,7 +440,7 @@ async def test_one_connection_too_many() -> None:
     async with serving(max_connections=3, header_timeout_s=10) as server:
         kept = [await server.open() for _ in range(3)]
         await asyncio.sleep(0.05)
-        refusal(await server.say(b""), 503)
+        refusal(await server.say(REQUEST), 503)
         for _, writer in kept:
             writer.close()
         await asyncio.sleep(0.1)
@@ -447,6 +448,27 @@ async def test_one_connection_too_many() -> None:
         writer.write(REQUEST)
         assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
         writer.close()
+
+
+async def test_a_full_gateway_answers_those_who_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes would end a gateway whose probes fail when it has most to do."""
+    monkeypatch.setattr(connection, "PUBLIC_CONNECTIONS", 1)
+    probe = b"GET /livez?a=b HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with serving(max_connections=1, header_timeout_s=10) as server:
+        reader, within = await server.open()
+        within.write(REQUEST)
+        assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        answer = await server.say(probe + probe)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer
+        assert answer.count(b"HTTP/1.1") == 1, "the connection is for this request only"
+        _, beyond = await server.open()
+        await asyncio.sleep(0.05)
+        refusal(await server.say(probe), 503)  # those connections have a limit, too
+        within.write(REQUEST)
+        assert b"ok" in await reader.readuntil(b"0\r\n\r\n"), "a connection within the limit"
+        for writer in (within, beyond):
+            writer.close()
 
 
 async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
@@ -460,3 +482,19 @@ async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed() -> N
         async with asyncio.timeout(PLENTY_S):
             await server.app.left.wait()
         assert len(server.app.scopes) == 1
+
+
+async def test_a_head_that_the_server_does_not_read_ends_no_running_answer() -> None:
+    """Reading pauses at a request behind one that runs; the next one's head has arrived all the
+    same."""
+    async with serving() as server:
+        reader, writer = await server.open()
+        writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(REQUEST + REQUEST[:20])
+        await asyncio.sleep(0.1)
+        writer.write(REQUEST[20:])
+        await asyncio.sleep(3 * FAST["header_timeout_s"])
+        assert not reader.at_eof()
+        assert not server.app.left.is_set()
+        writer.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -11,11 +10,13 @@ from app.settings import SupervisionSettings
 
 
 class RestartPolicy:
-    """Exponential back-off with a limit on restarts within `restart_window_s` seconds."""
+    """Exponential back-off with a limit on restarts within `restart_window_s` seconds of service.
 
-    def __init__(
-        self, settings: SupervisionSettings, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    `clock` counts only seconds in which the engine was ready: starts that fail late are never
+    forgotten.
+    """
+
+    def __init__(self, settings: SupervisionSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
         self._at: deque[float] = deque()
@@ -31,7 +32,11 @@ class RestartPolicy:
             self._at.popleft()
         before = len(self._at)
         if before >= settings.max_restarts:
-            often = f" {before + 1} times within {settings.restart_window_s:g} s" if before else ""
+            often = (
+                f" {before + 1} times within {settings.restart_window_s:g} s of service"
+                if before
+                else ""
+            )
             raise EngineLostError(
                 f"the engine ended{often} (max_restarts is {settings.max_restarts}), at last: "
                 f"{cause}; the log above says more"

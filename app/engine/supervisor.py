@@ -54,6 +54,8 @@ WATCH_INTERVAL_S = 0.2
 RECORD_INTERVAL_S = 0.5
 FIRST_START_S = 30.0  # what clients are told to wait for before the first start
 MAX_RETRY_AFTER_S = 60
+# A restart may load for so many times as long as the first start took, and at least so long.
+RELOAD_FACTOR, MIN_RELOAD_S = 3.0, 600.0
 DIED, HUNG = "died", "hung"
 
 
@@ -94,7 +96,8 @@ class Engine:
         self.learning: Learning | None = None  # set by the application, before `run`
         self.drafter: dict[str, Any] | None = None
         self.speculation: SpeculationClient | None = None
-        self._restart_policy = RestartPolicy(settings.supervision)
+        self._ready_s = 0.0  # seconds of service, up to the engine's last end
+        self._restart_policy = RestartPolicy(settings.supervision, lambda: self._ready_s)
         self._supervision = BackgroundTask("engine_watch", self._supervise, final=(AerieError,))
         self._polling = BackgroundTask("speculation_metrics", self._poll)
         self.heads: HeadGenerations | None = None
@@ -209,12 +212,16 @@ class Engine:
 
     async def _watch(self) -> str:
         """Wait until the serving engine has ended; returns DIED or HUNG."""
-        async with contextlib.AsyncExitStack() as stack:
-            if self.speculation is not None:
-                await stack.enter_async_context(self._polling)
-            if self.swappable_heads is not None:
-                await stack.enter_async_context(self._head_trials)
-            return await self._end_of(self.settings.supervision.hang_timeout_s)
+        began = time.monotonic()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if self.speculation is not None:
+                    await stack.enter_async_context(self._polling)
+                if self.swappable_heads is not None:
+                    await stack.enter_async_context(self._head_trials)
+                return await self._end_of(self.settings.supervision.hang_timeout_s)
+        finally:
+            self._ready_s += time.monotonic() - began
 
     async def _poll(self) -> None:
         assert self.speculation is not None
@@ -272,7 +279,11 @@ class Engine:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
             try:
                 assert self.path is not None
-                took_s = await self._start(self.path, self.settings.supervision.hang_timeout_s)
+                took_s = await self._start(
+                    self.path,
+                    hang_timeout_s=self.settings.supervision.hang_timeout_s,
+                    load_timeout_s=max(MIN_RELOAD_S, RELOAD_FACTOR * self._start_s),
+                )
             except StartupError as error:
                 self._enter(Phase.RESTARTING)
                 hung = isinstance(error, StartFailureError) and error.reason == HUNG
@@ -342,10 +353,16 @@ class Engine:
                 self._take(path)
                 return took_s
 
-    async def _start(self, path: StartPath, hang_timeout_s: float = math.inf) -> float:
+    async def _start(
+        self,
+        path: StartPath,
+        *,
+        hang_timeout_s: float = math.inf,
+        load_timeout_s: float | None = None,
+    ) -> float:
         """Start the engine on a path and check its readiness; returns the seconds that it took.
 
-        The first start has no `hang_timeout_s`: only then compilers run, which may take any time.
+        The first start has no time limits: only then compilers run, which may take any time.
         Raises StartupError with what the engine's processes say, also if the engine ends or hangs,
         or on `stop`, whatever readiness waits for: vLLM leaves some calls into an engine that has
         ended unanswered.
@@ -356,7 +373,7 @@ class Engine:
         self._files = set()
         running = started_processes()
         try:
-            await self._launch(path)
+            await self._launch(path, load_timeout_s)
             readiness = asyncio.ensure_future(self._check_readiness(path))
             ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
             try:
@@ -377,11 +394,15 @@ class Engine:
             raise start_failure(error, self._errors.first()) from error
         return time.monotonic() - began
 
-    async def _launch(self, path: StartPath) -> None:
-        """Start the engine's processes and load its model."""
+    async def _launch(self, path: StartPath, timeout_s: float | None) -> None:
+        """Start the engine's processes and load its model.
+
+        Raises StartFailureError if that takes longer than `timeout_s`.
+        """
+        running = started_processes()
         self._launching = True
         try:
-            self._llm, self._steps = llm, _ = await asyncio.get_running_loop().run_in_executor(
+            launching = asyncio.get_running_loop().run_in_executor(
                 self._launcher,
                 launch,
                 path.settings(self.settings),
@@ -389,6 +410,21 @@ class Engine:
                 path,
                 self._wish,
             )
+            await asyncio.wait({launching}, timeout=timeout_s)
+            hung = not launching.done()
+            while (
+                not launching.done()
+            ):  # that thread waits for its processes: end them, and it ends
+                started = started_processes() - running
+                await asyncio.to_thread(ProcessCleanup(started).run)
+                await asyncio.wait({launching}, timeout=0.1)
+            try:
+                self._llm, self._steps = llm, _ = launching.result()
+            except Exception as error:
+                if not hung:
+                    raise
+                message = f"the engine did not load within {timeout_s:g} s"
+                raise StartFailureError(message, Blame.RUNNER, HUNG) from error
             llm.learning = self.learning
             self._cleanup = ProcessCleanup(llm.processes)
             self._max_model_len = llm.model_config.max_model_len

@@ -23,7 +23,10 @@ class SupervisionSettings(Section):
         "process exits with code 3. 0 exits at the first death.",
     )
     restart_window_s: float = Field(
-        600.0, gt=0, description="Seconds that a restart counts towards `max_restarts`."
+        600.0,
+        gt=0,
+        description="Seconds of service after which a restart no longer counts "
+        "towards `max_restarts`.",
     )
     restart_backoff_s: float = Field(
         0.5, ge=0, description="Seconds before the first restart; each further wait is doubled."

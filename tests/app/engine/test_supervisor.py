@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import re
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +190,47 @@ def test_a_crash_loop_ends_the_process(
     assert "max_restarts is 3" in said
 
 
+def test_failed_restarts_are_forgotten_only_by_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each of them takes."""
+    life = Life(monkeypatch, max_restarts=2, restart_window_s=0.2)
+    life.fails = lambda launch: launch > 1
+
+    def fail_late(*arguments: Any) -> Any:
+        if life.launched:
+            time.sleep(0.3)
+        return life._launch(*arguments)
+
+    monkeypatch.setattr(supervisor, "launch", fail_late)
+
+    async def crash() -> None:
+        running = asyncio.create_task(life.engine.run(lambda: None))
+        await life.serving(1)()
+        life.die()
+        await asyncio.wait_for(running, IN_TIME_S)
+
+    asyncio.run(crash())
+    assert isinstance(life.engine.failure, EngineLostError)
+    assert len(life.launched) == 3
+
+
+def test_a_restart_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MIN_RELOAD_S", 0.1)
+    life, before = Life(monkeypatch), restarts("hung")
+
+    def hang(*arguments: Any) -> Any:
+        llm, steps = life._launch(*arguments)
+        if len(life.launched) == 2:  # vLLM waits for its processes, and raises once they end
+            process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+            process.start()
+            process.join()
+            raise RuntimeError("Engine core initialization failed")
+        return llm, steps
+
+    monkeypatch.setattr(supervisor, "launch", hang)
+    run(life, life.serving(1), life.die, life.serving(3))
+    assert restarts("hung") - before == 1
+
+
 def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     life, before = Life(monkeypatch, hang_timeout_s=0.1), restarts("hung")
 
@@ -290,7 +333,7 @@ def test_the_back_off_doubles_up_to_its_bound_and_forgets() -> None:
     )  # fmt: skip
     policy = RestartPolicy(settings.supervision, clock)
     assert [policy.next_delay_s("it died") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
-    with pytest.raises(EngineLostError, match=r"7 times within 100 s.*at last: it died"):
+    with pytest.raises(EngineLostError, match=r"7 times within 100 s of service.*at last: it died"):
         policy.next_delay_s("it died")
     clock.now += 101
     assert policy.next_delay_s("it died") == 1
@@ -298,7 +341,7 @@ def test_the_back_off_doubles_up_to_its_bound_and_forgets() -> None:
 
 def test_no_restarts_means_none() -> None:
     with pytest.raises(EngineLostError, match="max_restarts is 0"):
-        RestartPolicy(load({"max_restarts": 0}, {}).supervision).next_delay_s(
+        RestartPolicy(load({"max_restarts": 0}, {}).supervision, Clock()).next_delay_s(
             "it died while serving"
         )
 

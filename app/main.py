@@ -88,7 +88,9 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     endpoints = declared()
     metered = operations.metered_paths(endpoints)
     app.state.responses = ResponseStore(
-        int(settings.server.stored_responses_mib * 2**20), settings.server.stored_responses_s
+        int(settings.server.stored_responses_mib * 2**20),
+        settings.server.stored_responses_s,
+        total_bytes=int(settings.server.stored_responses_total_mib * 2**20),
     )
     app.include_router(operations.router(endpoints))
     for module in (stored_responses, models, speculation, health):

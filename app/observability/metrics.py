@@ -159,6 +159,9 @@ NON_FINITE = Counter(
     "aerie_requests_non_finite_total",
     "Sequences ended because the model computed logits that are not finite.",
 )
+STORED_RESPONSE_BYTES = Gauge(
+    "aerie_stored_responses_bytes", "Bytes of /v1/responses that are kept in memory."
+)
 ADMISSION_WAITING = Gauge("aerie_gate_waiting", "Requests in the admission queue.")
 ADMISSION_RUNNING = Gauge("aerie_gate_running", "Sequences that the admission queue has admitted.")
 ADMISSION_SECONDS = Histogram(

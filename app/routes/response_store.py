@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from app.observability import metrics
 
 # What an item takes in memory beside its JSON, about.
 ITEM_BYTES = 200
@@ -81,31 +84,47 @@ def json_list(items: Iterable[StoredItem]) -> bytes:
 
 
 class ResponseStore:
-    """Responses by tenant and id. Each tenant has its own `limit_bytes`: a new response replaces
-    its oldest ones. What is older than `ttl_s` is forgotten at the next call, of any tenant."""
+    """Responses by tenant and id.
+
+    Each tenant has its own `limit_bytes`: a new response replaces its oldest ones. Beyond
+    `total_bytes` of all tenants it replaces the oldest ones of the tenant that has most. What is
+    older than `ttl_s` is forgotten at the next call, of any tenant.
+    """
 
     def __init__(
-        self, limit_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        limit_bytes: int,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        total_bytes: int = sys.maxsize,
     ) -> None:
-        self.limit_bytes = limit_bytes
+        self.total_bytes = total_bytes
+        self.limit_bytes = min(limit_bytes, total_bytes)
         self.ttl_s = ttl_s
+        self.size = 0  # bytes, of all tenants
         self._clock = clock
         self._tenants: dict[str, _TenantResponses] = {}
         # (tenant, id) -> when it expires, of all tenants: responses expire as they came.
         self._expiry: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
-        """Keep a response; False if it is larger than all that a tenant may keep."""
+        """Keep a response; False if it is larger than all that a tenant may keep, or if others have
+        less and need the room."""
         self._forget_expired()
         if stored.size > self.limit_bytes:
             return False
         self._remove(tenant, response_id)
         history = self._tenants.setdefault(tenant, _TenantResponses())
         history.add(response_id, stored)
+        self._add_size(stored.size)
         self._expiry[tenant, response_id] = self._clock() + self.ttl_s
         while history.size > self.limit_bytes:
             self._remove(tenant, next(iter(history.entries)))
-        return True
+        while self.size > self.total_bytes:
+            largest = max(self._tenants, key=lambda name: self._tenants[name].size)
+            self._remove(largest, next(iter(self._tenants[largest].entries)))
+        return response_id in history.entries
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """A tenant's response, if it is still kept."""
@@ -135,12 +154,20 @@ class ResponseStore:
 
     def _remove(self, tenant: str, response_id: str) -> bool:
         history = self._tenants.get(tenant)
-        if history is None or not history.remove(response_id):
+        if history is None:
             return False
+        size = history.size
+        if not history.remove(response_id):
+            return False
+        self._add_size(history.size - size)
         del self._expiry[tenant, response_id]
         if not history.entries:
             del self._tenants[tenant]
         return True
+
+    def _add_size(self, size: int) -> None:
+        self.size += size
+        metrics.STORED_RESPONSE_BYTES.set(self.size)
 
 
 class _TenantResponses:

@@ -72,6 +72,12 @@ class ServerSettings(Section):
         description="MiB of /v1/responses that each tenant may have in memory for "
         "`previous_response_id`; new ones replace the oldest. 0 keeps none.",
     )
+    stored_responses_total_mib: float = Field(
+        512.0,
+        ge=0,
+        description="MiB of /v1/responses that all tenants together may have in memory; beyond it "
+        "the tenant with most loses its oldest.",
+    )
     stored_responses_s: float = Field(
         3600.0, gt=0, description="Seconds that a response is kept in memory at most."
     )

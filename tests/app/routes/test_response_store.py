@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from app.routes.response_store import ResponseStore, StoredItem, StoredResponse
 from tests.clock import Clock
@@ -34,6 +35,22 @@ def test_what_is_kept_comes_back() -> None:
     assert store.item("a", "msg_r1") == StoredItem.of(message("r1"))
     assert store.get("a", "r2") is None
     assert store.item("a", "msg_r2") is None
+
+
+def test_all_tenants_together_have_a_bound() -> None:
+    """The tenant with most makes room, and one with little keeps what it has."""
+    size = stored("r").size
+    store = ResponseStore(10 * size, 60, total_bytes=31 * size)
+    assert store.put("small", "r", stored("r"))
+    for tenant in "abcdef":
+        for number in range(10):
+            assert store.put(tenant, f"r{number}", stored("r"))
+            assert store.size <= store.total_bytes
+    assert store.get("small", "r") is not None
+    assert store.get("a", "r0") is None
+    held = sum(store.get(t, f"r{number}") is not None for t in "abcdef" for number in range(10))
+    assert (held + 1) * size == store.size == store.total_bytes
+    assert REGISTRY.get_sample_value("aerie_stored_responses_bytes") == store.size
 
 
 def test_tenants_see_their_own() -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from app.admission.key_store import KeyStore
 from app.admission.limiter import Limiter, MemoryLimiter
@@ -69,7 +70,8 @@ class AdmissionController:
         self.public = frozenset(
             path.strip() for path in self.settings.public_paths.split(",") if path.strip()
         )
-        local = is_loopback(settings.server.host)
+        local = self._local = is_loopback(settings.server.host)
+        self._origins = settings.server.origins
         self.body_bytes = 0  # of all requests in progress
         self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
@@ -91,6 +93,26 @@ class AdmissionController:
         if not self.keys.guarded:
             return self._anonymous
         return self.keys.ring.find(secret) if secret is not None else None
+
+    def is_foreign(self, host: str) -> bool:
+        """Whether a request's `Host` shows that a web page may have made this machine's address its
+        own (DNS rebinding), where nothing else would keep that page out.
+
+        Only a name with a dot can be a page's that is not this machine's.
+        """
+        if self.keys.guarded or not self._local or "*" in self._origins:
+            return False
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return True
+        if "." not in name or name in {urlsplit(origin).hostname for origin in self._origins}:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return True
+        return False
 
     def cache_tenant(self, tenant: Tenant) -> str | None:
         """Name under which a tenant's prefix cache is kept apart; None where all tenants share."""

@@ -77,6 +77,13 @@ class AuthMiddleware:
             await context.close()
 
     def _identify(self, scope: Scope) -> Identity:
+        if self._admission.is_foreign(Headers(scope=scope).get("host", "")):
+            raise ApiError(
+                403,
+                "This gateway has no API keys and answers on this machine's addresses only, not "
+                "under this Host. Name its origin in --allowed-origins, or use --keys-file.",
+                code="host_not_allowed",
+            )
         identity = self._admission.identify(
             _secret(scope) if self._admission.keys.guarded else None
         )

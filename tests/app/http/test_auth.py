@@ -676,3 +676,30 @@ def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -
     assert "tenant" not in second
     assert (third["status"], third["prompt_tokens"]) == ("200", 10)
     assert not [r for r in caplog.records if "marker" in str(vars(r))]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("evil.example", 403), ("evil.example.:8000", 403), ("[bad.example", 403)),
+        *(("localhost:8000", 200), ("LOCALHOST.", 200), ("127.0.0.1:8000", 200)),
+        *(("[::1]:8000", 200), ("[::ffff:127.0.0.1]", 200), ("chat.example:81", 200)),
+    ],
+)
+def test_a_page_that_made_this_machines_address_its_own_is_kept_out(host: str, status: int) -> None:
+    """By DNS rebinding. Where there are keys, or others reach the gateway anyway, all go on."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        response = await client.get("/admin", headers={"host": host})
+        if status == 403:
+            refused(response, 403, "host_not_allowed")
+        else:
+            assert response.status_code == 200
+
+    async def goes_on(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        assert (await client.get("/v1/models", headers={"host": host})).status_code == 200
+
+    run(check, keys=False, allowed_origins="https://chat.example")
+    run(goes_on)
+    run(goes_on, keys=False, host="0.0.0.0")
+    run(goes_on, keys=False, allowed_origins="*")

@@ -28,6 +28,8 @@ ANONYMOUS = "anonymous"
 # Requests to public paths beside keys. No tenant of a keys file can have a name with brackets, so
 # that nobody shares its quota and its conversations with those who show no key.
 PUBLIC = "(anonymous)"
+# Ends of names that nobody can register: those of this machine, and of it within a container.
+PRIVATE_NAMES = (".localhost", ".internal")
 
 
 class EngineLoadView(Protocol):
@@ -98,7 +100,8 @@ class AdmissionController:
         """Whether a request's `Host` shows that a web page may have made this machine's address its
         own (DNS rebinding), where nothing else would keep that page out.
 
-        Only a name with a dot can be a page's that is not this machine's.
+        Only a name with a dot can be a page's that is not this machine's, and no page's name ends
+        with one of PRIVATE_NAMES.
         """
         if self.keys.guarded or not self._local or "*" in self._origins:
             return False
@@ -106,7 +109,9 @@ class AdmissionController:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return True
-        if "." not in name or name in {urlsplit(origin).hostname for origin in self._origins}:
+        if "." not in name or name.endswith(PRIVATE_NAMES):
+            return False
+        if name in {urlsplit(origin).hostname for origin in self._origins}:
             return False
         try:
             ipaddress.ip_address(name)

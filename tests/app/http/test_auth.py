@@ -684,6 +684,7 @@ def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -
         *(("evil.example", 403), ("evil.example.:8000", 403), ("[bad.example", 403)),
         *(("localhost:8000", 200), ("LOCALHOST.", 200), ("127.0.0.1:8000", 200)),
         *(("[::1]:8000", 200), ("[::ffff:127.0.0.1]", 200), ("chat.example:81", 200)),
+        *(("host.docker.internal:8000", 200), ("aerie.localhost", 200), ("internal.example", 403)),
     ],
 )
 def test_a_page_that_made_this_machines_address_its_own_is_kept_out(host: str, status: int) -> None:

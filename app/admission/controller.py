@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from app.admission.key_store import KeyStore
 from app.admission.limiter import Limiter, MemoryLimiter
-from app.admission.queue import AdmissionQueue
+from app.admission.queue import AdmissionQueue, Slot
 from app.admission.tenants import Identity, Tenant
 from app.background import BackgroundTask
+from app.errors import ApiError
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ EXTRA_SLOTS_SHARE = 1 / 8
 # Requests that may wait in a lasting overload, as a share of the slots: together with the extra
 # slots they are enough to fill slots that get free.
 OVERLOAD_QUEUE_SHARE = 1 / 8
+STOPPED_RETRY_S = 5  # seconds after which a request that was ended by a stop may come again
 ANONYMOUS = "anonymous"
 # Requests to public paths beside keys. No tenant of a keys file can have a name with brackets, so
 # that nobody shares its quota and its conversations with those who show no key.
@@ -38,8 +40,16 @@ class EngineLoadView(Protocol):
     capacity: int
 
     @property
+    def running(self) -> int:
+        """Requests in the engine's batch."""
+
+    @property
     def waiting(self) -> int:
         """Requests that the engine has taken and not begun."""
+
+    @property
+    def deferred(self) -> int:
+        """Requests among `waiting` that wait for something else than room."""
 
     @property
     def queued(self) -> int:
@@ -48,6 +58,21 @@ class EngineLoadView(Protocol):
     @property
     def kv_usage(self) -> float:
         """Share of the engine's KV cache in use."""
+
+
+class OpenRequest(Protocol):
+    """A request that was let in and has not ended (app/http/request_context.py)."""
+
+    @property
+    def slot(self) -> Slot | None:
+        """Its slot in the engine, while it has one."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has made a token of it."""
+
+    def end(self, error: ApiError) -> None:
+        """Answer with an error, now."""
 
 
 class AdmissionController:
@@ -74,6 +99,7 @@ class AdmissionController:
         )
         local = self._local = is_loopback(settings.server.host)
         self._origins = settings.server.origins
+        self.open_requests: set[OpenRequest] = set()
         self.body_bytes = 0  # of all requests in progress
         self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
@@ -143,6 +169,38 @@ class AdmissionController:
         return names | {
             tenant.name for tenant in self.keys.ring.tenants.values() if not tenant.learn
         }
+
+    def may_wait(self, slot: Slot) -> bool:
+        """Whether a request with a slot and without a token may wait in the engine.
+
+        The engine reports how many sequences run and wait, and not which. It begins them in the
+        order in which they came, so that those that run without a token yet are the oldest. Where
+        requests have several priorities or wait for a grammar, it may be any of them.
+        """
+        if not self.load.waiting:
+            return False
+        entered = [
+            (other, request.begun)
+            for request in self.open_requests
+            if (other := request.slot) is not None
+        ]
+        priorities = {other.tenant.priority for other, _ in entered}
+        if self.load.deferred or len(priorities) > 1:
+            return True
+        begun = sum(other.sequences for other, has_begun in entered if has_begun)
+        older = sum(
+            other.sequences
+            for other, has_begun in entered
+            if not has_begun and other.number < slot.number
+        )
+        return older >= self.load.running - begun
+
+    def end_all(self) -> None:
+        """End all open requests: the gateway stops, and has waited long enough for them."""
+        for request in list(self.open_requests):
+            message = "The server is shutting down; try again later."
+            headers = {"Retry-After": str(STOPPED_RETRY_S)}
+            request.end(ApiError(503, message, code="shutting_down", headers=headers))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -42,9 +42,10 @@ class QueueFull(Exception):
 class Slot:
     """Room for `sequences` in the engine, held until `AdmissionQueue.release`."""
 
-    tenant: str
+    tenant: Tenant
     sequences: int
     acquired_at: float
+    number: int  # in the order in which slots were given
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class AdmissionQueue:
     _running_by_tenant: Counter[str] = field(default_factory=Counter)
     _waiters: dict[str, deque[_Waiter]] = field(default_factory=dict)
     _arrivals: int = 0
+    _admitted: int = 0
     _average_hold_s: float = 1.0
     _rejecting_since: float = -math.inf
     _last_rejected_at: float = -math.inf
@@ -91,7 +93,7 @@ class AdmissionQueue:
         """
         sequences = min(sequences, max(1, self.slots()))
         if not self.waiting and self._fits(sequences):
-            return self._admit(tenant.name, sequences)
+            return self._admit(tenant, sequences)
         if self._full():
             shed = self._request_to_shed(tenant)
             if shed is None:
@@ -119,9 +121,10 @@ class AdmissionQueue:
     def release(self, slot: Slot) -> None:
         """Free a slot and admit the requests that fit now."""
         self.running -= slot.sequences
-        self._running_by_tenant[slot.tenant] -= slot.sequences
-        if self._running_by_tenant[slot.tenant] <= 0:
-            del self._running_by_tenant[slot.tenant]
+        name = slot.tenant.name
+        self._running_by_tenant[name] -= slot.sequences
+        if self._running_by_tenant[name] <= 0:
+            del self._running_by_tenant[name]
         hold_s = self.clock() - slot.acquired_at
         self._average_hold_s += EWMA_WEIGHT * (hold_s - self._average_hold_s)
         self.dispatch()
@@ -140,7 +143,7 @@ class AdmissionQueue:
             if not self._fits(first.sequences):
                 return
             self._remove(first)
-            first.slot.set_result(self._admit(first.tenant.name, first.sequences))
+            first.slot.set_result(self._admit(first.tenant, first.sequences))
 
     @property
     def retry_after_s(self) -> float:
@@ -174,11 +177,12 @@ class AdmissionQueue:
             return True
         return self.running + sequences <= self.slots() and not self.saturated()
 
-    def _admit(self, tenant: str, sequences: int) -> Slot:
+    def _admit(self, tenant: Tenant, sequences: int) -> Slot:
         self.running += sequences
-        self._running_by_tenant[tenant] += sequences
+        self._running_by_tenant[tenant.name] += sequences
         self._update_metrics()
-        return Slot(tenant, sequences, self.clock())
+        self._admitted += 1
+        return Slot(tenant, sequences, self.clock(), self._admitted)
 
     def _first_waiter(self) -> _Waiter:
         """The waiting request whose turn is next."""

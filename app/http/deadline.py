@@ -41,7 +41,7 @@ class Deadline:
                 return
             message = f"The request could not be started within {queue_s:g} s; try again later."
             headers = {"Retry-After": str(max(1, math.ceil(queue_s / 4)))}
-            self._expire("queue", ApiError(503, message, code="queue_timeout", headers=headers))
+            self.expire("queue", ApiError(503, message, code="queue_timeout", headers=headers))
 
         self._queue = self._loop.call_later(queue_s, check)
 
@@ -55,9 +55,10 @@ class Deadline:
     def _too_long(self, total_s: float) -> None:
         message = f"The request was not finished within {total_s:g} s."
         error = ApiError(504, message, code="request_timeout", headers=dict(NO_RETRY))
-        self._expire("total", error)
+        self.expire("total", error)
 
-    def _expire(self, kind: str, error: ApiError) -> None:
+    def expire(self, kind: str, error: ApiError) -> None:
+        """End the request with an error, unless it has one already."""
         if not self.expired.done():
             self.kind = kind
             metrics.EXPIRED.labels(kind).inc()

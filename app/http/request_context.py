@@ -77,6 +77,7 @@ class RequestContext:
             raise
         set_current_usage(self.usage)
         self.deadline = Deadline(total_s)
+        self._admission.open_requests.add(self)
 
     async def admit(self, model: Any, cost: Estimate) -> None:
         """Check the model, acquire the estimated tokens, and wait for a slot in the engine.
@@ -113,6 +114,21 @@ class RequestContext:
         if self._admission.body_bytes > self._admission.max_body_bytes:
             raise _overloaded(QueueFull(self._admission.queue.retry_after_s))
 
+    @property
+    def slot(self) -> Slot | None:
+        """Its slot in the engine, while it has one."""
+        return self._slot
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has made a token of it."""
+        return self.usage.begun
+
+    def end(self, error: ApiError) -> None:
+        """Answer with an error, now: the gateway stops."""
+        if self.deadline is not None:
+            self.deadline.expire("drain", error)
+
     def release_slot(self) -> None:
         """Release the slot: the engine has no more work with this request."""
         if self._slot is not None:
@@ -121,6 +137,7 @@ class RequestContext:
 
     async def close(self) -> None:
         """Release everything and settle the charged tokens with what was used."""
+        self._admission.open_requests.discard(self)
         if self.deadline is not None:
             self.deadline.close()
         self.release_slot()
@@ -191,12 +208,8 @@ class RequestContext:
         return decision.limiter or self._admission.limiter
 
     def _is_waiting(self) -> bool:
-        """Whether the request still waits for a slot or in the engine.
-
-        The engine reports how many requests wait and not which: while none waits there, this one
-        is being worked on.
-        """
-        return self._slot is None or self._admission.load.waiting > 0
+        """Whether the request still waits for a slot or, as far as is known, in the engine."""
+        return self._slot is None or self._admission.may_wait(self._slot)
 
     def _usage_fields(self, used: Mapping[str, int]) -> dict[str, Any]:
         """Log fields of tokens, seconds and drafts; times are of the sequence that began first."""

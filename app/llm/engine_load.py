@@ -41,6 +41,16 @@ class EngineLoad:
         self._reports.clear()
 
     @property
+    def running(self) -> int:
+        """Requests in the batches, by the last report of each scheduler, however old."""
+        return sum(report.running for report in self._reports.values())
+
+    @property
+    def deferred(self) -> int:
+        """Requests among `waiting` that wait for something else than room."""
+        return sum(report.deferred for report in self._reports.values())
+
+    @property
     def waiting(self) -> int:
         """Requests that the schedulers have taken and not begun.
 

@@ -151,7 +151,7 @@ REFUSED = _by(
 )
 EXPIRED = _by(
     "deadline",
-    ("queue", "total"),
+    ("drain", "queue", "total"),
     "aerie_requests_expired_total",
     "Requests ended by a deadline of the gateway.",
 )

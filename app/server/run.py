@@ -30,13 +30,32 @@ logger = logging.getLogger(__name__)
 
 # File descriptors beside clients' connections: models, sockets to the engine, logs.
 OTHER_FILES = 512
+CUT_OFF_S = 1.0  # for requests to say why they end
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, which does not re-raise the signal that stopped it: a clean stop exits 0.
 
-    SIGHUP, the end of its terminal, stops it like SIGTERM, unless it is ignored (nohup).
+    SIGHUP, the end of its terminal, stops it like SIGTERM, unless it is ignored (nohup). Requests
+    that still run after `drain_s` seconds are ended by `end_requests`, which lets each answer with
+    an error; what does not end within CUT_OFF_S after that is cut off.
     """
+
+    def __init__(
+        self, config: uvicorn.Config, drain_s: float, end_requests: Callable[[], None]
+    ) -> None:
+        config.timeout_graceful_shutdown = math.ceil(drain_s + CUT_OFF_S)
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then stop."""
+        timer = asyncio.get_running_loop().call_later(self._drain_s, self._end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -70,7 +89,6 @@ def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None
         app,
         log_config=None,
         access_log=False,  # app/http/access_log.py writes one without clients' text
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout_s),
         http=cast("type[asyncio.Protocol]", accept),
         ws="none",
         timeout_keep_alive=math.ceil(settings.server.idle_timeout_s),
@@ -82,7 +100,7 @@ def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None
     with _listen(settings.server.host, settings.server.port) as listener:
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d, loading %s", host, port, settings.model.model)
-        server = _Server(config)
+        server = _Server(config, settings.server.drain_timeout_s, app.state.admission.end_all)
         close_in_forks(lambda: _sockets(server, listener))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_serve(server, engine, listener))

@@ -133,9 +133,9 @@ def test_sigterm_in_the_middle_cuts_off_at_the_deadline(launch: Any) -> None:
             next(lines)
             gateway.signal(signal.SIGTERM)
             began = time.monotonic()
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
+            said = [line for line in lines if line]
         cut_s = time.monotonic() - began
+    assert any('"shutting_down"' in line for line in said[-2:])
     assert gateway.wait_exit(STOP_WITHIN_S) == 0
     print(f"cut off {cut_s:.1f} s after SIGTERM (--drain-timeout-s 1)")
     assert gateway.leftovers() == []

@@ -465,6 +465,30 @@ def test_a_long_prompt_is_not_called_waiting() -> None:
     run(check, queue_timeout_s="0.2")
 
 
+@pytest.mark.parametrize("two_priorities", [False, True])
+def test_under_load_a_long_prompt_before_others_is_not_called_waiting(two_priorities: bool) -> None:
+    """With two priorities the engine may have begun the later one first."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        long_prompt = asyncio.create_task(post(client, wait=True))
+        await soon(lambda: engine.fake.running == 1)
+        later = asyncio.create_task(post(client, key=OTHER, wait=True))
+        await soon(lambda: engine.fake.running == 2)
+        engine.load.update(0, running=1, queued=1, deferred=0, kv_usage=0.5)
+        if two_priorities:
+            refused(await long_prompt, 503, "queue_timeout")
+            engine.fake.go.set()
+            await later
+            return
+        refused(await later, 503, "queue_timeout")
+        await asyncio.sleep(0.5)  # the engine has not reported since
+        assert not long_prompt.done()
+        engine.fake.go.set()
+        assert (await long_prompt).status_code == 200
+
+    run(check, "priority = 1" if two_priorities else "", queue_timeout_s="0.2")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("by_client", [False, True])
 def test_requests_end_in_time(stream: bool, by_client: bool) -> None:

@@ -76,7 +76,7 @@ def test_what_a_label_can_be_is_there_from_the_start() -> None:
             used.add((counters[name], label))
         for label in re.findall(r'self\._refuse\([^)]*"(\w+)"\)', text):
             used.add((counters["CONNECTIONS_REFUSED"], label))
-        for label in re.findall(r'self\._expire\("(\w+)"', text):
+        for label in re.findall(r'\.expire\("(\w+)"', text):
             used.add((counters["EXPIRED"], label))
     shown = re.findall(r'^(\w+)\{\w+="(\w+)"\} 0\.0$', done.stdout, re.MULTILINE)
     assert {pair for pair in shown if pair[0] in counters.values()} == used

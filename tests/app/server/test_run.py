@@ -1,10 +1,27 @@
-"""What processes that the gateway forks have of its sockets."""
+"""What processes that the gateway forks have of its sockets, and how it stops."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from app.engine.supervisor import Phase
+from app.main import create_app
+from app.server import connection
+from app.server.run import _Server
+from app.settings import load
+from tests.app.http.fake_operation import PATH, FakeEngine
+from tests.waiting import soon
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = """
@@ -45,3 +62,33 @@ def test_a_forked_child_holds_no_socket_open() -> None:
         process_group=0,
     )
     assert done.stdout.split() == ["b''", "refused"]
+
+
+async def test_what_still_runs_when_the_drain_is_over_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = load({"k": "0", "drain_timeout_s": "0.5"}, {}, preset="embedded")
+    engine = FakeEngine(settings)
+    engine.phase = Phase.READY
+    app = create_app(settings, engine)
+    accept = connection.factory(settings.server)
+    config = uvicorn.Config(app, http=accept, ws="none", log_config=None, access_log=False)  # type: ignore[arg-type]
+    server = _Server(config, settings.server.drain_timeout_s, app.state.admission.end_all)
+    with socket.create_server(("127.0.0.1", 0)) as listener, caplog.at_level(logging.ERROR):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        task = asyncio.create_task(server._serve([listener]))
+        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+            bodies = ({"prompt": "x", "wait": True}, {"prompt": "x", "wait": True, "stream": True})
+            asked = [asyncio.create_task(client.post(PATH, json=body)) for body in bodies]
+            await soon(lambda: engine.fake.running == len(bodies))
+            began, server.should_exit = time.monotonic(), True
+            whole, stream = await asyncio.gather(*asked)
+            await task
+    assert time.monotonic() - began >= settings.server.drain_timeout_s
+    assert whole.status_code == 503
+    assert whole.headers["retry-after"] == "5"
+    assert whole.json()["error"]["code"] == "shutting_down"
+    (error,) = (line for line in stream.text.splitlines() if '"error"' in line)
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert not caplog.records
+    assert not app.state.admission.open_requests

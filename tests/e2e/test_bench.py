@@ -41,8 +41,9 @@ def test_tokens_are_those_that_the_engine_made(
     asked = Work([], "", 24, ignore_eos=True, spread=0.5)
     tokens = sum(asked.length(number) for number in range(8))
     assert (line["tokens"], line["failed"]) == (tokens, 0)
-    # Eight answers, four that warm up, and four tokens that ask whether ignore_eos is known.
-    assert metric(http, "vllm:generation_tokens_total") - generated == tokens + 4 * 24 + 4
+    # Eight answers, four that warm up, and four tokens each that ask whether ignore_eos and
+    # cache_salt are known.
+    assert metric(http, "vllm:generation_tokens_total") - generated == tokens + 4 * 24 + 2 * 4
     assert 0 < line["ttft_ms"]["p50"] < line["e2e_ms"]["p50"]
     assert line["chunks"] <= line["tokens"]
     assert line["provenance"]["versions"]

@@ -27,7 +27,7 @@ from drafters.train.optimisation.loss import cross_entropy_backward
 from drafters.train.optimisation.optimizer import MixedOptimizer, trapezoid
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
-from drafters.train.runtime import prepare_cpu
+from drafters.train.runtime import prepare_cpu, slow_bfloat16
 
 # Row length in each part of the run, and where the parts end, as shares of the run. AMX does not
 # speed up attention's backward pass, so most of the run has short rows.
@@ -201,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     shape = Shape(args.family, args.layers, args.hidden)
     model = load_target(args.init) if args.init else new_target(shape, args.tokenizer, args.seed)
+    model = model.to(slow_bfloat16("cpu") or torch.bfloat16)
     compiled = args.compile
     if compiled is None:
         compiled = args.minutes is None or args.minutes >= COMPILED_FROM
@@ -214,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adam_lr=args.adam_lr,
         compiled=compiled,
     )
+    model = model.to(torch.bfloat16)
     save_target(model, args.out, args.tokenizer)
     held_out = evaluate_loss(model, held_out_rows(corpus, args.tokenizer, 64, 512))
     write_provenance(

@@ -182,9 +182,10 @@ def test_taps_in_eagle_config_are_counted_too(
     del document["eagle_aux_hidden_state_layer_ids"], document["num_aux_hidden_states"]
     document["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2, 3, 4, 5]}
     file.write_text(json.dumps(document))
+    config = configuration(head=str(tmp_path), parallel=True)
     monkeypatch.setenv(V2, "1")
     with pytest.raises(NotImplementedError, match="more than 5 taps"):
-        refuse(configuration(head=str(tmp_path), parallel=True))
+        refuse(config)
 
 
 def test_a_context_that_v1_cuts_is_refused_on_v2(

@@ -95,8 +95,7 @@ def _speedups(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> N
     panel.axhline(1.0, color="#333", linewidth=0.8)
     panel.set(title="Speed-up over no speculation", xlabel="concurrent users", ylabel="x")
     _powers_of_two(panel, table)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=7)
+    _legend(panel, "K = 0 was not measured")
 
 
 def _frontier(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> None:
@@ -110,8 +109,7 @@ def _frontier(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> N
         xlabel="tokens/s of one user", ylabel="tokens/s of all",
     )  # fmt: skip
     panel.set_ylim(bottom=0)
-    if look:
-        panel.legend(fontsize=7)
+    _legend(panel, "turns on one gateway\nhave no whole answers")
 
 
 def _acceptance(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) -> None:
@@ -127,6 +125,14 @@ def _acceptance(panel: Any, table: Table, look: dict[Method, dict[str, Any]]) ->
         title=f"Share of drafted steps that accept, {first} user{'s' * (first > 1)}",
         xlabel="position", ylabel="share", ylim=(0, 1),
     )  # fmt: skip
+
+
+def _legend(panel: Any, absent: str) -> None:
+    """Name the lines, or say with `absent` why there are none."""
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=7)
+    else:
+        panel.text(0.5, 0.5, absent, ha="center", va="center", transform=panel.transAxes)
 
 
 def _powers_of_two(panel: Any, table: Table) -> None:

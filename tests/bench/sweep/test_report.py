@@ -71,6 +71,14 @@ def test_an_empty_sweep_is_drawn_too() -> None:
     assert "<svg" in html(table, PLAN, {}, svg(figure_of(table)))
 
 
+def test_a_panel_without_lines_says_why() -> None:
+    """Turns on one gateway cut answers short: they have no speed of one user."""
+    cells = {(name, 1, 0): {"tokens_per_second": 9.0} for name in ("k:1", "adaptive")}
+    speedup, frontier, _ = figure_of(Table(parse("k:1,adaptive"), cells)).axes
+    said = [[text.get_text() for text in panel.texts] for panel in (speedup, frontier)]
+    assert said == [["K = 0 was not measured"], ["turns on one gateway\nhave no whole answers"]]
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(NoPlots, match=r"\.\[bench\]"):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafters.learning import WORK, captured
-from drafters.learning.lineage import CANDIDATE, Lineage
+from drafters.learning.lineage import CANDIDATE, Generation, Lineage
 from drafters.parent_death import end_with_parent
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.round_folder import RoundFolder
@@ -44,17 +44,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             if work.plan() is None:
                 _wait_for_data(args, work)
             work.check_head(args.head)  # first: the wrong head is no reason to give a round up
-            if work.count_attempt():
+            if work.begin_attempt():
                 break
             print("learner: the round failed too often: given up", file=sys.stderr, flush=True)
-        from drafters.train.learner.round import Round
-
-        generation = Round(args, work).run()
+        generation = _make_candidate(args, work)
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     print(f"learner: generation {generation.number} is {generation.verdict}", flush=True)
     return 0
+
+
+def _make_candidate(args: argparse.Namespace, work: RoundFolder) -> Generation:
+    """Run the round; a failure is counted. Raises what Round.run raises."""
+    try:
+        from drafters.train.learner.round import Round
+
+        return Round(args, work).run()
+    except Exception:
+        with suppress(OSError):  # of a full disk, as the failure may be
+            work.count_failure()
+        raise
 
 
 def _wait_for_data(args: argparse.Namespace, work: RoundFolder) -> None:

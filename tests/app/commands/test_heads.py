@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as aerie
-from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, REPLAY, Lineage
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, REPLAY, ROLLED_BACK, Lineage
 
 COMPARED = {"ratio": 1.082, "interval": [1.05, 1.11]}
 
@@ -52,6 +52,27 @@ def test_the_table_says_what_the_replay_kept(folder: Path, capsys: pytest.Captur
     assert aerie(["heads", "list", str(folder)]) == 0
     row = capsys.readouterr().out.splitlines()[5]
     assert [cell.strip("| ") for cell in row.split(" | ")][-2:] == ["-", "kept by the replay"]
+
+
+def test_the_table_says_over_which_and_how_sure_a_ratio_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    lineage, trial = Lineage(folder), {"ratio": 1.03, "interval": [1.01, 1.05]}
+    lineage.record_trial(1, {"verdict": KEPT, **trial, "confidence": 0.9875, "against": 0})
+    assert aerie(["heads", "list", str(folder)]) == 0
+    *rows, note = capsys.readouterr().out.splitlines()
+    assert "1.030 (1.010 to 1.050, 98.75%) over 0" in rows[3]
+    assert "1.082 (1.050 to 1.110) |" in rows[3]  # of a replay that does not say over which
+    assert note.endswith("95% intervals if no other confidence is named")
+
+
+def test_the_table_says_why_a_generation_could_not_be_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    record = {"verdict": ROLLED_BACK, "refused": "its folder has no weights", "ratio": None}
+    Lineage(folder).record_trial(3, record)
+    assert aerie(["heads", "list", str(folder)]) == 0
+    assert "rolled back: its folder has no weights" in capsys.readouterr().out.splitlines()[5]
 
 
 def test_json_has_all(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -11,15 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import SettingsError
-from drafters.learning.lineage import RECORDS, STARTED_WITH, Generation, Lineage
+from drafters.learning import captured
+from drafters.learning.lineage import (
+    FIRST_HEAD,
+    FOLDER,
+    RECORDS,
+    STARTED_WITH,
+    Generation,
+    Lineage,
+)
 from drafters.markdown import columns
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one subcommand. Raises SettingsError for what cannot be done."""
     options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except OSError as error:  # such as another user's folder
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise SettingsError("heads", problem) from None
+    except ValueError as error:  # a damaged file
+        raise SettingsError("heads", str(error)) from None
+
+
+def _run(options: argparse.Namespace) -> int:
     if not options.folder.is_dir():
         raise SettingsError("heads", f"{options.folder} is no folder: give that of --learn")
+    if not any((options.folder / name).exists() for name in (FIRST_HEAD, captured.FOLDER, FOLDER)):
+        problem = f"{options.folder} is no folder of --learn: nothing was captured or learned in it"
+        raise SettingsError("heads", problem)
     lineage = Lineage(options.folder)
     if options.action == "use":
         _use(lineage, options.generation)

@@ -121,6 +121,29 @@ def test_what_cannot_be_exported(
     assert aerie(["heads", "export", str(folder), "1", str(tmp_path / "there")]) == 2
 
 
+@pytest.mark.parametrize("action", [["list"], ["use", "0"], ["export", "1", "out"]])
+def test_another_folder_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
+):
+    """The fault: after a slip of the pen `use` said that a generation is pinned."""
+    assert aerie(["heads", action[0], str(tmp_path), *action[1:]]) == 2
+    assert f"{tmp_path} is no folder of --learn" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_is_named_in_a_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = folder / "in_force"
+    damaged.write_text("{")
+    assert aerie(["heads", "list", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"aerie: heads: {damaged} is damaged: ")
+    damaged.unlink()
+    damaged.mkdir()  # what another user's file would be for a user who is not root
+    assert aerie(["heads", "list", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"aerie: heads: {damaged}: Is a directory"
+
+
 def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert aerie(["heads", "list", str(tmp_path / "none")]) == 2
     assert "is no folder" in capsys.readouterr().err

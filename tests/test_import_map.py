@@ -206,7 +206,7 @@ MAP: dict[str, set[str]] = {
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
     "drafters.train.learner.options": {"drafters.train.learner.pacing"} | OPTIONS,
     "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
-    | {f"drafters.train.learner.{part}" for part in ("options", "pacing")},
+    | {f"drafters.train.learner.{part}" for part in ("options", "pacing", "round_folder")},
     "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
     | {
         f"drafters.train.learner.{part}"

@@ -11,15 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import SettingsError
-from drafters.learning.lineage import RECORDS, STARTED_WITH, Generation, Lineage
+from drafters.learning import captured
+from drafters.learning.lineage import (
+    FIRST_HEAD,
+    FOLDER,
+    RECORDS,
+    STARTED_WITH,
+    Generation,
+    Lineage,
+)
 from drafters.markdown import columns
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one subcommand. Raises SettingsError for what cannot be done."""
     options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except OSError as error:  # such as another user's folder
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise SettingsError("heads", problem) from None
+    except ValueError as error:  # a damaged file
+        raise SettingsError("heads", str(error)) from None
+
+
+def _run(options: argparse.Namespace) -> int:
     if not options.folder.is_dir():
         raise SettingsError("heads", f"{options.folder} is no folder: give that of --learn")
+    if not any((options.folder / name).exists() for name in (FIRST_HEAD, captured.FOLDER, FOLDER)):
+        problem = f"{options.folder} is no folder of --learn: nothing was captured or learned in it"
+        raise SettingsError("heads", problem)
     lineage = Lineage(options.folder)
     if options.action == "use":
         _use(lineage, options.generation)
@@ -100,13 +121,15 @@ def _table(lineage: Lineage) -> str:
     for item in lineage.generations():
         facts = item.provenance
         data, replay = facts.get("data", {}), facts.get("replay", {})
+        against, trial = item.replayed_against, item.trial or {}
         rows.append([
             _marked(lineage, item.number), str(facts.get("parent", "-")),
             str(data.get("tokens", "-")), str(data.get("to", "-")),
-            _ratio(replay.get("captured")), _ratio(replay.get("mix")), _ratio(item.trial),
-            _verdict(item),
+            _ratio(replay.get("captured"), against), _ratio(replay.get("mix"), against),
+            _ratio(trial, trial.get("against")), _verdict(item),
         ])  # fmt: skip
-    return "\n".join([*columns(rows), "ratios: over the head in force, with their 95% intervals"])
+    note = "ratios: over the generation named, with 95% intervals if no other confidence is named"
+    return "\n".join([*columns(rows), note])
 
 
 def _marked(lineage: Lineage, number: int) -> str:
@@ -118,16 +141,22 @@ def _marked(lineage: Lineage, number: int) -> str:
 def _verdict(generation: Generation) -> str:
     if generation.kept_by_replay:
         return f"{generation.verdict} by the replay"
-    reason = generation.provenance.get("reason")
-    return f"{generation.verdict}: {reason}" if reason else generation.verdict
+    refused = generation.trial and generation.trial.get("refused")
+    reason = refused or generation.provenance.get("reason")
+    # In one line, as a row of the table is.
+    return f"{generation.verdict}: {' '.join(reason.split())}" if reason else generation.verdict
 
 
-def _ratio(figures: Mapping[str, Any] | None) -> str:
-    """`1.08 (1.05 to 1.11)`, or `-` where nothing is known."""
+def _ratio(figures: Mapping[str, Any] | None, against: int | None) -> str:
+    """`1.08 (1.05 to 1.11, 98.75%) over 3`, or `-` where nothing is known."""
     if not figures or figures.get("ratio") is None:
         return "-"
-    text, interval = f"{figures['ratio']:.3f}", figures.get("interval")
-    return f"{text} ({interval[0]:.3f} to {interval[1]:.3f})" if interval else text
+    text = f"{figures['ratio']:.3f}"
+    if interval := figures.get("interval"):
+        confidence = figures.get("confidence")
+        named = f", {100 * confidence:g}%" if confidence else ""
+        text += f" ({interval[0]:.3f} to {interval[1]:.3f}{named})"
+    return text if against is None else f"{text} over {against}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -85,18 +85,25 @@ class Capture:
 
     def _work(self) -> None:
         """Delete what may not be kept and write what waits. Errors stop both for RETRY_S."""
+        # The tick before was a rest, too. What each idle tick computes would add up otherwise, and
+        # the first sequence after a quiet night would wait for an hour.
+        self._rested_at = time.thread_time()
         if self._refusing and self._steady() < self._retry_at:
             self._take_all_as_dropped()
             return
         self._refusing = False
         try:
-            if self._steady() >= self._tidy_at:
+            if self._is_tidy_due():
                 self._files.tidy()
                 self._tidy_at = self._steady() + TIDY_S
+                self._rest()
             self._write_queued()
         except Exception as error:  # whatever it is, it is worth no request
             self._stop(error)
         metrics.LEARNING_BYTES.set(self._files.total_bytes)
+
+    def _is_tidy_due(self) -> bool:
+        return self._steady() >= self._tidy_at
 
     def _stop(self, error: Exception) -> None:
         if not self._failing:
@@ -125,10 +132,11 @@ class Capture:
         return sequence
 
     def _write_queued(self) -> None:
-        while self._queue:
+        """Write what waits, until it is time to tidy: under load something waits always."""
+        while self._queue and not self._is_tidy_due():
             batch: defaultdict[str, list[tuple[bytes, int]]] = defaultdict(list)
             size = 0
-            while self._queue and size < BATCH_BYTES:
+            while self._queue and size < BATCH_BYTES and not self._is_tidy_due():
                 sequence = self._take()
                 line = sequence.line()
                 batch[sequence.tenant].append((line, len(sequence.answer)))

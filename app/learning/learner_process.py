@@ -22,17 +22,23 @@ STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it n
 
 
 def learner_command(
-    folder: Path, target: str, revision: str | None, head: str, k: int, share: float
+    folder: Path,
+    target: str,
+    revision: str | None,
+    head: str,
+    k: int,
+    share: float,
+    max_length: int,
 ) -> list[str]:
     """The command that trains the head for the target in the folder, for `k` draft tokens, until it
-    is ended; under load for that share of the time.
+    is ended; under load for that share of the time, and on `max_length` tokens of a sequence.
 
     Target and head are folders, hub ids whose files the engine has brought here, or a packaged
     target's name. Raises OSError if they are not here.
     """
     learner = ["drafters.train.learner", str(folder), "--target", _local(target, revision)]
     learner += ["--head", _local(head), "--k", str(k), "--forever"]
-    learner += ["--share", str(share)]
+    learner += ["--share", str(share), "--max-length", str(max_length)]
     return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner]
 
 

@@ -45,6 +45,7 @@ class Learning:
                 head,
                 settings.speculation.k,
                 learning.learn_share,
+                learning.learn_max_length,
             )
             self.learner = LearnerProcess(command)
 

@@ -44,6 +44,12 @@ class LearningSettings(Section):
         description="Share of the time for which it trains under load too: for a gateway that is "
         "never idle. It takes from the engine what the two share, cores or a GPU.",
     )
+    learn_max_length: int = Field(
+        4096,
+        ge=16,
+        description="Most tokens of prompt and answer that it trains on: longer answers are cut, "
+        "sequences with longer prompts are left out. Its memory grows with the square of it.",
+    )
     learn_exclude: str = Field(
         "",
         description="Names of tenants, separated by commas, of whose sequences nothing is "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -72,25 +73,31 @@ def read(folder: Path, since: float = -math.inf) -> Iterator[Captured]:
     A file that is deleted meanwhile ends there. Lines that are no sequence are left out.
     """
     # The time in a name is that of a clock which may have been wrong, and corrected since.
-    written = list[tuple[float, Path]]()
+    written = [(status.st_mtime, file) for file, status in files(folder).items()]
+    for modified, file in sorted(written):
+        if modified >= since:
+            yield from (sequence for sequence in read_file(file) if sequence.at > since)
+
+
+def files(folder: Path) -> dict[Path, os.stat_result]:
+    """The files of captured sequences in `folder`, in no order."""
+    found = {}
     for file in folder.glob(f"*{SUFFIX}"):
         with suppress(FileNotFoundError):
-            written.append((file.stat().st_mtime, file))
-    for modified, file in sorted(written):
-        if modified < since:
-            continue
-        try:
-            lines = file.open("rb")
-        except FileNotFoundError:
-            continue
-        with lines:
-            for line in lines:
-                try:
-                    sequence = Captured.of_line(line)
-                except ValueError:
-                    continue
-                if sequence.at > since:
-                    yield sequence
+            found[file] = file.stat()
+    return found
+
+
+def read_file(file: Path) -> Iterator[Captured]:
+    """Every whole sequence in a file; none if it is deleted meanwhile."""
+    try:
+        lines = file.open("rb")
+    except FileNotFoundError:
+        return
+    with lines:
+        for line in lines:
+            with suppress(ValueError):
+                yield Captured.of_line(line)
 
 
 def _encoded(ids: Sequence[int]) -> str:

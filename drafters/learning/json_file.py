@@ -15,6 +15,8 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
 
 
 def replace_json(file: Path, content: Any) -> None:

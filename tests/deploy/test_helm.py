@@ -112,6 +112,15 @@ def test_lint() -> None:
         (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
         (["--set", "config.server.port=1"], "the chart sets it"),
+        (["--set", "config.learning.learn=/var/cache/aerie/learn"], "strategy.type Recreate"),
+        (
+            ["--set", "config.learning.learn=/x,strategy.type=Recreate,replicas=2"],
+            "give replicas 1",
+        ),
+        (
+            ["--set", "config.learning.learn=/x,strategy.type=Recreate,autoscaling.kind=hpa"],
+            "without an autoscaler",
+        ),
         (["--set", "config.engine.tensor_parallel_size=2"], "the chart sets it"),
         (["--set", "config.admission.api_key=sk-x"], "plain text"),
         (["--set", "image.repository="], "image.repository: name the registry"),
@@ -137,6 +146,19 @@ def test_alerts_have_an_absolute_runbook_where_the_docs_are_published(package: P
                 anchor = rule["alert"].lower()
                 url = f"https://docs.example/aerie/alerts.md#{anchor}"
                 assert rule["annotations"]["runbook_url"] == url
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "strategy",
+    ["type=Recreate", "rollingUpdate.maxSurge=0,strategy.rollingUpdate.maxUnavailable=1"],
+)
+def test_one_pod_that_is_replaced_before_the_next_one_starts_may_learn(strategy: str) -> None:
+    values = f"config.learning.learn=/var/cache/aerie/learn,strategy.{strategy}"
+    documents = parsed(render(*IMAGE, "--set", values))
+    assert (
+        'learn = "/var/cache/aerie/learn"' in of_kind(documents, "ConfigMap")["data"]["aerie.toml"]
+    )
 
 
 @needs_helm

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -27,10 +28,14 @@ from drafters.learning.load_signal import Activity
 from drafters.parent_death import request_death_signal
 from drafters.train.learner.options import learn_parser, option_problem
 from drafters.train.learner.pacing import TICK_S, Pacing
+from drafters.train.learner.round_folder import RoundFolder
 
 CHILD = "drafters.train.learner.child"
 _LOCK_WAIT_S = 5.0  # the child of a learner that was killed ends a moment after it
 _BACKOFF_S = (1.0, 60.0)  # the first wait after a child that failed, and the longest
+
+# Exit codes of a child that crashed: a signal that it caused itself.
+_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 
 
 class _Stopped(Exception):
@@ -71,6 +76,7 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
         child = subprocess.Popen(
             command, env=environment, pass_fds=[lock], preexec_fn=request_death_signal
         )
+        killed_for_memory = _killed_for_memory()
         try:
             code = _pace(child, pacing, args.folder, deadline)
         finally:
@@ -79,6 +85,10 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
         if code == 0:
             made, wait = made + 1, _BACKOFF_S[0]
             continue
+        lacked_memory = code == -signal.SIGKILL and _killed_for_memory() > killed_for_memory
+        if lacked_memory or code in _CRASHES:
+            with suppress(OSError):  # a full disk
+                RoundFolder(args.folder / WORK).count_failure()
         if deadline is not None and time.monotonic() + wait > deadline:
             return
         print(f"learner: ended with {code}, again in {wait:.0f} s", file=sys.stderr, flush=True)
@@ -100,6 +110,13 @@ def _pace(
             runs = not runs
         time.sleep(TICK_S)
     return code
+
+
+def _killed_for_memory() -> int:
+    """How many processes the kernel has killed so far for want of memory (proc_vmstat(5))."""
+    with suppress(OSError), open("/proc/vmstat", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
 
 
 def _activity(folder: Path) -> Activity:

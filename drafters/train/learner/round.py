@@ -39,8 +39,21 @@ from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner.proof import CandidateReplay, replay
 from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
-from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
-from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
+from drafters.train.learner.sequences import (
+    HELD_BACK,
+    JUDGED_TOKENS,
+    LEAST_OF_TENANT,
+    choose,
+    count_prompts,
+    is_held_back,
+)
+from drafters.train.learner.texts import (
+    mean_log_probabilities,
+    mix_of,
+    taken,
+    text_of,
+    within_prompt_tokens,
+)
 from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
 from drafters.train.optimisation.head_init import (
     known_head,
@@ -57,6 +70,9 @@ from drafters.train.template_option import set_template
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
 _ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row is made from
+# Tokens of prompts for each token of answers that a round may use. The target reads them two or
+# three times, and they teach nothing: a service of long prompts and short answers would take days.
+_PROMPT_TOKENS = 10
 _LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
@@ -118,13 +134,17 @@ class Round:
             vocabulary=shape.vocab_size,
             max_length=min(args.max_length, shape.max_position_embeddings),
         )
-        sequences = choice.trained + choice.held_back
+        budget = _PROMPT_TOKENS * args.answer_tokens
+        chosen = within_prompt_tokens(choice.trained, budget)
+        judged = within_prompt_tokens(choice.held_back, budget // HELD_BACK, LEAST_OF_TENANT + 2)
+        sequences = chosen + judged
+        beyond = len(choice.trained) + len(choice.held_back) - len(sequences)
         until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
         probable = self._probable(sequences)
-        left_out = choice.left_out + Counter(improbable=len(sequences) - sum(probable))
-        count = len(choice.trained)
-        trained = list(compress(choice.trained, probable[:count]))
-        held_back = list(compress(choice.held_back, probable[count:]))
+        improbable = len(sequences) - sum(probable)
+        left_out = choice.left_out + Counter({"improbable": improbable, "prompt tokens": beyond})
+        trained = list(compress(chosen, probable[: len(chosen)]))
+        held_back = list(compress(judged, probable[len(chosen) :]))
         kept = trained + held_back
         if not trained or count_prompts(held_back) < _LEAST_PROMPTS:
             self._work.finish(until)

@@ -1,7 +1,7 @@
 """What a round has made so far, in a folder that a kill at any point leaves usable.
 
     work/since.json     time of the newest sequence that a round has looked at
-    work/attempts.json  how often its phase was begun
+    work/failures.json  how often its phase failed
     work/round/         texts, the saved training, the candidate
 
 The plan of a round is written last when it begins and read first when it goes on. Whatever lies in
@@ -24,8 +24,8 @@ from drafters.learning.lineage import Lineage
 SINCE = "since.json"
 SAVED = "resume-"  # begins the name of a file of saved training, which ends in .pt
 UNFINISHED = ".new"  # ends the name of a folder that a phase fills
-_PLAN, _ATTEMPTS = "plan.json", "attempts.json"
-_MOST_ATTEMPTS = 10  # of one phase: whatever ends it again and again would do so for ever
+_PLAN, _FAILURES = "plan.json", "failures.json"
+_MOST_FAILURES = 10  # of one phase: whatever ends it again and again would do so for ever
 
 
 class RoundFolder:
@@ -84,32 +84,36 @@ class RoundFolder:
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Keep the plan: from now on a round goes on. It has `until`, as `since` will be."""
         replace_json(self.round / _PLAN, {**plan, "first_head": self._lineage.first_head()})
-        self._forget_attempts()
+        self._forget_failures()
 
-    def count_attempt(self) -> bool:
-        """Count one more attempt at a phase of a round that has not come further since the last
-        one. A round that was tried too often is given up, with the data that it would have looked
-        at, and False returned."""
-        if self._came_further():
-            self._forget_attempts()
-        attempts = (read_json(self._folder / _ATTEMPTS) or 0) + 1
-        if attempts > _MOST_ATTEMPTS:
+    def begin_attempt(self) -> bool:
+        """Begin an attempt at a phase. A round whose phase failed too often is given up, with the
+        data that it would have looked at, and False returned."""
+        failures = self._failures()
+        if failures >= _MOST_FAILURES:
             plan = self.plan()
             self.finish(time.time() if plan is None else plan["until"])
             return False
-        replace_json(self._folder / _ATTEMPTS, attempts)
+        replace_json(self._folder / _FAILURES, failures)  # and so when the attempt began
         return True
 
-    def _came_further(self) -> bool:
-        """Whether training was saved since the last attempt began: being killed is no failure."""
-        attempts = self._folder / _ATTEMPTS
-        if not attempts.exists():
-            return False
-        began = attempts.stat().st_mtime_ns
-        return any(file.stat().st_mtime_ns > began for file in self.round.glob(f"{SAVED}*.pt"))
+    def count_failure(self) -> None:
+        """Count an attempt that failed by itself. One that is killed from outside, as with its
+        gateway, says nothing of the round: it goes on as often as that happens."""
+        replace_json(self._folder / _FAILURES, self._failures() + 1)
 
-    def _forget_attempts(self) -> None:
-        (self._folder / _ATTEMPTS).unlink(missing_ok=True)
+    def _failures(self) -> int:
+        """How often this phase failed; none if training was saved since the last attempt began."""
+        file = self._folder / _FAILURES
+        if not file.exists():
+            return 0
+        began = file.stat().st_mtime_ns
+        if any(saved.stat().st_mtime_ns > began for saved in self.round.glob(f"{SAVED}*.pt")):
+            return 0
+        return int(read_json(file) or 0)
+
+    def _forget_failures(self) -> None:
+        (self._folder / _FAILURES).unlink(missing_ok=True)
 
     def keep(self, made: Path, name: str) -> None:
         """Name a folder that a phase has filled: it appears whole, and outlives a power cut."""
@@ -118,7 +122,7 @@ class RoundFolder:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
         os.rename(made, self.round / name)
-        self._forget_attempts()
+        self._forget_failures()
 
     def finish(self, until: float) -> None:
         """End the round: what it looked at is not new any more.
@@ -132,5 +136,5 @@ class RoundFolder:
             elif path.name != _PLAN:
                 path.unlink()
         replace_json(self._folder / SINCE, {"since": until})
-        self._forget_attempts()
+        self._forget_failures()
         shutil.rmtree(self.round, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from drafters.train.data.hidden_states import BATCH_TOKENS
 from drafters.train.data.mix import load_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts, groups_within, pad
+from drafters.train.learner.sequences import shares
 from drafters.train.optimisation.loss import chunk_rows
 from drafters.train.target import FrozenTarget
 
@@ -47,6 +49,28 @@ def mean_log_probabilities(target: FrozenTarget, texts: Texts) -> list[float]:
                 total -= float(functional.cross_entropy(logits, wanted, reduction="sum"))
             means[index] = total / len(answer)
     return means
+
+
+def within_prompt_tokens(
+    sequences: Sequence[Captured], budget: int, least: int = 1
+) -> list[Captured]:
+    """Each tenant's newest sequences, as far as the prompts of all tenants have `budget` tokens,
+    and `least` of each tenant whatever the budget; in the order in which they are given."""
+    available = Counter[str]()
+    for item in sequences:
+        available[item.tenant] += len(item.prompt)
+    if available.total() <= budget:
+        return list(sequences)
+    bounds, tokens, taken_of = shares(available, budget), Counter[str](), Counter[str]()
+    kept = set[int]()
+    newest_first = sorted(enumerate(sequences), key=lambda pair: pair[1].at, reverse=True)
+    for index, item in newest_first:
+        tenant, prompt = item.tenant, len(item.prompt)
+        if taken_of[tenant] < least or tokens[tenant] + prompt <= bounds[tenant]:
+            kept.add(index)
+            tokens[tenant] += prompt
+            taken_of[tenant] += 1
+    return [item for index, item in enumerate(sequences) if index in kept]
 
 
 def mix_of(target: FrozenTarget, args: argparse.Namespace, seed: int) -> list[Text]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as aerie
-from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, REPLAY, Lineage
+from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, REPLAY, ROLLED_BACK, Lineage
 
 COMPARED = {"ratio": 1.082, "interval": [1.05, 1.11]}
 
@@ -54,6 +54,27 @@ def test_the_table_says_what_the_replay_kept(folder: Path, capsys: pytest.Captur
     assert [cell.strip("| ") for cell in row.split(" | ")][-2:] == ["-", "kept by the replay"]
 
 
+def test_the_table_says_over_which_and_how_sure_a_ratio_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    lineage, trial = Lineage(folder), {"ratio": 1.03, "interval": [1.01, 1.05]}
+    lineage.record_trial(1, {"verdict": KEPT, **trial, "confidence": 0.9875, "against": 0})
+    assert aerie(["heads", "list", str(folder)]) == 0
+    *rows, note = capsys.readouterr().out.splitlines()
+    assert "1.030 (1.010 to 1.050, 98.75%) over 0" in rows[3]
+    assert "1.082 (1.050 to 1.110) |" in rows[3]  # of a replay that does not say over which
+    assert note.endswith("95% intervals if no other confidence is named")
+
+
+def test_the_table_says_why_a_generation_could_not_be_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    record = {"verdict": ROLLED_BACK, "refused": "its folder has no weights", "ratio": None}
+    Lineage(folder).record_trial(3, record)
+    assert aerie(["heads", "list", str(folder)]) == 0
+    assert "rolled back: its folder has no weights" in capsys.readouterr().out.splitlines()[5]
+
+
 def test_json_has_all(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert aerie(["heads", "list", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -98,6 +119,29 @@ def test_what_cannot_be_exported(
     assert problem in capsys.readouterr().err
     (tmp_path / "there").mkdir()
     assert aerie(["heads", "export", str(folder), "1", str(tmp_path / "there")]) == 2
+
+
+@pytest.mark.parametrize("action", [["list"], ["use", "0"], ["export", "1", "out"]])
+def test_another_folder_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
+):
+    """The fault: after a slip of the pen `use` said that a generation is pinned."""
+    assert aerie(["heads", action[0], str(tmp_path), *action[1:]]) == 2
+    assert f"{tmp_path} is no folder of --learn" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_is_named_in_a_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = folder / "in_force"
+    damaged.write_text("{")
+    assert aerie(["heads", "list", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"aerie: heads: {damaged} is damaged: ")
+    damaged.unlink()
+    damaged.mkdir()  # what another user's file would be for a user who is not root
+    assert aerie(["heads", "list", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"aerie: heads: {damaged}: Is a directory"
 
 
 def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -204,6 +204,62 @@ def test_the_thread_computes_for_its_share_of_the_time(
     assert used[0] / (used[0] + sum(waits)) <= module.SHARE * 1.001
 
 
+def test_idle_time_is_no_debt(
+    disk: Disk, watch: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a quiet hour the first sequence is written at once."""
+    waits: list[float] = []
+    used = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: used[0])
+    capture = Capture(disk, watch)
+    monkeypatch.setattr(capture._closing, "wait", lambda s: waits.append(s) or False)
+    for _ in range(18_000):
+        watch.now += module.TICK_S
+        used[0] += 0.00015
+        capture._work()
+    capture.offer(sequence())
+    line = Captured.line
+
+    def costly(self: Captured) -> bytes:
+        used[0] += 0.001
+        return line(self)
+
+    monkeypatch.setattr(Captured, "line", costly)
+    capture._work()
+    assert 0 < waits[0] < 1.0
+    assert len(list(read(tmp_path))) == 1
+
+
+def test_files_are_looked_at_while_sequences_never_cease(
+    disk: Disk, watch: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = Capture(disk, watch)
+    used = [0.0]
+    looks: list[float] = []
+    tidy, line = disk.tidy, Captured.line
+
+    def costly(self: Captured) -> bytes:
+        used[0] += 0.01
+        return line(self)
+
+    def wait(seconds: float) -> bool:
+        watch.now += seconds
+        if watch.now < 300:
+            capture.offer(sequence())
+        return False
+
+    monkeypatch.setattr(Captured, "line", costly)
+    monkeypatch.setattr(time, "thread_time", lambda: used[0])
+    monkeypatch.setattr(capture._closing, "wait", wait)
+    monkeypatch.setattr(disk, "tidy", lambda: (looks.append(watch.now), tidy()))
+    watch.now = 0.0
+    capture.offer(sequence())
+    while watch.now < 300:
+        capture._work()
+        watch.now += module.TICK_S
+    assert len(looks) >= 4
+
+
 def test_the_end_writes_what_waits_and_waits_for_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

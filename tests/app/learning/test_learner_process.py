@@ -101,10 +101,10 @@ def test_models_of_the_hub_are_the_folders_that_the_engine_brought(
         return f"/cache/{name}/{revision}"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
-    command = learner_command(tmp_path, "org/target", "v2", "org/head", 5, 0.0)
+    command = learner_command(tmp_path, "org/target", "v2", "org/head", 5, 0.0, 99)
     assert command[command.index("--target") + 1] == "/cache/org/target/v2"
     assert command[command.index("--head") + 1] == "/cache/org/head/None"
-    command = learner_command(tmp_path, "packaged:smollm2-135m", None, str(tmp_path), 5, 0.0)
+    command = learner_command(tmp_path, "packaged:smollm2-135m", None, str(tmp_path), 5, 0.0, 99)
     assert command[command.index("--target") + 1] == "packaged:smollm2-135m"
     assert command[command.index("--head") + 1] == str(tmp_path)
 
@@ -133,7 +133,7 @@ def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "told"
     head = tmp_path / "head"
     head.mkdir()
-    command = learner_command(told, "packaged:target", None, str(head), 5, 0.25)
+    command = learner_command(told, "packaged:target", None, str(head), 5, 0.25, 8192)
     assert command[1:3] == ["-m", "drafters.parent_death"]
     assert command[4] == "drafters.train.learner"
     start = (
@@ -145,7 +145,7 @@ def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     until(lambda: told.exists() and told.read_text() != "")
     pid, _, *arguments = told.read_text().split()
     asked = f"{told} --target packaged:target --head {head} --k 5 --forever --share 0.25"
-    assert " ".join(arguments) == asked
+    assert " ".join(arguments) == f"{asked} --max-length 8192"
     learner = psutil.Process(int(pid))
     gateway.kill()
     gateway.wait()

@@ -62,6 +62,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "strategy: maxUnavailable and maxSurge are both 0, so that no pod can be replaced" }}
 {{- end }}
 {{- end }}
+{{- $learning := .Values.config.learning | default dict }}
+{{- if $learning.learn }}
+{{- $pods := .Values.replicas }}
+{{- if ne .Values.autoscaling.kind "none" }}
+{{- $pods = .Values.autoscaling.maxReplicas }}
+{{- end }}
+{{- if gt (int $pods) 1 }}
+{{- fail "config.learning.learn: one gateway learns in a folder; give replicas 1, without an autoscaler" }}
+{{- end }}
+{{- $rolling := .Values.strategy.rollingUpdate | default dict }}
+{{- if and (eq .Values.strategy.type "RollingUpdate") (not (has (toString $rolling.maxSurge) $none)) }}
+{{- fail "config.learning.learn: a new pod would wait for the folder of the old one, which ends only when the new one is ready; give strategy.type Recreate" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
 {{- fail "autoscaling.speedup: only kind keda looks at it" }}
 {{- end }}

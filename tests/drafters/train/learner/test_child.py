@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from drafters.learning.captured import FOLDER, Captured
 from drafters.learning.first_head import WEIGHTS, first_head
 from drafters.learning.lineage import Lineage
-from drafters.train.learner.child import _NewTokens
+from drafters.train.learner.child import _NewTokens, _wait_for_data, _WaitLog
+from drafters.train.learner.round_folder import RoundFolder
+from tests.clock import Clock
 
 
 def test_new_tokens_are_those_that_a_round_could_use_and_none_has_looked_at(tmp_path: Path):
@@ -34,6 +38,65 @@ def test_new_tokens_are_those_that_a_round_could_use_and_none_has_looked_at(tmp_
         out.write(answered(1005.0, 1, 20, tenant="b") + answered(time.time() + 1e6, 7, 20))
     assert new_tokens.count(1001.0) == 98 + 20
     assert new_tokens.count(1005.0) == 0
+
+
+def test_a_file_that_did_not_change_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / FOLDER).mkdir()
+    first, second = tmp_path / FOLDER / "a.jsonl", tmp_path / FOLDER / "b.jsonl"
+    first.write_bytes(Captured(1000.0, "", 0, [1, 2], [3] * 20, []).line() * 5)
+    second.write_bytes(Captured(1001.0, "", 0, [1, 2], [3] * 20, []).line())
+    decoded, of_line = [], Captured.of_line
+    monkeypatch.setattr(Captured, "of_line", lambda line: decoded.append(line) or of_line(line))
+    new_tokens = _NewTokens(argparse.Namespace(folder=tmp_path, max_length=100))
+    assert new_tokens.count(0.0) == 20
+    assert len(decoded) == 6
+    assert new_tokens.count(1000.5) == 0
+    assert len(decoded) == 6
+    with second.open("ab") as out:
+        out.write(Captured(1002.0, "", 0, [5], [3] * 30, []).line())
+    assert new_tokens.count(1000.5) == 30
+    assert len(decoded) == 8
+    first.unlink()
+    assert new_tokens.count(1000.5) == 50
+
+
+def test_the_log_says_what_is_left_out_when_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The fault: where prompts are long a learner waited for ever, and said why before any came."""
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "work").mkdir()
+    file, looks = tmp_path / FOLDER / "a.jsonl", []
+
+    def sleep(_: float) -> None:
+        looks.append(0)
+        if len(looks) > 3:
+            raise KeyboardInterrupt
+        with file.open("ab") as out:
+            out.write(Captured(1000.0 + len(looks), "", 0, [1] * 200, [3] * 20, []).line())
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    args = argparse.Namespace(folder=tmp_path, max_length=100, new_tokens=40)
+    with pytest.raises(KeyboardInterrupt):
+        _wait_for_data(args, RoundFolder(tmp_path / "work"))
+    nothing, left_out = capsys.readouterr().out.splitlines()
+    assert nothing == "learner: waiting: 0 of 40 new tokens of answers"
+    assert left_out.startswith(f"{nothing}; left out: 1 with prompts of more than 100 tokens")
+
+
+def test_numbers_alone_are_said_again_after_a_while(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    log = _WaitLog(clock)
+    for kind, reason, later in (
+        ("tokens", "0", 0), ("tokens", "1", 15), ("trial", "2", 15), ("tokens", "3", 15),
+        ("tokens", "3", 2000), ("tokens", "4", 15), ("tokens", "5", 15),
+    ):  # fmt: skip
+        clock.now += later
+        log.say(kind, reason)
+    said = [line.removeprefix("learner: waiting: ") for line in capsys.readouterr().out.split("\n")]
+    assert said == ["0", "2", "3", "4", ""]
 
 
 def test_a_learner_with_another_head_begins_no_round(tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_a_child_that_was_killed_is_started_again(learner: subprocess.Popen[byte
     until(lambda: children(learner.pid) not in ([], [child]))
 
 
+def test_a_crash_is_a_failure_and_a_kill_from_outside_is_none(
+    learner: subprocess.Popen[bytes], folder: Path
+):
+    failures = folder / "work" / "failures.json"
+    [killed] = children(learner.pid)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: children(learner.pid) not in ([], [killed]))
+    assert not failures.exists()
+    [crashed] = children(learner.pid)
+    os.kill(crashed, signal.SIGABRT)
+    until(lambda: failures.exists() and failures.read_text().strip() == "1")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once(learner: subprocess.Popen[bytes], number: signal.Signals):
     [child] = children(learner.pid)

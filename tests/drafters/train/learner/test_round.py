@@ -266,6 +266,19 @@ def test_half_of_what_a_round_changed_is_kept(
         torch.testing.assert_close(weight.float(), wanted, atol=2e-3, rtol=2e-2, msg=name)
 
 
+def test_a_round_reads_no_more_prompts_than_it_may(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rounds, "_PROMPT_TOKENS", 0.02)  # 80 tokens of prompts, of some 300
+    work = RoundFolder(options.folder / "work")
+    work.round.parent.mkdir()
+    plan = Round(options, work)._choose()
+    data, texts = plan["data"], Texts.load(work.round / "texts.safetensors")
+    prompts = [text.prompt for text in texts][: data["sequences"]]
+    assert 40 < sum(prompts) <= 80
+    assert data["left_out"]["prompt tokens"] == 60 - data["sequences"] - data["held_back"]
+
+
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):
     options.muon_lr = options.adam_lr = 0.0
     found = run(options)

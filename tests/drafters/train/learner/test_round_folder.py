@@ -21,13 +21,20 @@ from drafters.train.learner.round_folder import SAVED, RoundFolder
 DISK_BYTES = 1000
 
 
+def fails(work: RoundFolder) -> bool:
+    """Whether a further attempt is begun, which fails."""
+    if begun := work.begin_attempt():
+        work.count_failure()
+    return begun
+
+
 def test_a_choice_of_texts_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
     """There is no plan yet: a target that cannot be loaded, for one."""
     work = RoundFolder(tmp_path)
-    assert all(work.count_attempt() for _ in range(10))
-    assert not work.count_attempt()
+    assert all(fails(work) for _ in range(10))
+    assert not fails(work)
     assert work.since() > time.time() - 60  # what was captured until now is not new any more
-    assert work.count_attempt()
+    assert fails(work)
 
 
 def test_a_clock_that_was_ahead_does_not_end_all_rounds(tmp_path: Path) -> None:
@@ -41,27 +48,37 @@ def test_a_clock_that_was_ahead_does_not_end_all_rounds(tmp_path: Path) -> None:
     assert work.since() == 5.0
 
 
-def test_being_killed_is_no_failure_while_training_comes_further(tmp_path: Path) -> None:
+def test_being_killed_is_no_failure(tmp_path: Path) -> None:
+    """The fault: a service that was restarted ten times while a candidate was compared lost it."""
+    work = RoundFolder(tmp_path)
+    work.clear()
+    work.begin({"until": 7.0})
+    assert all(work.begin_attempt() for _ in range(30))
+    assert work.plan() is not None
+
+
+def test_failures_are_forgotten_while_training_comes_further(tmp_path: Path) -> None:
     work = RoundFolder(tmp_path)
     work.clear()
     work.begin({"until": 7.0})
     saved = work.round / f"{SAVED}trained.pt"
     for later in range(1, 30):
-        assert work.count_attempt()
+        assert work.begin_attempt()
         saved.touch()
         os.utime(saved, (time.time() + later, time.time() + later))
+        work.count_failure()
     os.utime(saved, (0, 0))
-    assert all(work.count_attempt() for _ in range(9))
-    assert not work.count_attempt()
+    assert all(fails(work) for _ in range(9))
+    assert not fails(work)
 
 
 def test_each_phase_has_its_attempts(tmp_path: Path) -> None:
     work = RoundFolder(tmp_path)
-    assert all(work.count_attempt() for _ in range(9))
+    assert all(fails(work) for _ in range(9))
     work.clear()
     work.begin({"until": 7.0})
-    assert all(work.count_attempt() for _ in range(10))
-    assert not work.count_attempt()
+    assert all(fails(work) for _ in range(10))
+    assert not fails(work)
     assert work.since() == 7.0
     assert work.plan() is None
 
@@ -104,11 +121,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundFolder:
 
 def test_half_a_file_of_saved_training_is_no_progress(work: RoundFolder) -> None:
     for later in range(1, 11):
-        assert work.count_attempt()
+        assert fails(work)
         unfinished = work.round / f"{SAVED}trained.pt.tmp"
         unfinished.touch()
         os.utime(unfinished, (time.time() + later, time.time() + later))
-    assert not work.count_attempt()
+    assert not fails(work)
 
 
 def test_what_a_failed_attempt_left_goes_before_anything_is_written(work: RoundFolder) -> None:
@@ -116,9 +133,9 @@ def test_what_a_failed_attempt_left_goes_before_anything_is_written(work: RoundF
     (work.round / f"{SAVED}trained.pt").touch()
     left = [fill(work.round / f"{SAVED}trained.pt.tmp"), fill(work.round / "trained.new" / "head")]
     with pytest.raises(OSError, match="No space left"):
-        work.count_attempt()
+        work.begin_attempt()
     work.drop_leftovers()
-    assert work.count_attempt()
+    assert work.begin_attempt()
     assert not any(file.exists() for file in left)
     assert work.plan() is not None and (work.round / f"{SAVED}trained.pt").exists()
 
@@ -151,21 +168,33 @@ def test_a_round_whose_end_cannot_be_written_has_ended_later(
     assert work.since() == 7.0 and work.plan() is None
 
 
-def test_a_child_that_cannot_write_says_why_in_a_line(tmp_path: Path) -> None:
+def run_child(folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Have a child go on with a round of a target that is not there."""
     for name in ("work", "head"):
-        (tmp_path / name).mkdir()
-    work = RoundFolder(tmp_path / "work")
+        (folder / name).mkdir()
+    work = RoundFolder(folder / "work")
     work.clear()
     work.begin({"until": 7.0})
-    options = [str(tmp_path), "--target", "none", "--head", str(tmp_path / "head")]
+    options = [str(folder), "--target", "none", "--head", str(folder / "head")]
     module = "drafters.train.learner.child"
-    child = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", module, *options, f"--child-of={os.getpid()}"],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+        **more,
+    )
+
+
+def test_a_child_counts_its_failure(tmp_path: Path) -> None:
+    assert run_child(tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode == 1
+    assert (tmp_path / "work" / "failures.json").read_text().strip() == "1"
+
+
+def test_a_child_that_cannot_write_says_why_in_a_line(tmp_path: Path) -> None:
+    child = run_child(
+        tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     )
     assert child.returncode == 1
     assert child.stderr == "learner: OSError: [Errno 27] File too large\n"

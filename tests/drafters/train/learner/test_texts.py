@@ -12,7 +12,13 @@ from drafters.train.data.mix import save_mix
 from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner import texts as texts_of_a_round
-from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
+from drafters.train.learner.texts import (
+    mean_log_probabilities,
+    mix_of,
+    taken,
+    text_of,
+    within_prompt_tokens,
+)
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.tiny import VOCABULARY
 
@@ -43,6 +49,18 @@ def test_random_ids_are_improbable_and_the_targets_own_words_are_not(target: Fro
 def test_a_text_is_a_prompt_and_its_answer():
     text = text_of(Captured(0.0, "", 0, [1, 2, 3], [4, 5], []))
     assert text.tokens.tolist() == [1, 2, 3, 4, 5] and text.prompt == 3
+
+
+def test_prompts_are_bounded_and_each_tenant_keeps_its_newest():
+    long = [Captured(float(at), "long", 0, [1] * 400, [2] * 2, []) for at in range(300)]
+    short = [Captured(float(at), "short", 0, [1] * 10, [2] * 20, []) for at in range(20)]
+    found = within_prompt_tokens(long + short, 10_000)
+    assert sum(len(item.prompt) for item in found) <= 10_000
+    assert [item.at for item in found if item.tenant == "long"] == list(range(288, 300))
+    assert found[12:] == short
+    few = within_prompt_tokens(long + short, 1000, least=10)
+    assert [item.at for item in few if item.tenant == "long"] == list(range(290, 300))
+    assert within_prompt_tokens(long, 400 * 300) == long
 
 
 def test_the_texts_beside_a_head_are_mixed_in(target: FrozenTarget, tmp_path: Path):

@@ -5,7 +5,8 @@ origins (app/llm/token_origins.py), and with log probabilities of the answer's t
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +21,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.responses import streaming_events
+from vllm.entrypoints.openai.responses import utils as responses_utils
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
@@ -32,6 +35,7 @@ from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 from app.serving.response_logprobs import StreamedLogprobs, keep_content_logprobs
 from app.validation.fields import MAX_BEAM_TOKENS
+from app.validation.replay import object_arguments
 
 
 class _BeamSearchCorrections:
@@ -299,6 +303,23 @@ def _origins_of(choice: Any) -> Any:
     return getattr(choice, "speculation", None)
 
 
+_HALF_A_PAIR = re.compile(r"[\ud800-\udfff]")
+
+
+def _without_half_pairs(decode: Callable[[str], str]) -> Callable[[str], str]:
+    """vLLM's function that decodes the `input` of a custom tool's call, with a replacement
+    character for half of a surrogate pair, which no answer can hold."""
+    return lambda arguments: _HALF_A_PAIR.sub("\ufffd", decode(arguments))
+
+
+for _module, _name in (
+    (responses_utils, "decode_custom_tool_input"),
+    (streaming_events, "decode_custom_tool_input"),
+    (streaming_events, "decode_custom_tool_input_prefix"),
+):
+    setattr(_module, _name, _without_half_pairs(getattr(_module, _name)))
+
+
 class ResponsesServing(OpenAIServingResponses):
     """vLLM's class for POST /v1/responses, corrected."""
 
@@ -424,9 +445,11 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         choice = generator.choices[0]
         complete = True
         for call in choice.message.tool_calls or ():
-            complete = _is_object(call.function.arguments)
-            if not complete:
-                call.function.arguments = json.dumps(_partial_object(call.function.arguments))
+            arguments = call.function.arguments
+            complete = _is_object(arguments)
+            call.function.arguments = (
+                object_arguments(arguments) if complete else json.dumps(_partial_object(arguments))
+            )
         response: AnthropicMessagesResponse = super().messages_full_converter(generator)
         if (
             not complete

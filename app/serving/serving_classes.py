@@ -441,14 +441,18 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
         """The whole answer. The `input` of a call that was cut holds its complete members, as
-        Anthropic's clients read partial JSON."""
+        Anthropic's clients read partial JSON; other text that is no object is shown as it is."""
         choice = generator.choices[0]
+        cut = choice.finish_reason == "length" or isinstance(choice.stop_reason, str)
         complete = True
-        for call in choice.message.tool_calls or ():
-            arguments = call.function.arguments
+        calls = choice.message.tool_calls or ()
+        for call in calls:
+            arguments, partial = call.function.arguments, None
             complete = _is_object(arguments)
+            if cut and call is calls[-1] and not complete:
+                partial = _partial_object(arguments)
             call.function.arguments = (
-                object_arguments(arguments) if complete else json.dumps(_partial_object(arguments))
+                object_arguments(arguments) if partial is None else json.dumps(partial)
             )
         response: AnthropicMessagesResponse = super().messages_full_converter(generator)
         if (
@@ -467,10 +471,10 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _partial_object(text: str) -> dict[str, Any]:
-    """The complete members of an object that ends early."""
+def _partial_object(text: str) -> dict[str, Any] | None:
+    """The complete members of an object that ends early; None for text that begins no object."""
     try:
         value = from_json(text, allow_partial=True)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None

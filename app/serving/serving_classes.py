@@ -390,6 +390,17 @@ class ResponsesServing(OpenAIServingResponses):
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):
     """vLLM's class for POST /v1/messages, corrected."""
 
+    def __init__(self, *args: Any, reasoning_parser: str, **kwargs: Any) -> None:
+        super().__init__(*args, reasoning_parser=reasoning_parser, **kwargs)
+        self._reads_reasoning = bool(reasoning_parser)
+
+    async def create_messages(self, request: Any, raw_request: Any = None) -> Any:
+        """The answer. Where nobody sees the end of reasoning, its budget is left out: the engine
+        would refuse it."""
+        if not self._reads_reasoning and getattr(request.thinking, "type", None) == "enabled":
+            request.thinking = None
+        return await super().create_messages(request, raw_request)
+
     @classmethod
     def to_chat_completion_request(
         cls, anthropic_request: Any, **kwargs: Any
@@ -445,9 +456,10 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         choice = generator.choices[0]
         cut = choice.finish_reason == "length" or isinstance(choice.stop_reason, str)
         complete = True
-        calls = choice.message.tool_calls or ()
+        calls = list(choice.message.tool_calls or ())
         for call in calls:
-            arguments, partial = call.function.arguments, None
+            arguments = call.function.arguments
+            partial: dict[str, Any] | None = None
             complete = _is_object(arguments)
             if cut and call is calls[-1] and not complete:
                 partial = _partial_object(arguments)

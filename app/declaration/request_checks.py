@@ -71,13 +71,11 @@ def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) ->
 
 
 def _refuse_thinking_budget(payload: Payload) -> None:
-    """Raise ApiError for a reasoning budget: without a parser nobody sees where reasoning ends."""
-    thinking = payload.get("thinking")
-    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
-        name = "thinking"
-    elif payload.get("thinking_token_budget") is not None:
-        name = "thinking_token_budget"
-    else:
+    """Raise ApiError for vLLM's reasoning budget: without a parser nobody sees where reasoning
+    ends. That of Anthropic's `thinking` is a bound which the model may stay below: it is dropped
+    (app/serving/serving_classes.py)."""
+    name = "thinking_token_budget"
+    if payload.get(name) is None:
         return
     raise field_checks.invalid(
         name,

@@ -29,8 +29,8 @@ async def events(
 ) -> AsyncGenerator[str, None]:
     """The stream as event texts.
 
-    `to_error` maps an error, or raises it if it must not become an event. With `null_usage`, chunks
-    without usage have `"usage": null`.
+    `to_error` maps an error, or raises it if it must not become an event. An error is the last
+    event. With `null_usage`, chunks without usage have `"usage": null`.
     """
     sent = 0
     stream = answers.corrected(stream)
@@ -38,8 +38,8 @@ async def events(
         async for item in stream:
             if (error := _error(item)) is not None:
                 yield answers.error_event(to_error(error))
-            else:
-                yield answers.event(item, null_usage=null_usage)
+                return  # vLLM ends its streams of chunks with [DONE] all the same
+            yield answers.event(item, null_usage=null_usage)
             sent += 1
     except Exception as broken:
         yield answers.error_event(to_error(broken), sent)

@@ -5,7 +5,8 @@ origins (app/llm/token_origins.py), and with log probabilities of the answer's t
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +21,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.responses import streaming_events
+from vllm.entrypoints.openai.responses import utils as responses_utils
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
@@ -32,6 +35,7 @@ from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 from app.serving.response_logprobs import StreamedLogprobs, keep_content_logprobs
 from app.validation.fields import MAX_BEAM_TOKENS
+from app.validation.replay import object_arguments
 
 
 class _BeamSearchCorrections:
@@ -299,6 +303,23 @@ def _origins_of(choice: Any) -> Any:
     return getattr(choice, "speculation", None)
 
 
+_HALF_A_PAIR = re.compile(r"[\ud800-\udfff]")
+
+
+def _without_half_pairs(decode: Callable[[str], str]) -> Callable[[str], str]:
+    """vLLM's function that decodes the `input` of a custom tool's call, with a replacement
+    character for half of a surrogate pair, which no answer can hold."""
+    return lambda arguments: _HALF_A_PAIR.sub("\ufffd", decode(arguments))
+
+
+for _module, _name in (
+    (responses_utils, "decode_custom_tool_input"),
+    (streaming_events, "decode_custom_tool_input"),
+    (streaming_events, "decode_custom_tool_input_prefix"),
+):
+    setattr(_module, _name, _without_half_pairs(getattr(_module, _name)))
+
+
 class ResponsesServing(OpenAIServingResponses):
     """vLLM's class for POST /v1/responses, corrected."""
 
@@ -369,6 +390,17 @@ class ResponsesServing(OpenAIServingResponses):
 class MessagesServing(_ChatCorrections, AnthropicServingMessages):
     """vLLM's class for POST /v1/messages, corrected."""
 
+    def __init__(self, *args: Any, reasoning_parser: str, **kwargs: Any) -> None:
+        super().__init__(*args, reasoning_parser=reasoning_parser, **kwargs)
+        self._reads_reasoning = bool(reasoning_parser)
+
+    async def create_messages(self, request: Any, raw_request: Any = None) -> Any:
+        """The answer. Where nobody sees the end of reasoning, its budget is left out: the engine
+        would refuse it."""
+        if not self._reads_reasoning and getattr(request.thinking, "type", None) == "enabled":
+            request.thinking = None
+        return await super().create_messages(request, raw_request)
+
     @classmethod
     def to_chat_completion_request(
         cls, anthropic_request: Any, **kwargs: Any
@@ -420,13 +452,20 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
         """The whole answer. The `input` of a call that was cut holds its complete members, as
-        Anthropic's clients read partial JSON."""
+        Anthropic's clients read partial JSON; other text that is no object is shown as it is."""
         choice = generator.choices[0]
+        cut = choice.finish_reason == "length" or isinstance(choice.stop_reason, str)
         complete = True
-        for call in choice.message.tool_calls or ():
-            complete = _is_object(call.function.arguments)
-            if not complete:
-                call.function.arguments = json.dumps(_partial_object(call.function.arguments))
+        calls = list(choice.message.tool_calls or ())
+        for call in calls:
+            arguments = call.function.arguments
+            partial: dict[str, Any] | None = None
+            complete = _is_object(arguments)
+            if cut and call is calls[-1] and not complete:
+                partial = _partial_object(arguments)
+            call.function.arguments = (
+                object_arguments(arguments) if partial is None else json.dumps(partial)
+            )
         response: AnthropicMessagesResponse = super().messages_full_converter(generator)
         if (
             not complete
@@ -444,10 +483,10 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _partial_object(text: str) -> dict[str, Any]:
-    """The complete members of an object that ends early."""
+def _partial_object(text: str) -> dict[str, Any] | None:
+    """The complete members of an object that ends early; None for text that begins no object."""
     try:
         value = from_json(text, allow_partial=True)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None

@@ -9,10 +9,12 @@ and refuses with a 400 what cannot be shown to the model. They run after the che
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.errors import ApiError
+from app.json_structure import Bounds, exceeded
 from app.validation.field_checks import invalid
 
 Item = dict[str, Any]
@@ -33,22 +35,35 @@ _ITEMS = (
 )
 # Key of the object that stands for arguments which are no JSON object.
 RAW_ARGUMENTS = "raw_arguments"
+# Arguments that nest deeper do not fit into a body, which may have 128 levels, nor into an answer,
+# of which pydantic writes 255.
+_ARGUMENTS = Bounds(values=sys.maxsize, containers=sys.maxsize, depth=100)
 
 
 def object_arguments(arguments: str) -> str:
     """Arguments of a call as JSON text of an object, as chat templates need them.
 
     A model can write anything, and the token limit can cut it: text that is no object becomes
-    the one value of an object, so that the model still sees what it wrote.
+    the one value of an object, so that the model still sees what it wrote. So does an object that
+    cannot be written as UTF-8 or nests too deeply.
     """
     if not arguments.strip():
         return "{}"
-    try:
-        if isinstance(json.loads(arguments), dict):
-            return arguments
-    except ValueError:
-        pass
+    if _is_usable_object(arguments):
+        return arguments
     return json.dumps({RAW_ARGUMENTS: arguments}, ensure_ascii=False)
+
+
+def _is_usable_object(text: str) -> bool:
+    try:
+        if exceeded(text.encode(), _ARGUMENTS) is not None:
+            return False
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # escapes that may be half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError:
+        return False
+    return isinstance(value, dict)
 
 
 def chat_messages(messages: Sequence[Item], *, any_arguments: bool = False) -> list[Item]:
@@ -239,11 +254,26 @@ def anthropic_messages(messages: Sequence[Any]) -> list[Any]:
     """Rewrite messages of Anthropic's API: results of tools with other blocks than text, errors
     that tools reported, and search results. Raises ApiError for what vLLM would drop."""
     return [
-        {**message, "content": _blocks(message["content"], f"messages[{index}].content")}
+        {
+            **message,
+            "content": _blocks(_usable_inputs(message["content"]), f"messages[{index}].content"),
+        }
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         else message
         for index, message in enumerate(messages)
     ]
+
+
+def _usable_inputs(blocks: list[Any]) -> list[Any]:
+    """The blocks; a call's `input` that cannot be written as UTF-8 is shown as its text."""
+    usable = []
+    for block in blocks:
+        if isinstance(block, dict) and block.get("type") == "tool_use":
+            text = json.dumps(block.get("input"))
+            if "\\ud" in text:
+                block = {**block, "input": json.loads(object_arguments(text))}
+        usable.append(block)
+    return usable
 
 
 def _blocks(blocks: list[Any], where: str) -> list[Any]:

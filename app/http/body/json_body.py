@@ -17,6 +17,8 @@ from app.json_structure import exceeded
 from app.offload import run_sized
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+# What a model called a tool with, in Messages: it may be anything, and becomes text.
+_CALL_INPUT = re.compile(r"messages\[\d+\]\.content\[\d+\]\.input")
 _INTEGERS = range(-(2**63), 2**63)
 # Maps every digit to 0: where there are 19 in a row, an integer may not fit into 64 bits.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
@@ -125,12 +127,22 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
             elif isinstance(value, dict):
                 if any(_SURROGATE.search(key) for key in value):
                     problem = "a name in it holds half of a surrogate pair"
-                deeper.extend(((path, key), item) for key, item in value.items())
+                deeper.extend(
+                    ((path, key), item)
+                    for key, item in value.items()
+                    if not (key == "input" and _is_call_input(path, value))
+                )
             if problem is not None:
                 param = _path(path)
                 message = f"Invalid value for '{param or 'body'}': {problem}."
                 raise ApiError(400, message, param=param)
         level = deeper
+
+
+def _is_call_input(path: _JsonPath | None, block: dict[str, Any]) -> bool:
+    """Whether the `input` of a block at `path` is that of a call in a Messages request."""
+    place = _path((path, "input"))
+    return block.get("type") == "tool_use" and _CALL_INPUT.fullmatch(place or "") is not None
 
 
 def _path(path: _JsonPath | None) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.app.serving.test_dialects import STREAMING, TOOL_ANSWER, Gateway
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -185,6 +187,24 @@ def test_claude_code_counts_before_it_asks(gateway: Gateway) -> None:
     assert response.status_code == 200, response.text
     assert response.json()["input_tokens"] > 50
     assert "stop_sequence" not in response.json()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_claude_code_asks_a_model_without_reasoning_to_think(gateway: Gateway, path: str) -> None:
+    client = gateway(tool_call_parser="hermes", answer=TOOL_ANSWER)
+    fields = set(CLAUDE_CODE)
+    if path.endswith("count_tokens"):
+        fields = {"model", "system", "messages", "tools"}
+    body = {name: value for name, value in CLAUDE_CODE.items() if name in fields}
+    if "max_tokens" in body:
+        body["max_tokens"] = 1500
+    body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    response = client.post(path, json=body, headers=CLAUDE_CODE_HEADERS)
+    assert response.status_code == 200, response.text
+    if "max_tokens" in body:
+        refused = client.post(path, json={**body, "max_tokens": 1024}, headers=CLAUDE_CODE_HEADERS)
+        assert refused.status_code == 400
+        assert "budget_tokens" in refused.text
 
 
 @STREAMING

@@ -16,7 +16,8 @@ from tests.app.fake_engine import client
 
 
 def events_of(body: dict[str, Any], path: str, stops: Any, **headers: str) -> list[Any]:
-    """The data of a stream's events. After three outputs of the engine, `stops` is awaited."""
+    """The data of a stream's events; a text is no JSON. After three outputs of the engine, `stops`
+    is awaited."""
     with client(answer="Hi there, friend") as gateway:
         engine = gateway.app.state.engine.llm  # type: ignore[attr-defined]
         outputs = engine._outputs
@@ -34,7 +35,8 @@ def events_of(body: dict[str, Any], path: str, stops: Any, **headers: str) -> li
         response = gateway.post(path, json=asked, headers=headers)
     assert response.status_code == 200
     lines = response.text.splitlines()
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line[:7] == "data: {"]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(text) if text.startswith("{") else text for text in data]
 
 
 async def breaks(engine: Any) -> None:
@@ -63,6 +65,22 @@ def test_a_response_that_fails_ends_as_failed(
     assert (response.id, response.status) == (created["id"], "failed")
     assert response.error is not None
     assert response.error.message == error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}),
+    ],
+)
+def test_an_error_is_the_last_event(path: str, body: dict[str, Any]) -> None:
+    """A client that skips what it does not know would take `[DONE]` for the end of the answer."""
+    *chunks, last = events_of(body, path, breaks)
+    assert chunks
+    assert last["error"]["message"]
+    assert not any("error" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ class _ChatCorrections(_BeamSearchCorrections):
     ) -> Any:
         """The whole answer, with the finish reasons of the stream.
 
-        vLLM says `tool_calls` also for calls that the limit cut, and for no call at all where one
-        was required.
+        vLLM says `tool_calls` also for calls that the limit or a stop string cut, and for no call
+        at all where one was required.
         """
         reasons: dict[int, str | None] = {}
         origins: dict[int, Any] = {}
@@ -131,9 +131,13 @@ class _ChatCorrections(_BeamSearchCorrections):
         named = isinstance(request.tool_choice, ChatCompletionNamedToolChoiceParam)
         for choice in response.choices:
             reason = reasons.get(choice.index) or "stop"
-            called = bool(choice.message.tool_calls)
+            calls = choice.message.tool_calls or ()
+            called = bool(calls)
+            cut = isinstance(choice.stop_reason, str) and any(
+                not _is_object(call.function.arguments) for call in calls[-1:]
+            )
             choice.finish_reason = (
-                "tool_calls" if called and reason == "stop" and not named else reason
+                "tool_calls" if called and reason == "stop" and not named and not cut else reason
             )
             if not called and choice.message.content is None:
                 choice.message.content = ""  # a stream begins with it, and history needs it
@@ -148,8 +152,9 @@ class _ChatCorrections(_BeamSearchCorrections):
         *args: Any,
         **kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The stream; its chunks have token origins, if the request asked for them."""
-        origins = StreamedOrigins()
+        """The stream; its chunks have token origins, if the request asked for them. Calls that a
+        stop string cut end with `stop`, as those of a whole answer do."""
+        origins, calls = StreamedOrigins(), StreamedCalls()
 
         async def watched() -> AsyncIterator[RequestOutput]:
             async for output in result_generator:
@@ -160,6 +165,7 @@ class _ChatCorrections(_BeamSearchCorrections):
         async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
             request, watched(), *args, **kwargs
         ):
+            event = calls.corrected(event) if request.stop else event
             yield _with_cached_tokens(origins.told_with(event))
 
 
@@ -249,6 +255,29 @@ class StreamedOrigins:
             if told["tokens"] or told["steps"]:
                 choice["speculation"] = told
         return _event_of(chunk)
+
+
+class StreamedCalls:
+    """The arguments of a stream's calls, and the finish reason that follows from them."""
+
+    def __init__(self) -> None:
+        self._arguments: dict[int, dict[int, list[str]]] = {}  # by choice, then by call
+
+    def corrected(self, event: str) -> str:
+        """The event; `tool_calls` is `stop` where a stop string cut the choice's last call."""
+        if '"tool_calls"' not in event or not event.startswith(_CHUNK):
+            return event
+        chunk, changed = json.loads(event.removeprefix("data: ")), False
+        for choice in chunk.get("choices") or ():
+            calls = self._arguments.setdefault(choice["index"], {})
+            for call in choice["delta"].get("tool_calls") or ():
+                text = (call.get("function") or {}).get("arguments") or ""
+                calls.setdefault(call["index"], []).append(text)
+            stopped = isinstance(choice.get("stop_reason"), str)
+            called = calls and choice.get("finish_reason") == "tool_calls"
+            if stopped and called and not _is_object("".join(calls[max(calls)])):
+                choice["finish_reason"], changed = "stop", True
+        return _event_of(chunk) if changed else event
 
 
 _CHUNK = 'data: {"id":'

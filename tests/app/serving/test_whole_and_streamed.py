@@ -256,3 +256,19 @@ def test_what_is_no_call_stays_content(client: Client) -> None:
     facts = check_chat(client, chat_body(200, True))
     assert facts["content"] == "<tool_call>no</tool_call>"
     assert facts["calls"] == [("f", '{"city": "Bad Aibling"}')]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_call_that_a_stop_string_cut_is_no_call_to_make(client: Client, choice: str) -> None:
+    client.engine.script, client.engine.steps = TERSE + CALL, (2,)
+    chat, _, anthropic = choices_of(choice)
+    facts = check_chat(client, chat_body(200, True, tool_choice=chat, stop=["Aib"]))
+    assert facts["finish_reason"] == "stop"
+    assert facts["calls"][1] == ("f", '{"city": "Bad')
+    blocks = check_messages(
+        client, messages_body(200, True, tool_choice=anthropic, stop_sequences=["Aib"])
+    )
+    assert (blocks["stop_reason"], blocks["stop_sequence"]) == ("stop_sequence", "Aib")
+    # Behind the arguments of the last call, a stop string cuts none.
+    behind = check_chat(client, chat_body(200, True, tool_choice=chat, stop=["\n</tool"]))
+    assert behind["finish_reason"] == "tool_calls"

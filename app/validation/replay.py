@@ -320,6 +320,7 @@ def _document(block: Item, place: str) -> str:
     heads = [
         (field, block[field]) for field in ("title", "context") if block.get(field) is not None
     ]
+    text: Any
     if source.get("type") == "content":
         text = _joined(source.get("content"), f"{place}.source.content", {"text": "text"}, "\n")
     elif source.get("type") == "text":

@@ -35,6 +35,8 @@ from app.validation.tools import (
 # Prefixes of answers' ids: inside vLLM, Messages are chats.
 _CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"
 _MESSAGE_START = "event: message_start\n"
+_BLOCK_START = "event: content_block_start\n"
+_THINKING = '"content_block":{"type":"thinking",'
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -91,6 +93,8 @@ class MessagesFormat(AnswerFormat):
         text: str = item
         if text.startswith(_MESSAGE_START):
             return text.replace(f'"id":"{_CHAT_ID}', f'"id":"{_MESSAGE_ID}', 1)
+        if text.startswith(_BLOCK_START):  # vLLM leaves out the signature, which comes later
+            return text.replace(_THINKING, f'{_THINKING}"signature":"",', 1)
         return text
 
     def error_event(self, error: ApiError, sequence_number: int = 0) -> str:

@@ -20,6 +20,10 @@ from app.validation.nested import CHAT_MEMBERS
 from app.validation.tools import ToolRules, refuse_tools
 
 PATH = "/v1/responses"
+# The tiers that vLLM's request model knows; any other one is served as `auto`.
+_KNOWN_TIERS = ("auto", "default", "flex", "scale", "priority")
+# Entries of `include` that vLLM's request model does not know: they are of absent tools.
+_OF_ABSENT_TOOLS = ("web_search_call.action.sources", "web_search_call.results")
 
 
 class ResponsesFormat(AnswerFormat):
@@ -104,9 +108,14 @@ def _check(payload: Payload, facts: ModelFacts) -> None:
     if payload.get("input") == []:
         raise invalid("input", "'input' must hold at least one item.")
     message_checks.check_items(payload.get("input"))
+    tier = payload.get("service_tier")
+    if isinstance(tier, str) and tier not in _KNOWN_TIERS:  # the checks of fields know vLLM's alone
+        payload["service_tier"] = "auto"
 
 
 def _rewrite(payload: Payload, facts: ModelFacts) -> None:
+    if isinstance(include := payload.get("include"), list):
+        payload["include"] = [entry for entry in include if entry not in _OF_ABSENT_TOOLS]
     if payload.get("top_logprobs"):  # vLLM returns them only if `include` asks for them, too
         payload["include"] = [*payload.get("include", []), "message.output_text.logprobs"]
     if isinstance(payload.get("input"), list):

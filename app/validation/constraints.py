@@ -129,7 +129,6 @@ def _formats(payload: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
         ("response_format", None),
         ("text", "format"),
         ("output_config", "format"),
-        ("output_format", None),
     ):
         value, place = payload.get(name), name
         if inner is not None:

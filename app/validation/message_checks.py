@@ -34,7 +34,7 @@ MEDIA = frozenset(
         *("image", "image_url", "input_image", "image_embeds", "image_pil"),
         *("audio", "audio_url", "input_audio", "audio_embeds"),
         *("video", "video_url", "input_video", "video_embeds"),
-        *("file", "input_file", "document"),
+        *("file", "input_file"),
     }
 )
 

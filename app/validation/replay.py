@@ -252,7 +252,8 @@ def _result(output: Any, where: str) -> Any:
 
 def anthropic_messages(messages: Sequence[Any]) -> list[Any]:
     """Rewrite messages of Anthropic's API: results of tools with other blocks than text, errors
-    that tools reported, and search results. Raises ApiError for what vLLM would drop."""
+    that tools reported, search results, and documents of text. Raises ApiError for what vLLM would
+    drop."""
     return [
         {
             **message,
@@ -285,6 +286,8 @@ def _blocks(blocks: list[Any], where: str) -> list[Any]:
             block = {**block, "content": _tool_result(block, f"{place}.content")}
         elif kind == "search_result":
             block = {"type": "text", "text": _search_result(block, place)}
+        elif kind == "document":
+            block = {"type": "text", "text": _document(block, place)}
         elif kind == "redacted_thinking":
             raise invalid(
                 f"{place}.type",
@@ -321,9 +324,11 @@ def _result_block(block: Any, place: str) -> Any:
         return block
     if kind == "search_result":
         return {"type": "text", "text": _search_result(block, place)}
+    if kind == "document":
+        return {"type": "text", "text": _document(block, place)}
     if kind in ("image", "tool_reference"):
         return block
-    raise _unknown_type(place, ("text", "image", "search_result", "tool_reference"))
+    raise _unknown_type(place, ("text", "image", "search_result", "document", "tool_reference"))
 
 
 def _search_result(block: Item, place: str) -> str:
@@ -336,3 +341,24 @@ def _search_result(block: Item, place: str) -> str:
         heads.append(value)
     text = _joined(block.get("content"), f"{place}.content", {"text": "text"}, "\n")
     return "\n".join([*heads, text])
+
+
+def _document(block: Item, place: str) -> str:
+    """Title, context and text of a document, one a line."""
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    heads = [
+        (field, block[field]) for field in ("title", "context") if block.get(field) is not None
+    ]
+    text: Any
+    if source.get("type") == "content":
+        text = _joined(source.get("content"), f"{place}.source.content", {"text": "text"}, "\n")
+    elif source.get("type") == "text":
+        text = source.get("data")
+    else:
+        raise _unknown_type(f"{place}.source", ("text", "content"))
+    texts = [*heads, ("source.data", text)]
+    for field, value in texts:
+        if not isinstance(value, str):
+            raise invalid(f"{place}.{field}", f"'{place}.{field}' must be a string.")
+    return "\n".join(value for _, value in texts)

@@ -22,7 +22,7 @@ from app.validation.message_checks import MEDIA
 from app.validation.schema_types import required
 
 # Fields that constrain the output or describe tools, in every dialect.
-CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config", "output_format")
+CONSTRAINTS = ("response_format", "structured_outputs", "text", "output_config")
 _TOKEN_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 # Where a constraint holds another one as text.
 _JSON_TEXTS = ("json", "structural_tag")

@@ -5,6 +5,7 @@ import { Store } from "./store.js";
 export class Answer {
   constructor() {
     this.text = "";
+    this.reasoning = "";
     this.tokens = [];
     this.steps = [];
     this.arrivals = []; // [milliseconds since the request, characters, tokens] so far
@@ -45,6 +46,11 @@ export class Answer {
     return verified ? 1 + (this.metrics?.num_accepted_draft_tokens ?? this.accepted) / verified : null;
   }
 
+  /** Reasoning and text, as a lane of the race shows them and the verdict compares them. */
+  get whole() {
+    return this.reasoning + (this.reasoning && this.text ? "\n\n" : "") + this.text;
+  }
+
   get count() {
     return this.usage?.completion_tokens ?? this.tokens.length;
   }
@@ -77,17 +83,19 @@ export class Answer {
     if (chunk.metrics) this.metrics = chunk.metrics.speculative_decoding ?? null;
     const choice = chunk.choices?.[0];
     if (!choice) return;
-    const delta = choice.delta?.content ?? "";
+    const text = choice.delta?.content ?? "";
+    const reasoning = choice.delta?.reasoning ?? "";
     const told = choice.speculation;
     if (told) {
       this.tokens.push(...told.tokens);
       this.steps.push(...told.steps);
     }
     if (choice.finish_reason) this.finish = choice.finish_reason;
-    if (!delta && !told) return;
-    this.text += delta;
+    if (!text && !reasoning && !told) return;
+    this.text += text;
+    this.reasoning += reasoning;
     this.firstMs ??= ms;
-    this.arrivals.push([ms, this.text.length, this.tokens.length]);
+    this.arrivals.push([ms, this.whole.length, this.tokens.length]);
     if (this.status.value === "waiting") this.status.set("streaming");
     this.#announce();
   }

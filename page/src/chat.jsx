@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Answer } from "./answer.js";
 import { figures } from "./figures.js";
 import { copy } from "./markdown.js";
-import { finished, Formatted, Legend, Marked } from "./parts.jsx";
+import { finished, Formatted, Legend, Marked, Reasoning } from "./parts.jsx";
 import { Store, useStore } from "./store.js";
 
 const SUGGESTIONS = [
@@ -151,6 +151,7 @@ function Turn({ turn: { question, answer }, busy, last, onRetry }) {
       <div class={`answer ${status}`}>
         <span class="hidden">The model: </span>
         {status === "waiting" && <p class="soft waiting">Waiting for the first token…</p>}
+        {status !== "waiting" && !(marked && answer.tokens.length) && <Reasoning answer={answer} />}
         {status !== "waiting" && (marked && (answer.tokens.length || !over)
           ? <Marked answer={answer} label="The answer" />
           : <Formatted answer={answer} />)}

@@ -45,6 +45,13 @@ export function Marked({ answer, label }) {
   );
 }
 
+/** What the model thought before its answer. The marks show it too, as tokens. */
+export function Reasoning({ answer }) {
+  const root = useRef(null);
+  useDrawn(answer, () => { root.current.textContent = answer.reasoning; }, []);
+  return <div ref={root} class="reasoning soft" role="group" aria-label="Reasoning" />;
+}
+
 export function Formatted({ answer }) {
   const root = useRef(null);
   useDrawn(answer, () => renderMarkdown(root.current, answer.text), []);

@@ -113,7 +113,7 @@ function Lane({ title, answer, replay, busy, pace }) {
   const [share, setShare] = useState(0);
   useLayoutEffect(() => { view.current = new TokenText(root.current); }, [answer]);
   useDrawn(answer, () => {
-    view.current.show(answer.tokens, answer.text);
+    view.current.show(answer.tokens, answer.whole);
     setShare(answer.tokens.length / TOKENS);
     root.current.scrollTop = root.current.scrollHeight;
   }, []);
@@ -121,7 +121,7 @@ function Lane({ title, answer, replay, busy, pace }) {
     if (!replay) return undefined;
     return replay.subscribe((ms) => {
       const arrived = answer.arrivals.findLast(([t]) => t <= ms) ?? [0, 0, 0];
-      view.current.show(answer.tokens, answer.text.slice(0, arrived[1]), arrived[2]);
+      view.current.show(answer.tokens, answer.whole.slice(0, arrived[1]), arrived[2]);
       setShare(arrived[2] / TOKENS);
       root.current.scrollTop = root.current.scrollHeight;
     });
@@ -149,14 +149,15 @@ function Verdict({ race: { plain, drafted }, state, others }) {
     const words = { plain: "Running without drafts…", drafted: "Running with drafts…", failed: "The race was not finished." };
     return <p class="verdict soft" role="status">{words[state] ?? ""}</p>;
   }
+  const [one, other] = [plain.whole, drafted.whole];
   let same = 0;
-  while (same < plain.text.length && plain.text[same] === drafted.text[same]) same++;
-  const identical = plain.text === drafted.text;
+  while (same < one.length && one[same] === other[same]) same++;
+  const measured = plain.speed !== null && drafted.speed !== null;
   return (
     <div class="verdict" role="status">
-      <p><strong class="big" data-figure="ratio">{ratio(drafted.speed / plain.speed)}</strong> the tokens a second with drafts,
+      <p><strong class="big" data-figure="ratio">{ratio(measured ? drafted.speed / plain.speed : null)}</strong> the tokens a second with drafts,
         {" "}{milliseconds(drafted.totalMs)} instead of {milliseconds(plain.totalMs)}.</p>
-      <p>{identical
+      <p>{one === other
         ? "Both texts are identical, character by character."
         : `The texts part after ${same} characters: at equal probabilities, rounding may decide differently.`}</p>
       {others && <p class="soft">Other requests were running: measure again when it is quiet.</p>}

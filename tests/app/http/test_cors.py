@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 
 from app.engine.supervisor import Phase
 from app.errors import SettingsError
+from app.http.cors import EXPOSED_HEADERS, METHODS
 from app.main import create_app
 from app.settings import load
 from tests.app.keys_file import tenant
@@ -163,6 +166,16 @@ def test_a_script_can_read_of_a_defect() -> None:
         assert response.headers["x-request-id"]
 
     run(check, allowed_origins=PAGE)
+
+
+def test_the_documentation_has_the_methods_and_the_headers() -> None:
+    page = (Path(__file__).parents[3] / "docs/security.md").read_text("utf-8")
+    methods = re.search(r"\| what a listed page may do \| (.*?) with any header", page)
+    headers = re.search(r"\| what it may read \| .* the headers (.*) \|", page)
+    assert methods and headers
+    assert set(re.findall("`(.+?)`", methods[1])) == set(METHODS)
+    names = set(re.findall("`(.+?)`", headers[1])) - {"x-ratelimit-*"}
+    assert names == {name for name in EXPOSED_HEADERS if not name.startswith("x-ratelimit-")}
 
 
 def test_answers_say_that_they_depend_on_the_origin() -> None:

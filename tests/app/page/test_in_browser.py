@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -210,6 +211,50 @@ def test_the_race(page: Page) -> None:
     page.tab.wait_for_timeout(300)
     now = [page.tab.locator(f".lane.{lane} .t").count() for lane in ("without", "with")]
     assert now[1] > now[0], "the faster one is ahead"
+
+
+def reason(page: Page, *chunks: dict[str, Any]) -> None:
+    """Answer each chat with chunks of these choices, as a server with a reasoning parser does."""
+    lines = [json.dumps({"id": "x", "choices": [{"index": 0} | chunk]}) for chunk in chunks]
+    body = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+    page.tab.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+
+
+def test_reasoning_is_shown_above_the_answer(page: Page) -> None:
+    page.open()
+    told = {"tokens": [{"text": "Hm", "step": 0, "origin": "target"}], "steps": []}
+    reason(page, {"delta": {"reasoning": "Hm"}}, {"delta": {"content": "Four."}})
+    answer = page.ask("2 + 2?").answered()
+    assert answer.locator(".reasoning").inner_text() == "Hm"
+    assert answer.locator(".prose").inner_text() == "Four."
+    assert not axe_findings(page.tab)
+    reason(page, {"delta": {"reasoning": "Hm"}, "speculation": told, "finish_reason": "length"})
+    answer = page.ask("2 + 3?").answered()
+    assert answer.locator(".t").inner_text() == "Hm"
+    assert answer.locator(".reasoning").count() == 0, "the marks show it"
+    page.tab.get_by_role("button", name="Marks").click()
+    assert answer.locator(".reasoning").inner_text() == "Hm"
+
+
+def test_the_race_compares_reasoning_too(page: Page) -> None:
+    """Without token origins and usage no speed is known."""
+    page.open("race")
+    chunks = iter(["warm", "I think A", "We think A"])
+
+    def answer(route: Any) -> None:
+        choice = {"index": 0, "delta": {"reasoning": next(chunks)}}
+        body = json.dumps({"id": "x", "choices": [choice]})
+        route.fulfill(content_type="text/event-stream", body=f"data: {body}\n\ndata: [DONE]\n\n")
+
+    page.tab.route("**/v1/chat/completions", answer)
+    page.tab.get_by_role("button", name="Start the race").click()
+    page.tab.locator("[data-figure=ratio]").wait_for()
+    assert page.tab.locator("[data-figure=ratio]").inner_text() == "–"
+    assert "The texts part after 0 characters" in page.tab.locator(".verdict").inner_text()
+    assert page.tab.locator(".lane.without .lane-text").inner_text() == "I think A"
 
 
 def test_k_is_pinned_from_the_page(page: Page) -> None:

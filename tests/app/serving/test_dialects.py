@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.responses import ResponseIncludable
+from openai.types.responses.service_tier import ServiceTier
 
 from tests.app.fake_engine import CONTEXT
 
@@ -155,6 +157,18 @@ NO_EFFECT = [
     ("messages", "cache_control", {"type": "ephemeral"}),
     ("messages", "metadata", {"user_id": "u"}),
 ]
+
+
+TIERS, INCLUDABLE = get_args(get_args(ServiceTier)[0]), get_args(ResponseIncludable)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*(("service_tier", tier) for tier in TIERS), *(("include", [what]) for what in INCLUDABLE)],
+)
+def test_every_value_of_openais_schema_is_taken(gateway: Gateway, field: str, value: Any) -> None:
+    response = send(gateway(), "responses", **{field: value})
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(("dialect", "field", "value"), NO_EFFECT)

@@ -185,6 +185,13 @@ def test_messages(client: Client, script: str, limit: int, steps: list[int], too
     check_messages(client, messages_body(limit, tools))
 
 
+def test_messages_with_reasoning() -> None:
+    client = Client(reasoning_parser="qwen3")
+    client.engine.script = "<think>Hm.</think>Hi."
+    whole = check_messages(client, messages_body(64, False))
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
+
+
 @given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS)
 @FEW
 def test_completions(client: Client, script: str, limit: int, steps: list[int]) -> None:

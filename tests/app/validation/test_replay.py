@@ -25,6 +25,11 @@ from tests.app.serving.test_whole_and_streamed import (
 JSON = dict[str, Any]
 HELLO: JSON = {"role": "user", "content": "hi"}
 MORE: JSON = {"role": "user", "content": "and more?"}
+DOCUMENT: JSON = {
+    "type": "document",
+    "title": "Rain",
+    "source": {"type": "text", "media_type": "text/plain", "data": "http://w says it rains"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +183,7 @@ def test_an_unfinished_output_message_at_the_end_is_continued(client: Client) ->
             },
             ["Weather\nhttp://w\nsunny"],
         ),
+        ({"content": [DOCUMENT]}, ["Rain\nhttp://w says it rains"]),
     ],
 )
 def test_anthropic_tool_results_come_back(client: Client, result: JSON, texts: list[str]) -> None:
@@ -194,6 +200,15 @@ def test_anthropic_tool_results_come_back(client: Client, result: JSON, texts: l
     ]
     rendered = prompt(client, "messages", messages=turns)
     assert [text for text in [*texts, "Let me see.", '"city": "Ur"'] if text not in rendered] == []
+
+
+def test_anthropic_documents_of_text_reach_the_prompt(client: Client) -> None:
+    parts = [{"type": "text", "text": text} for text in ("sun", "wind")]
+    other = {"type": "document", "context": "old", "source": {"type": "content", "content": parts}}
+    turn = {"role": "user", "content": [DOCUMENT, other]}
+    rendered = prompt(client, "messages", messages=[turn])
+    assert "Rain\nhttp://w says it rains" in rendered
+    assert "old\nsun\nwind" in rendered
 
 
 @pytest.mark.parametrize(
@@ -249,6 +264,20 @@ def test_anthropic_tool_results_come_back(client: Client, result: JSON, texts: l
             "messages",
             {"messages": [{"role": "user", "content": [{"type": "redacted_thinking"}]}]},
             "messages[0].content[0].type",
+        ),
+        (
+            "messages",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {**DOCUMENT, "source": {"type": "url", "url": "http://w/a.pdf"}}
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].source.type",
         ),
     ],
 )

@@ -3,14 +3,15 @@
 Both heads draft behind answers that were held back. What counts is how many steps the same answers
 take: the ratio of the numbers of steps is that of the acceptance lengths. Its interval is made by
 resampling prompts, each with the steps of its answers under both heads: answers to one prompt are
-much alike, and six of them do not tell what six prompts would. On the texts of the mix the
+much alike, and six of them do not tell what six prompts would; so are the turns of a conversation,
+which count as one prompt. On the texts of the mix the
 candidate is compared with the first head too: what each generation forgets a little of is much
 after ten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Comparison:
     """Two heads on the same answers."""
 
     answers: int
-    prompts: int  # different ones
+    prompts: int  # different ones; the turns of a conversation count as one
     tokens: int  # written in steps that may have drafts: all but each answer's first
     before: float  # acceptance length of the head in force
     after: float  # of the candidate
@@ -51,6 +52,15 @@ class Comparison:
         if self.interval is None or self.prompts < LEAST_PROMPTS:
             return self.ratio < WORSE
         return self.interval[1] < WORSE
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Captured texts that were held back, one at least."""
+
+    texts: Sequence[Text]
+    tenants: Sequence[str]  # of each
+    conversations: Sequence[int] | None  # of each; None in a round that did not know them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +96,28 @@ class CandidateReplay:
 def replay(
     target: FrozenTarget,
     heads: tuple[Path, Path],  # the one in force, the candidate
-    captured: Mapping[str, Sequence[Text]],  # by tenant, at least one text in all
+    captured: Judged,
     mix: Sequence[Text],
     k: int,
     first: Path | None = None,
 ) -> CandidateReplay:
     """Compare two heads on texts that neither was trained on in this round, with `k` drafts; the
     candidate on the texts of the mix with the `first` head too, where that is not in force."""
-    groups = [(tenant, text) for tenant, texts in captured.items() for text in texts]
-    texts = [text for _, text in groups] + list(mix)
+    texts = [*captured.texts, *mix]
     folders = [*heads, first] if mix and first is not None else heads
     before, after, *of_first = _steps(target, folders, texts, k)
     tokens = torch.tensor([len(text.tokens) - text.prompt for text in texts]) - 1
     prompts = _prompt_numbers(texts)
+    if captured.conversations is not None:
+        prompts[: len(captured.texts)] = torch.tensor(captured.conversations)
 
     def of(rows: list[int]) -> Comparison:
         return compare(tokens[rows], before[rows], after[rows], prompts[rows])
 
-    tenants = {tenant: [i for i, (name, _) in enumerate(groups) if name == tenant]
-               for tenant in captured}  # fmt: skip
-    own = len(groups)
+    tenants: dict[str, list[int]] = {}
+    for row, tenant in enumerate(captured.tenants):
+        tenants.setdefault(tenant, []).append(row)
+    own = len(captured.texts)
     mix_against_first = None
     for steps in of_first:
         mix_against_first = compare(tokens[own:], steps[own:], after[own:], prompts[own:])
@@ -137,7 +149,7 @@ def compare(
     tokens: torch.Tensor, before: torch.Tensor, after: torch.Tensor, prompts: torch.Tensor
 ) -> Comparison:
     """Compare by the steps that each answer takes; all are integers [answers]. `prompts` says which
-    answers are to the same prompt."""
+    answers are to the same prompt, or of the same conversation."""
     count = int(tokens.sum())
     unique, rows = prompts.unique(return_inverse=True)
     interval = None

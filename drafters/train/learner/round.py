@@ -37,10 +37,16 @@ from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
-from drafters.train.learner.proof import CandidateReplay, replay
+from drafters.train.learner.proof import CandidateReplay, Judged, replay
 from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
-from drafters.train.learner.sequences import JUDGED_TOKENS, choose, count_prompts, is_held_back
-from drafters.train.learner.texts import mean_log_probabilities, mix_of, taken, text_of
+from drafters.train.learner.sequences import JUDGED_TOKENS, choose, is_held_back
+from drafters.train.learner.texts import (
+    answer_mark,
+    mean_log_probabilities,
+    mix_of,
+    taken,
+    text_of,
+)
 from drafters.train.learner.vocabulary import VocabularyChange, vocabulary_change
 from drafters.train.optimisation.head_init import (
     known_head,
@@ -57,7 +63,7 @@ from drafters.train.template_option import set_template
 _TRAINED, _CANDIDATE = "trained", "candidate"
 _TEXTS, _HELD_BACK = "texts.safetensors", "held-back.safetensors"
 _ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row is made from
-_LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
+_LEAST_CONVERSATIONS = 2  # that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
@@ -117,6 +123,7 @@ class Round:
             answer_tokens=args.answer_tokens,
             vocabulary=shape.vocab_size,
             max_length=min(args.max_length, shape.max_position_embeddings),
+            answer_mark=answer_mark(self._target.tokenizer, args.chat_template_kwargs),
         )
         sequences = choice.trained + choice.held_back
         until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
@@ -125,8 +132,9 @@ class Round:
         count = len(choice.trained)
         trained = list(compress(choice.trained, probable[:count]))
         held_back = list(compress(choice.held_back, probable[count:]))
+        conversations = list(compress(choice.conversations, probable[count:]))
         kept = trained + held_back
-        if not trained or count_prompts(held_back) < _LEAST_PROMPTS:
+        if not trained or len(set(conversations)) < _LEAST_CONVERSATIONS:
             self._work.finish(until)
             raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
         texts = [text_of(item) for item in trained]
@@ -152,6 +160,7 @@ class Round:
             "draft_vocabulary": asdict(change),
             "seed": seed,
             "held_back_of": [item.tenant for item in held_back],
+            "conversations": conversations,
             "data": {
                 "sequences": len(trained),
                 "tokens": tokens,
@@ -263,12 +272,10 @@ class Round:
     def _compare(self, plan: dict[str, Any], in_force: int) -> CandidateReplay:
         texts = list(Texts.load(self._work.round / _HELD_BACK))
         tenants = plan["held_back_of"]
-        by_tenant: defaultdict[str, list[Text]] = defaultdict(list)
-        for tenant, text in zip(tenants, texts, strict=False):
-            by_tenant[tenant].append(text)
+        captured = Judged(texts[: len(tenants)], tenants, plan.get("conversations"))
         heads = self._head_of(in_force), self._work.round / _CANDIDATE
         first = None if in_force == STARTED_WITH else self._head_of(STARTED_WITH)
-        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k, first)
+        return replay(self._target, heads, captured, texts[len(tenants) :], self._args.k, first)
 
     def _add(self, plan: dict[str, Any]) -> Generation:
         """Compare the candidate with the head that is in force now, and add it. Raises ValueError

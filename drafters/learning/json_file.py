@@ -10,11 +10,14 @@ from typing import Any
 
 
 def read_json(file: Path) -> Any:
-    """The content of a file; None if there is none. Raises OSError and ValueError."""
+    """The content of a file; None if there is none. Raises OSError, and ValueError that names the
+    file."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
 
 
 def replace_json(file: Path, content: Any) -> None:

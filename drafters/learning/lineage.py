@@ -12,11 +12,13 @@ which one drafts.
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
 kill at any point leaves what was there before or what was meant. Number 0 is the head that the
-gateway was started with, and has no folder.
+gateway was started with, and has no folder. A generation whose provenance cannot be read is none,
+and a trial that cannot be read has not been: the others go on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters.learning.json_file import read_json, replace_json
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "generations"
 STARTED_WITH = 0  # the number of the head that the gateway was started with
@@ -90,6 +94,7 @@ class Lineage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._damaged: set[Path] = set()  # records that were told of
 
     def descend_from(self, first_head: str) -> bool:
         """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
@@ -114,21 +119,39 @@ class Lineage:
         return first_head
 
     def generations(self) -> list[Generation]:
-        """All generations, the oldest first."""
-        found = []
-        for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
-            provenance = read_json(folder / _PROVENANCE)
-            if folder.name.isdigit() and provenance is not None:
-                trial = read_json(folder / _TRIAL)
-                found.append(Generation(int(folder.name), folder, provenance, trial))
-        return found
+        """All generations, the oldest first. What cannot be read is logged and left out."""
+        folders = sorted((self._folder / FOLDER).glob("[0-9]*"))
+        found = (self._read(folder) for folder in folders if folder.name.isdigit())
+        return [generation for generation in found if generation is not None]
 
     def generation(self, number: int) -> Generation:
-        """The generation of this number. Raises KeyError if there is none."""
-        for generation in self.generations():
-            if generation.number == number:
-                return generation
-        raise KeyError(number)
+        """The generation of this number. Raises KeyError if there is none that can be read."""
+        if (found := self._read(self._place(number))) is None:
+            raise KeyError(number)
+        return found
+
+    def _read(self, folder: Path) -> Generation | None:
+        """The generation in a folder; None if there is none that can be read."""
+        provenance = self._record(folder / _PROVENANCE)
+        if provenance is None:
+            return None
+        return Generation(int(folder.name), folder, provenance, self._record(folder / _TRIAL))
+
+    def _record(self, file: Path) -> Mapping[str, Any] | None:
+        """A record with its verdict; None if there is none, or a damaged one, which is logged
+        once."""
+        try:
+            record = read_json(file)
+            if record is None:
+                return None
+            if not isinstance(record, Mapping) or "verdict" not in record:
+                raise ValueError(f"{file} is damaged: there is no verdict")
+        except ValueError as error:
+            if file not in self._damaged:
+                logger.warning("%s; it is left out", error)
+            self._damaged.add(file)
+            return None
+        return record
 
     def add(self, head: Path, provenance: Mapping[str, Any]) -> Generation:
         """Add the head in the folder `head`, which is moved, under the next number.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -255,7 +256,9 @@ class HeadGenerations:
                 await self._begin_lineage()
             view = await asyncio.to_thread(self._read)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._tell(f"{_UNREADABLE}: {error!r}")
+            # Whoever may look at figures need not know where the server's files are.
+            reason = repr(error).replace(f"{self._folder}{os.sep}", "")
+            self._tell(f"{_UNREADABLE}: {reason}")
             return None
         if self.problem is not None and self.problem.startswith(_UNREADABLE):
             self._tell(None)

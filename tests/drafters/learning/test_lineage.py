@@ -110,3 +110,32 @@ def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(
     assert {file.name for file in lineage.generation(4).folder.iterdir()} == {"provenance.json"}
     with pytest.raises(KeyError):
         lineage.pin(2)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"verdict": "ke', "{}"])
+def test_a_damaged_record_stops_nothing_else(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+):
+    """The fault: an empty record of one generation, and none of them could be read any more."""
+    lineage = Lineage(tmp_path)
+    for _ in range(3):
+        lineage.add(head(tmp_path), {"verdict": CANDIDATE})
+    trial = tmp_path / "generations" / "0001" / "trial.json"
+    trial.write_text(content)
+    (tmp_path / "generations" / "0002" / "provenance.json").write_text(content)
+    for _ in range(2):
+        assert [(item.number, item.trial) for item in lineage.generations()] == [
+            (1, None), (3, None),
+        ]  # fmt: skip
+    assert len(caplog.messages) == 2 and str(trial) in caplog.messages[0]
+    with pytest.raises(KeyError):
+        lineage.pin(2)
+    lineage.pin(3)
+    lineage.record_trial(1, {"verdict": KEPT})
+    assert lineage.generation(1).verdict == KEPT
+
+
+def test_a_damaged_file_is_named(tmp_path: Path):
+    (tmp_path / "in_force").write_text("")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'in_force'} is damaged"):
+        Lineage(tmp_path).in_force()

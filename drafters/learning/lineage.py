@@ -49,7 +49,7 @@ RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the hea
 IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
-_WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
+_WITH_WEIGHTS = 8  # generations, the newest ones that have weights, whose weights are kept
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ class Lineage:
 
     def generations(self) -> list[Generation]:
         """All generations, the oldest first. What cannot be read is logged and left out."""
-        folders = sorted((self._folder / FOLDER).glob("[0-9]*"))
-        found = (self._read(folder) for folder in folders if folder.name.isdigit())
+        found = (self._read(self._place(number)) for number in self._numbers())
         return [generation for generation in found if generation is not None]
 
     def generation(self, number: int) -> Generation:
@@ -175,10 +174,11 @@ class Lineage:
         return self.generation(number)
 
     def prune(self, keep: int = _WITH_WEIGHTS) -> None:
-        """Delete the weights of all but the newest `keep` generations, the one in force and the one
-        that is pinned. What is known of them stays."""
+        """Delete the weights of all but the newest `keep` generations that have some, the one in
+        force and the one that is pinned. What is known of them stays."""
         needed = {self.in_force(), self.pinned()}
-        for generation in self.generations()[:-keep]:
+        with_weights = [each for each in self.generations() if each.has_weights]
+        for generation in with_weights[:-keep]:
             if generation.number in needed:
                 continue
             for file in generation.folder.iterdir():
@@ -227,14 +227,18 @@ class Lineage:
         else:
             replace_json(self._folder / LOADING, number)
 
+    def _numbers(self) -> list[int]:
+        """The numbers of the folders of generations, ascending."""
+        folders = (self._folder / FOLDER).glob("[0-9]*")
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
+
     def _place(self, number: int) -> Path:
         return self._folder / FOLDER / f"{number:04d}"
 
     def _largest_number(self) -> int:
         """The largest number that was ever given, also to a generation that is removed since."""
-        known = [generation.number for generation in self.generations()]
         given = (self._number(name) for name in (_NEWEST, IN_FORCE, PINNED))
-        return max([STARTED_WITH, *known, *(number or 0 for number in given)])
+        return max([STARTED_WITH, *self._numbers(), *(number or 0 for number in given)])
 
     def _number(self, name: str) -> int | None:
         found = read_json(self._folder / name)

@@ -112,6 +112,26 @@ def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(
         lineage.pin(2)
 
 
+def test_generations_that_were_refused_do_not_take_the_place_of_those_with_weights(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    for verdict in (CANDIDATE, CANDIDATE, CANDIDATE, REFUSED, REFUSED):
+        lineage.add(head(tmp_path), {"verdict": verdict})
+    lineage.prune(keep=2)
+    assert [item.number for item in lineage.generations() if item.has_weights] == [2, 3]
+
+
+def test_numbers_of_five_digits_come_after_those_of_four(tmp_path: Path):
+    """The fault: 10000 is before 9999 in a list of texts, so that the newest was pruned."""
+    lineage = Lineage(tmp_path)
+    (tmp_path / "generations").mkdir()
+    (tmp_path / "generations" / "newest").write_text("9998")
+    assert lineage.add(head(tmp_path), {"verdict": KEPT}).number == 9999
+    assert lineage.add(head(tmp_path), {"verdict": CANDIDATE}).number == 10000
+    lineage.prune(keep=1)
+    assert [item.number for item in lineage.generations()] == [9999, 10000]
+    assert [item.number for item in lineage.generations() if item.has_weights] == [10000]
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"verdict": "ke', "{}"])
 def test_a_damaged_record_stops_nothing_else(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture

@@ -8,6 +8,7 @@ which one drafts.
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
     first_head                          the head that they descend from, and its target
+    target_since                        when that target took the place of another one
     loading                             the number of one that an engine reads for the first time
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
@@ -22,11 +23,13 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafters.learning.first_head import is_another_target
 from drafters.learning.json_file import read_json, replace_json
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ REPLAY = "replay"  # which favoured the candidate; service did not show it worse
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
 IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
+TARGET_SINCE = "target_since"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
 _WITH_WEIGHTS = 8  # generations, the newest ones that have weights, whose weights are kept
@@ -96,14 +100,22 @@ class Lineage:
         self._folder = folder
         self._damaged: set[Path] = set()  # records that were told of
 
-    def descend_from(self, first_head: str) -> bool:
+    def descend_from(self, first_head: str, older: Callable[[], str] = str) -> bool:
         """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
         in force now, none is pinned and no candidate waits: the others descend from a head that is
-        not there. A round of the learner that was begun for it is given up (`first_head`)."""
+        not there. A round of the learner that was begun for it is given up (`first_head`), and what
+        was captured from another target is not used any more (`target_since`).
+
+        `older` returns what an older version called this head, which is no other one.
+        """
         before = self.first_head()
         if before == first_head:
             return False
-        if before is not None:
+        older_name = older()
+        is_another = before not in (None, older_name)
+        if before is not None and is_another:
+            if all(is_another_target(before, name) for name in (first_head, older_name)):
+                replace_json(self._folder / TARGET_SINCE, time.time())
             self.put_in_force(STARTED_WITH)
             self.pin(None)
             for generation in self.generations():
@@ -111,7 +123,12 @@ class Lineage:
                     why = "the gateway was started with another head or target"
                     self.record_trial(generation.number, {"verdict": ROLLED_BACK, "refused": why})
         replace_json(self._folder / FIRST_HEAD, first_head)
-        return before is not None
+        return is_another
+
+    def target_since(self) -> float:
+        """When the gateway was first started with its target, in seconds since 1970; 0 if it has
+        had no other one."""
+        return float(read_json(self._folder / TARGET_SINCE) or 0.0)
 
     def first_head(self) -> str | None:
         """Which head number 0 is, and its target; None before a gateway has said it."""

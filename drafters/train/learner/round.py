@@ -118,15 +118,17 @@ class Round:
         """Write the texts of a new round and its plan. Raises ValueError if there are too few; they
         are not new any more then."""
         folder, args, shape = self._work.clear(), self._args, self._target.shape
+        target_since = self._lineage.target_since()
         choice = choose(
-            captured.read(args.folder / captured.FOLDER),
+            captured.read(args.folder / captured.FOLDER, target_since),
             answer_tokens=args.answer_tokens,
             vocabulary=shape.vocab_size,
             max_length=min(args.max_length, shape.max_position_embeddings),
             answer_mark=answer_mark(self._target.tokenizer, args.chat_template_kwargs),
         )
         sequences = choice.trained + choice.held_back
-        until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
+        until = max(choice.until, target_since)  # what another target wrote is not new any more
+        until = min(until, time.time())  # a clock that was wrong must not end all rounds
         probable = self._probable(sequences)
         left_out = choice.left_out + Counter(improbable=len(sequences) - sum(probable))
         count = len(choice.trained)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,19 @@ def test_candidates_of_another_first_head_do_not_wait_for_a_trial(tmp_path: Path
     assert lineage.first_head() == "a target and a better head"
     assert [item.verdict for item in lineage.generations()] == [KEPT, REFUSED, ROLLED_BACK]
     assert lineage.generation(3).has_weights  # an operator may still choose it
+
+
+def test_what_an_older_version_called_the_first_head_is_no_other_one(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    lineage.descend_from("./model  digest")
+    lineage.put_in_force(lineage.add(head(tmp_path), {"verdict": KEPT}).number)
+    assert not lineage.descend_from("content  digest", lambda: "./model  digest")
+    assert (lineage.first_head(), lineage.in_force()) == ("content  digest", 1)
+    assert lineage.descend_from("content  other", lambda: "./model  other")
+    assert lineage.target_since() == 0.0, "another head, and the same target"
+    before = time.time()
+    assert lineage.descend_from("changed  other", lambda: "./model  other")
+    assert before <= lineage.target_since() <= time.time()
 
 
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):

@@ -18,8 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafters.learning.captured import Captured
-from drafters.train.learner.conversations import Conversations
-from drafters.train.learner.digests import digest
+from drafters.learning.conversations import Conversations, digest
 
 HELD_BACK = 8  # one conversation in so many is never trained on
 JUDGED_TOKENS = 256  # of an answer that is held back: more answers tell more than longer ones
@@ -63,7 +62,7 @@ def choose(
     that to hold back, or more where that would be too few answers. `captured` is ascending by time;
     ids are below `vocabulary`, and prompts leave room for an answer in `max_length` tokens, at
     which answers are cut. Those that are held back are cut at JUDGED_TOKENS. `answer_mark` is a
-    token (conversations.py)."""
+    token (drafters/learning/conversations.py)."""
     conversations = Conversations(answer_mark)
     tenants: dict[str, _Tenant] = {}
     left_out: Counter[str] = Counter()

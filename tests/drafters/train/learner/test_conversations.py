@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from drafters.learning.captured import Captured
+from drafters.learning.conversations import Conversations
 from drafters.train.data.token_sequences import Text
 from drafters.train.learner import proof
-from drafters.train.learner.conversations import Conversations
 from drafters.train.learner.proof import Judged
 from drafters.train.learner.sequences import choose, is_held_back
 

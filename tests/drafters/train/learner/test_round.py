@@ -225,7 +225,7 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
 
     def started_anew(self: Round, plan: dict[str, Any]) -> None:
         select(self, plan)
-        lineage.descend_from("a target and a better head")
+        lineage.descend_from("a target and a better-head")
 
     with monkeypatch.context() as patch:
         patch.setattr(Round, "_select", started_anew)

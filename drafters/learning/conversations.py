@@ -8,12 +8,11 @@ next prompt. A conversation whose first messages are dropped as it grows is anot
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-
-from drafters.train.learner.digests import digest
+from itertools import accumulate
 
 # Tokens behind a prompt by which two conversations that begin with it are told apart.
 _CONTINUATION = 32
@@ -37,13 +36,12 @@ class Conversations:
         answer."""
         self._mark = answer_mark
         self._prompts: dict[int, _Prompt] = {}  # by the hash of what counts of it
-        self._random = np.random.default_rng(0)
-        self._factors = np.empty(0, np.uint64)
 
     def of(self, prompt: Sequence[int]) -> bytes:
         """The conversation of a prompt: the digest of its first prompt, the same for equal
         prompts."""
-        hashes = self._hashes(prompt)
+        # Of each beginning of the prompt, from its first token on.
+        hashes = list(accumulate(prompt, _hash, initial=0))[1:]
         own = self._end(prompt)
         conversation = None
         for length in range(own, 0, -1):
@@ -69,11 +67,15 @@ class Conversations:
                 return place
         return len(prompt)
 
-    def _hashes(self, prompt: Sequence[int]) -> list[int]:
-        """A hash of each beginning of a prompt, from its first token on."""
-        if (missing := len(prompt) - len(self._factors)) > 0:
-            more = self._random.integers(1 << 63, size=missing, dtype=np.uint64)
-            self._factors = np.concatenate([self._factors, 2 * more + 1])
-        tokens = np.asarray(prompt, np.uint64) + 1
-        found: list[int] = np.cumsum(tokens * self._factors[: len(tokens)]).tolist()
-        return found
+
+def digest(*parts: Sequence[int]) -> bytes:
+    """What is the same for equal token ids in equal parts: 32 bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(array("I", part).tobytes())
+    return found.digest()
+
+
+def _hash(before: int, token: int) -> int:
+    return hash((before, token))

@@ -37,7 +37,7 @@ from app.errors import AerieError, ApiError, StartupError
 from app.llm.engine_load import EngineLoad
 from app.observability import metrics
 from app.settings import Settings
-from drafters.learning.first_head import first_head
+from drafters.learning.first_head import first_head, older_first_head
 
 if TYPE_CHECKING:
     from app.learning.learning import Learning
@@ -103,9 +103,11 @@ class Engine:
         self.heads: HeadGenerations | None = None
         if settings.learning.learn is not None:
             target, head = settings.model, str(settings.speculation.drafter)
+            names = target.model, target.revision, head
             self.heads = HeadGenerations(
                 Path(settings.learning.learn),
-                partial(first_head, target.model, target.revision, head),
+                partial(first_head, *names),
+                older_first_head=partial(older_first_head, *names),
             )
         self._head_trials = BackgroundTask("head_generations", self._follow_heads)
         self.background: tuple[BackgroundTask, ...] = (self._supervision,)

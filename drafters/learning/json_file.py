@@ -10,7 +10,8 @@ from typing import Any
 
 
 def read_json(file: Path) -> Any:
-    """The content of a file; None if there is none. Raises OSError and ValueError."""
+    """The content of a file; None if there is none. Raises OSError, and ValueError that names the
+    file."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:

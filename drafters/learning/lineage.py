@@ -8,24 +8,31 @@ which one drafts.
     in_force                            the number of the generation that drafts
     pinned                              the number of one that an operator chose: nothing is tried
     first_head                          the head that they descend from, and its target
+    target_since                        when that target took the place of another one
     loading                             the number of one that an engine reads for the first time
 
 Files are replaced whole, by renaming, and a generation's folder appears with all of its content: a
 kill at any point leaves what was there before or what was meant. Number 0 is the head that the
-gateway was started with, and has no folder.
+gateway was started with, and has no folder. A generation whose provenance cannot be read is none,
+and a trial that cannot be read has not been: the others go on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafters.learning.first_head import is_another_target
 from drafters.learning.json_file import read_json, replace_json
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "generations"
 STARTED_WITH = 0  # the number of the head that the gateway was started with
@@ -43,9 +50,10 @@ REPLAY = "replay"  # which favoured the candidate; service did not show it worse
 _PROVENANCE, _TRIAL = "provenance.json", "trial.json"
 RECORDS = (_PROVENANCE, _TRIAL)  # what a generation's folder has beside the head's own files
 IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loading"
+TARGET_SINCE = "target_since"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
-_WITH_WEIGHTS = 8  # generations, the newest ones, whose weights are kept
+_WITH_WEIGHTS = 8  # generations, the newest ones that have weights, whose weights are kept
 
 
 @dataclass(frozen=True)
@@ -90,15 +98,24 @@ class Lineage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._damaged: set[Path] = set()  # records that were told of
 
-    def descend_from(self, first_head: str) -> bool:
+    def descend_from(self, first_head: str, older: Callable[[], str] = str) -> bool:
         """Say which head number 0 is. Returns whether it was another one, so that generation 0 is
         in force now, none is pinned and no candidate waits: the others descend from a head that is
-        not there. A round of the learner that was begun for it is given up (`first_head`)."""
+        not there. A round of the learner that was begun for it is given up (`first_head`), and what
+        was captured from another target is not used any more (`target_since`).
+
+        `older` returns what an older version called this head, which is no other one.
+        """
         before = self.first_head()
         if before == first_head:
             return False
-        if before is not None:
+        older_name = older()
+        is_another = before not in (None, older_name)
+        if before is not None and is_another:
+            if all(is_another_target(before, name) for name in (first_head, older_name)):
+                replace_json(self._folder / TARGET_SINCE, time.time())
             self.put_in_force(STARTED_WITH)
             self.pin(None)
             for generation in self.generations():
@@ -106,7 +123,12 @@ class Lineage:
                     why = "the gateway was started with another head or target"
                     self.record_trial(generation.number, {"verdict": ROLLED_BACK, "refused": why})
         replace_json(self._folder / FIRST_HEAD, first_head)
-        return before is not None
+        return is_another
+
+    def target_since(self) -> float:
+        """When the gateway was first started with its target, in seconds since 1970; 0 if it has
+        had no other one."""
+        return float(read_json(self._folder / TARGET_SINCE) or 0.0)
 
     def first_head(self) -> str | None:
         """Which head number 0 is, and its target; None before a gateway has said it."""
@@ -114,21 +136,38 @@ class Lineage:
         return first_head
 
     def generations(self) -> list[Generation]:
-        """All generations, the oldest first."""
-        found = []
-        for folder in sorted((self._folder / FOLDER).glob("[0-9]*")):
-            provenance = read_json(folder / _PROVENANCE)
-            if folder.name.isdigit() and provenance is not None:
-                trial = read_json(folder / _TRIAL)
-                found.append(Generation(int(folder.name), folder, provenance, trial))
-        return found
+        """All generations, the oldest first. What cannot be read is logged and left out."""
+        found = (self._read(self._place(number)) for number in self._numbers())
+        return [generation for generation in found if generation is not None]
 
     def generation(self, number: int) -> Generation:
-        """The generation of this number. Raises KeyError if there is none."""
-        for generation in self.generations():
-            if generation.number == number:
-                return generation
-        raise KeyError(number)
+        """The generation of this number. Raises KeyError if there is none that can be read."""
+        if (found := self._read(self._place(number))) is None:
+            raise KeyError(number)
+        return found
+
+    def _read(self, folder: Path) -> Generation | None:
+        """The generation in a folder; None if there is none that can be read."""
+        provenance = self._record(folder / _PROVENANCE)
+        if provenance is None:
+            return None
+        return Generation(int(folder.name), folder, provenance, self._record(folder / _TRIAL))
+
+    def _record(self, file: Path) -> Mapping[str, Any] | None:
+        """A record with its verdict; None if there is none, or a damaged one, which is logged
+        once."""
+        try:
+            record = read_json(file)
+            if record is None:
+                return None
+            if not isinstance(record, Mapping) or "verdict" not in record:
+                raise ValueError(f"{file} is damaged: there is no verdict")
+        except ValueError as error:
+            if file not in self._damaged:
+                logger.warning("%s; it is left out", error)
+            self._damaged.add(file)
+            return None
+        return record
 
     def add(self, head: Path, provenance: Mapping[str, Any]) -> Generation:
         """Add the head in the folder `head`, which is moved, under the next number.
@@ -152,10 +191,11 @@ class Lineage:
         return self.generation(number)
 
     def prune(self, keep: int = _WITH_WEIGHTS) -> None:
-        """Delete the weights of all but the newest `keep` generations, the one in force and the one
-        that is pinned. What is known of them stays."""
+        """Delete the weights of all but the newest `keep` generations that have some, the one in
+        force and the one that is pinned. What is known of them stays."""
         needed = {self.in_force(), self.pinned()}
-        for generation in self.generations()[:-keep]:
+        with_weights = [each for each in self.generations() if each.has_weights]
+        for generation in with_weights[:-keep]:
             if generation.number in needed:
                 continue
             for file in generation.folder.iterdir():
@@ -204,14 +244,18 @@ class Lineage:
         else:
             replace_json(self._folder / LOADING, number)
 
+    def _numbers(self) -> list[int]:
+        """The numbers of the folders of generations, ascending."""
+        folders = (self._folder / FOLDER).glob("[0-9]*")
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
+
     def _place(self, number: int) -> Path:
         return self._folder / FOLDER / f"{number:04d}"
 
     def _largest_number(self) -> int:
         """The largest number that was ever given, also to a generation that is removed since."""
-        known = [generation.number for generation in self.generations()]
         given = (self._number(name) for name in (_NEWEST, IN_FORCE, PINNED))
-        return max([STARTED_WITH, *known, *(number or 0 for number in given)])
+        return max([STARTED_WITH, *self._numbers(), *(number or 0 for number in given)])
 
     def _number(self, name: str) -> int | None:
         found = read_json(self._folder / name)

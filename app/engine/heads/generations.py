@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -98,15 +99,17 @@ class HeadGenerations:
         first_head: Callable[[], str],
         random: Random | None = None,
         plan: TrialPlan | None = None,
+        older_first_head: Callable[[], str] = str,
     ) -> None:
-        """`first_head` names the head of the gateway's settings (drafters/learning/first_head.py);
-        it may read files, and raise OSError."""
+        """`first_head` names the head of the gateway's settings (drafters/learning/first_head.py),
+        `older_first_head` as an older version did; they may read files, and raise OSError."""
         self.generation = STARTED_WITH  # that drafts now
         self.pinned: int | None = None
         self.problem: str | None = None  # why another one drafts than the folder says
         self.trial: Trial | None = None
         self._folder = folder
         self._first_head = first_head
+        self._older_first_head = older_first_head
         self._first_head_name: str | None = None  # what `first_head` has returned
         self._hashing = threading.Lock()
         self._is_begun = False  # whether the lineage was looked at for the running engine
@@ -170,7 +173,7 @@ class HeadGenerations:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._lineage.note_loading, None)
         first_head = await asyncio.to_thread(self._name_first_head)
-        if await asyncio.to_thread(self._lineage.descend_from, first_head):
+        if await asyncio.to_thread(self._lineage.descend_from, first_head, self._older_first_head):
             logger.warning(
                 "the gateway was started with another head or target than the generations in "
                 "%s descend from: generation 0 is in force",
@@ -255,7 +258,9 @@ class HeadGenerations:
                 await self._begin_lineage()
             view = await asyncio.to_thread(self._read)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._tell(f"{_UNREADABLE}: {error!r}")
+            # Whoever may look at figures need not know where the server's files are.
+            reason = repr(error).replace(f"{self._folder}{os.sep}", "")
+            self._tell(f"{_UNREADABLE}: {reason}")
             return None
         if self.problem is not None and self.problem.startswith(_UNREADABLE):
             self._tell(None)

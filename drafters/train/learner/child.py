@@ -76,7 +76,8 @@ def _wait_for_data(args: argparse.Namespace, work: RoundFolder) -> None:
         if newest and newest[0].verdict == CANDIDATE and newest[0].number > lineage.in_force():
             kind, reason = "trial", f"generation {newest[0].number} has not been tried in service"
         else:
-            new = new_tokens.count(work.since())
+            # What another target wrote is not new: no round takes it.
+            new = new_tokens.count(max(work.since(), lineage.target_since()))
             if new >= args.new_tokens:
                 return
             kind, reason = "tokens", f"{new} of {args.new_tokens} new tokens of answers"

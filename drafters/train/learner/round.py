@@ -37,17 +37,17 @@ from drafters.model.head import DraftHead
 from drafters.train.data.hidden_states import StateStore
 from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.token_sequences import Text, Texts
-from drafters.train.learner.proof import CandidateReplay, replay
+from drafters.train.learner.proof import CandidateReplay, Judged, replay
 from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
 from drafters.train.learner.sequences import (
     HELD_BACK,
     JUDGED_TOKENS,
     LEAST_OF_TENANT,
     choose,
-    count_prompts,
     is_held_back,
 )
 from drafters.train.learner.texts import (
+    answer_mark,
     mean_log_probabilities,
     mix_of,
     taken,
@@ -73,7 +73,7 @@ _ROWS_TO_FIT = 4  # times the target's hidden size: rows that a new token's row 
 # Tokens of prompts for each token of answers that a round may use. The target reads them two or
 # three times, and they teach nothing: a service of long prompts and short answers would take days.
 _PROMPT_TOKENS = 10
-_LEAST_PROMPTS = 2  # with answers that are held back: of a single one the replay has no interval
+_LEAST_CONVERSATIONS = 2  # that are held back: of a single one the replay has no interval
 _KEPT_SHARE = 0.5  # of what a round changed in the weights (decision 0037)
 _SAVE_S = 60.0  # between two savings of the training: the most that a kill loses
 _REPORT_S = 60.0  # between two lines of progress
@@ -128,25 +128,30 @@ class Round:
         """Write the texts of a new round and its plan. Raises ValueError if there are too few; they
         are not new any more then."""
         folder, args, shape = self._work.clear(), self._args, self._target.shape
+        target_since = self._lineage.target_since()
         choice = choose(
-            captured.read(args.folder / captured.FOLDER),
+            captured.read(args.folder / captured.FOLDER, target_since),
             answer_tokens=args.answer_tokens,
             vocabulary=shape.vocab_size,
             max_length=min(args.max_length, shape.max_position_embeddings),
+            answer_mark=answer_mark(self._target.tokenizer, args.chat_template_kwargs),
         )
         budget = _PROMPT_TOKENS * args.answer_tokens
         chosen = within_prompt_tokens(choice.trained, budget)
         judged = within_prompt_tokens(choice.held_back, budget // HELD_BACK, LEAST_OF_TENANT + 2)
         sequences = chosen + judged
         beyond = len(choice.trained) + len(choice.held_back) - len(sequences)
-        until = min(choice.until, time.time())  # a clock that was wrong must not end all rounds
+        until = max(choice.until, target_since)  # what another target wrote is not new any more
+        until = min(until, time.time())  # a clock that was wrong must not end all rounds
         probable = self._probable(sequences)
         improbable = len(sequences) - sum(probable)
         left_out = choice.left_out + Counter({"improbable": improbable, "prompt tokens": beyond})
         trained = list(compress(chosen, probable[: len(chosen)]))
         held_back = list(compress(judged, probable[len(chosen) :]))
+        conversation_of = dict(zip(map(id, choice.held_back), choice.conversations, strict=True))
+        conversations = [conversation_of[id(item)] for item in held_back]
         kept = trained + held_back
-        if not trained or count_prompts(held_back) < _LEAST_PROMPTS:
+        if not trained or len(set(conversations)) < _LEAST_CONVERSATIONS:
             self._work.finish(until)
             raise ValueError(f"too little can be learned from: {dict(left_out)} left out")
         texts = [text_of(item) for item in trained]
@@ -172,6 +177,7 @@ class Round:
             "draft_vocabulary": asdict(change),
             "seed": seed,
             "held_back_of": [item.tenant for item in held_back],
+            "conversations": conversations,
             "data": {
                 "sequences": len(trained),
                 "tokens": tokens,
@@ -283,12 +289,10 @@ class Round:
     def _compare(self, plan: dict[str, Any], in_force: int) -> CandidateReplay:
         texts = list(Texts.load(self._work.round / _HELD_BACK))
         tenants = plan["held_back_of"]
-        by_tenant: defaultdict[str, list[Text]] = defaultdict(list)
-        for tenant, text in zip(tenants, texts, strict=False):
-            by_tenant[tenant].append(text)
+        captured = Judged(texts[: len(tenants)], tenants, plan.get("conversations"))
         heads = self._head_of(in_force), self._work.round / _CANDIDATE
         first = None if in_force == STARTED_WITH else self._head_of(STARTED_WITH)
-        return replay(self._target, heads, by_tenant, texts[len(tenants) :], self._args.k, first)
+        return replay(self._target, heads, captured, texts[len(tenants) :], self._args.k, first)
 
     def _add(self, plan: dict[str, Any]) -> Generation:
         """Compare the candidate with the head that is in force now, and add it. Raises ValueError

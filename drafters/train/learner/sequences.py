@@ -4,29 +4,35 @@ No tenant decides for the others: what a tenant gives grows with the square root
 is half of a round at most while there are others. What proves something is the number of answers:
 of those that judge only the beginning is used, and each tenant has enough of them to be protected.
 
-What judges is held back by its prompt. Where a tenant asks a few prompts again and again, often
-none of them would be held back, or all: there the prompt and its answer decide. The next answers
-are to the same prompts, so that this is what the candidate has to be good at.
+What judges is held back by its conversation: all turns of one, and all answers to a prompt, are on
+one side. Where a tenant asks a few prompts again and again, often none of them would be held back,
+or all: there the prompt and its answer decide. The next answers are to the same prompts, so that
+this is what the candidate has to be good at. The next turns of a few long conversations are not.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafters.learning.captured import Captured
+from drafters.learning.conversations import Conversations, digest
 
-HELD_BACK = 8  # one prompt in so many is never trained on
+HELD_BACK = 8  # one conversation in so many is never trained on
 JUDGED_TOKENS = 256  # of an answer that is held back: more answers tell more than longer ones
 LEAST_OF_TENANT = 8  # answers that are held back of a tenant, for a verdict of its own
 _LEAST_ANSWER = 2  # tokens: the target writes the first one before anything is drafted
-# Prompts of a tenant that are held back; with fewer the prompt and the answer decide. The interval
-# of a replay of three prompts is widened 2.7 times, of four 1.9 times (drafters/small_samples.py).
+# Conversations of a tenant that are held back, which are single prompts where nothing follows; with
+# fewer the prompt and the answer decide. The interval of a replay of three is widened 2.7 times, of
+# four 1.9 times (drafters/small_samples.py).
 LEAST_PROMPTS = 4
+# Different prompts in a conversation, on average, with which a tenant has conversations: the answer
+# never decides what is held back of it.
+_TURNS = 1.5
+# Answers of one conversation that judge: more of them tell little, and others tell much.
+_JUDGED_OF_CONVERSATION = 4
 # Answers that are held back, where there are as many: of all tenants together, and of each. A few
 # more than a verdict needs, because the target may find some of them improbable.
 _HELD_BACK_IN_ALL, _HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
@@ -38,18 +44,26 @@ class Choice:
 
     trained: list[Captured]
     held_back: list[Captured]
+    conversations: list[int]  # of each that is held back: the same number for turns of one
     left_out: Counter[str]  # reason -> sequences that nothing can be learned from
     until: float  # when the newest of all ended, those that are left out included
     by_answer: frozenset[str]  # tenants of whom the answer too decided what is held back
 
 
 def choose(
-    captured: Iterable[Captured], *, answer_tokens: int, vocabulary: int, max_length: int
+    captured: Iterable[Captured],
+    *,
+    answer_tokens: int,
+    vocabulary: int,
+    max_length: int,
+    answer_mark: int | None = None,
 ) -> Choice:
     """Choose sequences with some `answer_tokens` tokens of answers to train on, and an eighth of
     that to hold back, or more where that would be too few answers. `captured` is ascending by time;
     ids are below `vocabulary`, and prompts leave room for an answer in `max_length` tokens, at
-    which answers are cut. Those that are held back are cut at JUDGED_TOKENS."""
+    which answers are cut. Those that are held back are cut at JUDGED_TOKENS. `answer_mark` is a
+    token (drafters/learning/conversations.py)."""
+    conversations = Conversations(answer_mark)
     tenants: dict[str, _Tenant] = {}
     left_out: Counter[str] = Counter()
     until = 0.0
@@ -59,7 +73,7 @@ def choose(
             left_out[reason] += 1
             continue
         tenant = tenants.setdefault(sequence.tenant, _Tenant(answer_tokens))
-        if not tenant.add(cut(sequence, max_length)):
+        if not tenant.add(cut(sequence, max_length), conversations.of(sequence.prompt)):
             left_out["duplicate"] += 1
 
     def held_back(by_answer: Collection[str]) -> dict[str, dict[bytes, Captured]]:
@@ -67,21 +81,28 @@ def choose(
         sides = {name: split.held_back for name, split in splits.items()}
         return _newest(sides, answer_tokens // HELD_BACK, judges=True)
 
+    def count(sequences: Mapping[bytes, Captured]) -> int:
+        return len({conversations.of(item.prompt) for item in sequences.values()})
+
     by_prompt, by_answer = held_back(()), held_back(tenants)
     few = frozenset(
         name
-        for name in tenants
-        if (prompts := count_prompts(by_prompt[name].values())) < LEAST_PROMPTS
-        and count_prompts(by_answer[name].values()) >= max(prompts, 1)
+        for name, item in tenants.items()
+        if not item.converses
+        and (prompts := count(by_prompt[name])) < LEAST_PROMPTS
+        and count(by_answer[name]) >= max(prompts, 1)
     )
     judged = held_back(few)
     sides = {name: item.split(name in few).trained for name, item in tenants.items()}
     trained = _newest(sides, answer_tokens)
     # What is one tenant's to train on may be held back of another one.
     contents = {key for items in judged.values() for key in items}
+    judges = [item for items in judged.values() for item in items.values()]
+    numbers: dict[bytes, int] = {}
     return Choice(
         [item for items in trained.values() for key, item in items.items() if key not in contents],
-        [item for items in judged.values() for item in items.values()],
+        judges,
+        [numbers.setdefault(conversations.of(item.prompt), len(numbers)) for item in judges],
         left_out,
         until,
         few,
@@ -91,16 +112,11 @@ def choose(
 def is_held_back(prompt: Sequence[int]) -> bool:
     """Whether a prompt is held back where there are many prompts: the same for equal prompts, in
     every round."""
-    return _is_one_in_eight(_digest(prompt))
+    return _is_one_in_eight(digest(prompt))
 
 
-def _is_one_in_eight(digest: bytes) -> bool:
-    return digest[0] % HELD_BACK == 0
-
-
-def count_prompts(sequences: Iterable[Captured]) -> int:
-    """How many different prompts sequences have."""
-    return len({tuple(sequence.prompt) for sequence in sequences})
+def _is_one_in_eight(found: bytes) -> bool:
+    return found[0] % HELD_BACK == 0
 
 
 def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
@@ -123,25 +139,34 @@ def shares(available: Mapping[str, int], budget: int) -> dict[str, int]:
 
 
 class _Tenant:
-    """A tenant's sequences, held back by their prompts, and by their prompts and answers."""
+    """A tenant's sequences, held back by their conversations, and by their prompts and answers."""
 
     def __init__(self, answer_tokens: int) -> None:
         self._by_prompt = _Split(answer_tokens)
         self._by_answer = _Split(answer_tokens)
         self._contents: set[bytes] = set()
+        self._prompts: set[bytes] = set()
+        self._conversations: set[bytes] = set()
 
-    def add(self, sequence: Captured) -> bool:
+    @property
+    def converses(self) -> bool:
+        """Whether there are different prompts in a conversation."""
+        return len(self._prompts) >= _TURNS * len(self._conversations)
+
+    def add(self, sequence: Captured, conversation: bytes) -> bool:
         """Add a sequence, in the place of an equal one before it; returns whether there was none.
         What is asked again and again is as new as its last answer."""
         key = content(sequence)
         is_new = key not in self._contents
         self._contents.add(key)
-        self._by_prompt.add(key, sequence, is_new, judges=is_held_back(sequence.prompt))
-        self._by_answer.add(key, sequence, is_new, judges=_is_one_in_eight(key))
+        self._prompts.add(digest(sequence.prompt))
+        self._conversations.add(conversation)
+        self._by_prompt.add(key, sequence, is_new, _is_one_in_eight(conversation), conversation)
+        self._by_answer.add(key, sequence, is_new, _is_one_in_eight(key))
         return is_new
 
     def split(self, by_answer: bool) -> _Split:
-        """What there is where the answer too decides what is held back, or the prompt alone."""
+        """What there is where the answer decides what is held back, or the conversation."""
         return self._by_answer if by_answer else self._by_prompt
 
 
@@ -151,11 +176,29 @@ class _Split:
     def __init__(self, answer_tokens: int) -> None:
         self.trained = _Newest(answer_tokens)
         self.held_back = _Newest(answer_tokens // HELD_BACK, least=_least(tenants=1))
+        self._judging: dict[bytes, OrderedDict[bytes, None]] = {}  # contents by conversation
 
-    def add(self, key: bytes, sequence: Captured, is_new: bool, *, judges: bool) -> None:
-        if judges:
-            sequence = replace(sequence, answer=sequence.answer[:JUDGED_TOKENS])
-        (self.held_back if judges else self.trained).add(key, sequence, is_new)
+    def add(
+        self,
+        key: bytes,
+        sequence: Captured,
+        is_new: bool,
+        judges: bool,
+        conversation: bytes | None = None,
+    ) -> None:
+        """Add a sequence. Of those that judge the newest few of a `conversation` are kept."""
+        if not judges:
+            self.trained.add(key, sequence, is_new)
+            return
+        sequence = replace(sequence, answer=sequence.answer[:JUDGED_TOKENS])
+        self.held_back.add(key, sequence, is_new)
+        if conversation is None:
+            return
+        keys = self._judging.setdefault(conversation, OrderedDict())
+        keys.pop(key, None)
+        keys[key] = None
+        if len(keys) > _JUDGED_OF_CONVERSATION:
+            self.held_back.drop(keys.popitem(last=False)[0])
 
 
 class _Newest:
@@ -183,6 +226,12 @@ class _Newest:
                 break
             self._kept.popitem(last=False)
             self._tokens -= len(oldest.answer)
+
+    def drop(self, key: bytes) -> None:
+        """Leave out a sequence, if it is kept."""
+        if (dropped := self._kept.pop(key, None)) is not None:
+            self._tokens -= len(dropped.answer)
+            self.available -= len(dropped.answer)
 
     def take(self, tokens: int, least: int) -> dict[bytes, Captured]:
         """The newest ones with `tokens` tokens of answers, and `least` of them, if there are so
@@ -231,12 +280,4 @@ def cut(sequence: Captured, max_length: int) -> Captured:
 
 def content(sequence: Captured) -> bytes:
     """What is the same for sequences with equal prompts and answers."""
-    return _digest(sequence.prompt, sequence.answer)
-
-
-def _digest(*parts: Sequence[int]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(array("I", part).tobytes())
-    return digest.digest()
+    return digest(sequence.prompt, sequence.answer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,6 +28,26 @@ def text_of(sequence: Captured) -> Text:
     """A captured sequence as a text."""
     tokens = torch.tensor([*sequence.prompt, *sequence.answer], dtype=torch.int64)
     return Text(tokens, len(sequence.prompt))
+
+
+def answer_mark(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> int | None:
+    """The first of the tokens with which the chat template begins an answer; None if it has no
+    such tokens, or there is no template."""
+    if not tokenizer.chat_template:
+        return None
+    chat = [{"role": "user", "content": "Hello"}]
+    options = {**template_kwargs, "tokenize": False}
+    try:
+        asked, answered = (
+            tokenizer.apply_chat_template(chat, add_generation_prompt=begins, **options)
+            for begins in (False, True)
+        )
+    except Exception:  # a template may raise anything; the prompts were rendered elsewhere
+        return None
+    if not answered.startswith(asked):
+        return None
+    ids = tokenizer(answered[len(asked) :], add_special_tokens=False)["input_ids"]
+    return int(ids[0]) if ids else None
 
 
 @torch.no_grad()

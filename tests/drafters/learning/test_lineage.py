@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,19 @@ def test_candidates_of_another_first_head_do_not_wait_for_a_trial(tmp_path: Path
     assert lineage.generation(3).has_weights  # an operator may still choose it
 
 
+def test_what_an_older_version_called_the_first_head_is_no_other_one(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    lineage.descend_from("./model  digest")
+    lineage.put_in_force(lineage.add(head(tmp_path), {"verdict": KEPT}).number)
+    assert not lineage.descend_from("content  digest", lambda: "./model  digest")
+    assert (lineage.first_head(), lineage.in_force()) == ("content  digest", 1)
+    assert lineage.descend_from("content  other", lambda: "./model  other")
+    assert lineage.target_since() == 0.0, "another head, and the same target"
+    before = time.time()
+    assert lineage.descend_from("changed  other", lambda: "./model  other")
+    assert before <= lineage.target_since() <= time.time()
+
+
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):
     lineage = Lineage(tmp_path)
     for _ in range(6):
@@ -110,3 +124,52 @@ def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(
     assert {file.name for file in lineage.generation(4).folder.iterdir()} == {"provenance.json"}
     with pytest.raises(KeyError):
         lineage.pin(2)
+
+
+def test_generations_that_were_refused_do_not_take_the_place_of_those_with_weights(tmp_path: Path):
+    lineage = Lineage(tmp_path)
+    for verdict in (CANDIDATE, CANDIDATE, CANDIDATE, REFUSED, REFUSED):
+        lineage.add(head(tmp_path), {"verdict": verdict})
+    lineage.prune(keep=2)
+    assert [item.number for item in lineage.generations() if item.has_weights] == [2, 3]
+
+
+def test_numbers_of_five_digits_come_after_those_of_four(tmp_path: Path):
+    """The fault: 10000 is before 9999 in a list of texts, so that the newest was pruned."""
+    lineage = Lineage(tmp_path)
+    (tmp_path / "generations").mkdir()
+    (tmp_path / "generations" / "newest").write_text("9998")
+    assert lineage.add(head(tmp_path), {"verdict": KEPT}).number == 9999
+    assert lineage.add(head(tmp_path), {"verdict": CANDIDATE}).number == 10000
+    lineage.prune(keep=1)
+    assert [item.number for item in lineage.generations()] == [9999, 10000]
+    assert [item.number for item in lineage.generations() if item.has_weights] == [10000]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"verdict": "ke', "{}"])
+def test_a_damaged_record_stops_nothing_else(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+):
+    """The fault: an empty record of one generation, and none of them could be read any more."""
+    lineage = Lineage(tmp_path)
+    for _ in range(3):
+        lineage.add(head(tmp_path), {"verdict": CANDIDATE})
+    trial = tmp_path / "generations" / "0001" / "trial.json"
+    trial.write_text(content)
+    (tmp_path / "generations" / "0002" / "provenance.json").write_text(content)
+    for _ in range(2):
+        assert [(item.number, item.trial) for item in lineage.generations()] == [
+            (1, None), (3, None),
+        ]  # fmt: skip
+    assert len(caplog.messages) == 2 and str(trial) in caplog.messages[0]
+    with pytest.raises(KeyError):
+        lineage.pin(2)
+    lineage.pin(3)
+    lineage.record_trial(1, {"verdict": KEPT})
+    assert lineage.generation(1).verdict == KEPT
+
+
+def test_a_damaged_file_is_named(tmp_path: Path):
+    (tmp_path / "in_force").write_text("")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'in_force'} is damaged"):
+        Lineage(tmp_path).in_force()

@@ -246,6 +246,24 @@ def test_a_broken_generation_leaves_the_first_head(scene: Scene, how: str) -> No
     assert str(scene.folder) not in scene.heads.problem, "any client may read it"
 
 
+def test_a_damaged_record_of_one_generation_does_not_stop_the_one_in_force(scene: Scene) -> None:
+    for _ in range(3):
+        scene.add(KEPT)
+    scene.lineage.put_in_force(3)
+    (scene.lineage.generation(1).folder / "trial.json").touch()
+    (scene.lineage.generation(2).folder / "provenance.json").write_text("")
+    scene.play(scene.looks(2))
+    assert (scene.engine.in_force, scene.heads.problem) == (3, None)
+    assert [item.number for item in scene.lineage.generations()] == [1, 3]
+
+
+def test_a_file_of_the_folder_that_is_damaged_is_named(scene: Scene) -> None:
+    (scene.folder / "in_force").touch()
+    scene.play(scene.looks(2))
+    assert "in_force is damaged" in scene.heads.problem
+    assert str(scene.folder) not in scene.heads.problem, "any client may read it"
+
+
 def test_a_generation_in_force_that_was_removed_leaves_the_first_head(scene: Scene) -> None:
     number = scene.add(KEPT)
     scene.lineage.put_in_force(number)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from drafters.learning.captured import FOLDER, Captured
+from drafters.learning.json_file import replace_json
 from drafters.learning.lineage import CANDIDATE, REFUSED, Generation, Lineage
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import SelectorConfig
@@ -224,7 +225,7 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
 
     def started_anew(self: Round, plan: dict[str, Any]) -> None:
         select(self, plan)
-        lineage.descend_from("a target and a better head")
+        lineage.descend_from("a target and a better-head")
 
     with monkeypatch.context() as patch:
         patch.setattr(Round, "_select", started_anew)
@@ -472,6 +473,23 @@ def test_a_tenant_that_floods_does_not_lower_what_others_gain(
     assert tenants["mallory"] <= 2000 + STEPS and tenants["alice"] >= 1500
     assert found.verdict == CANDIDATE, found.provenance["replay"]
     assert found.provenance["replay"]["mix"]["ratio"] > 1.0
+
+
+def test_what_another_target_wrote_is_not_learned_from(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+):
+    lineage = Lineage(options.folder)
+    lineage.descend_from("a-target  head")
+    assert lineage.descend_from("another-target  head")
+    with pytest.raises(ValueError, match="too little can be learned from"):
+        run(options)
+    work = RoundFolder(options.folder / "work")
+    assert work.since() == lineage.target_since() > 1059.0  # and it is not new any more
+    replace_json(options.folder / "target_since", 1029.0)  # half of it is the new target's
+    monkeypatch.setattr(rounds, "_LEAST_CONVERSATIONS", 0)
+    options.epochs = 0.1
+    data = run(options).provenance["data"]
+    assert data["sequences"] + data["held_back"] == 30
 
 
 def test_what_teaches_nothing_is_looked_at_once(options: argparse.Namespace):

@@ -13,6 +13,7 @@ from drafters.train.data.responses import respond
 from drafters.train.data.token_sequences import Text, Texts
 from drafters.train.learner import texts as texts_of_a_round
 from drafters.train.learner.texts import (
+    answer_mark,
     mean_log_probabilities,
     mix_of,
     taken,
@@ -20,7 +21,7 @@ from drafters.train.learner.texts import (
     within_prompt_tokens,
 )
 from drafters.train.target import FrozenTarget
-from tests.drafters.train.tiny import VOCABULARY
+from tests.drafters.train.tiny import VOCABULARY, tokenizer
 
 
 def texts(count: int = 12) -> list[Text]:
@@ -92,3 +93,16 @@ def test_prompts_are_rendered_as_the_gateway_does_and_answered_by_the_target(
     monkeypatch.setattr(texts_of_a_round, "_RESPONSE_TOKENS", 8)
     (text,) = mix_of(target, options, seed=1)
     assert target.tokenizer.decode(text.tokens[: text.prompt]) == "hi x"
+
+
+def test_the_mark_of_an_answer_is_what_the_template_writes_behind_the_last_message():
+    marked = tokenizer()
+    marked.chat_template = (
+        "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+        "{% if add_generation_prompt %}>{% if thinks %}?{% endif %}{% endif %}"
+    )
+    (expected,) = marked(">", add_special_tokens=False)["input_ids"]
+    assert answer_mark(marked, {"thinks": True}) == expected
+    marked.chat_template = "{{ raise_exception('no') }}"
+    assert answer_mark(marked, {}) is None
+    assert answer_mark(tokenizer(chat=False), {}) is None

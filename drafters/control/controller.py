@@ -293,14 +293,28 @@ class Controller:
         probe.note(step)
         if probe.observed:
             expected = predictions.by_k[self._k_with_these_drafts(load)]
+            seconds = min(step.seconds, self._longest_seconds(predictions, step))
             # Subtract the prompt reading that the K in force would also do.
-            seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
+            seconds -= self._read_costs.prompt_seconds(load, self._k > 0)
             # Expected tokens vary less than counted ones, but leave out lookups and spans.
             made = step.tokens if step.others else expected.tokens
             self._probes.charge(probe, seconds * rate - made)
         if probe.ends_with(step, self._k):
             self._probes.end(probe, rate)
             self._probe = None
+
+    def _longest_seconds(self, predictions: Predictions, step: Step) -> float:
+        """The most seconds that a step of a probe is charged as. The probe did not cause a pause of
+        the machine, and to work off one of 30 s would take more than an hour."""
+        ks = self._k_with_these_drafts(step.load), self._predictor.captured_k(step.k)
+        seconds = max(
+            self.costs.longest_seconds(predictions.by_k[k].seconds, predictions.by_k[k].variance)
+            for k in ks
+        )
+        seconds += self._read_costs.prompt_seconds(step.load, drafting=False)
+        if step.k:
+            seconds += self._catch_up_seconds(step.load)
+        return seconds
 
     def _k_with_these_drafts(self, load: Load) -> int:
         """The K at which a batch with these limits has the draft tokens that this load verifies,

@@ -106,8 +106,7 @@ class CostTable:
         variance = min(self._tuning.unmeasured_variance, variance)
         deviation = math.log(seconds) - self._pace - self._scaled(measured, requests, k)
         total_variance = variance + extra_variance + self._noise
-        # A pause counts as no more than `outlier_deviations`.
-        largest = self._tuning.outlier_deviations * math.sqrt(total_variance)
+        largest = self._largest_deviation(total_variance)
         deviation = max(-largest, min(largest, deviation))
         self._track_noise(deviation**2 - variance - extra_variance)
         weight = variance / total_variance  # as in a Kalman filter of one value
@@ -118,6 +117,14 @@ class CostTable:
         # What neither an uncertain cost nor prompt reading explains is the machine's pace.
         machine_share = self._noise / total_variance
         self._pace += machine_share * deviation / self._tuning.pace_memory_steps
+
+    def longest_seconds(self, seconds: float, variance: float) -> float:
+        """The most seconds that a steady step counts as that is estimated to take `seconds`."""
+        return seconds * math.exp(self._largest_deviation(variance + self._noise))
+
+    def _largest_deviation(self, variance: float) -> float:
+        """How far a step may be from its cost: a pause counts as no more."""
+        return self._tuning.outlier_deviations * math.sqrt(variance)
 
     def _measured_cost(self, requests: int, k: int, seconds: float) -> MeasuredCost:
         """The entry of a batch and K; a new one begins at its estimate, or at `seconds`."""

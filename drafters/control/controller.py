@@ -270,6 +270,7 @@ class Controller:
             predictions,
             self._k,
             self._tuning,
+            step_noise=self.costs.noise,
             drafter_may_draft=self._uses(self._drafter),
             others_may_draft=self._planner.others_draft,
         )

@@ -51,7 +51,7 @@ class CostTable:
     def __init__(self, ks: Sequence[int], tuning: Tuning) -> None:
         self._tuning = tuning
         self._by_k: dict[int, dict[int, MeasuredCost]] = {k: {} for k in ks}  # then by bucket
-        self._noise = tuning.step_noise  # variance of one step around its cost, of late
+        self.noise = tuning.step_noise  # variance of one step around its cost, of late
         self._pace = 0.0  # natural logarithm of how many times as long all steps take just now
         self._now_s = 0.0  # busy seconds of the engine
 
@@ -105,7 +105,7 @@ class CostTable:
         variance = self._variance(measured, measured.requests)
         variance = min(self._tuning.unmeasured_variance, variance)
         deviation = math.log(seconds) - self._pace - self._scaled(measured, requests, k)
-        total_variance = variance + extra_variance + self._noise
+        total_variance = variance + extra_variance + self.noise
         largest = self._largest_deviation(total_variance)
         deviation = max(-largest, min(largest, deviation))
         self._track_noise(deviation**2 - variance - extra_variance)
@@ -115,12 +115,12 @@ class CostTable:
         measured.steps += 1
         measured.measured_at_s = self._now_s
         # What neither an uncertain cost nor prompt reading explains is the machine's pace.
-        machine_share = self._noise / total_variance
+        machine_share = self.noise / total_variance
         self._pace += machine_share * deviation / self._tuning.pace_memory_steps
 
     def longest_seconds(self, seconds: float, variance: float) -> float:
         """The most seconds that a steady step counts as that is estimated to take `seconds`."""
-        return seconds * math.exp(self._largest_deviation(variance + self._noise))
+        return seconds * math.exp(self._largest_deviation(variance + self.noise))
 
     def _largest_deviation(self, variance: float) -> float:
         """How far a step may be from its cost: a pause counts as no more."""
@@ -142,7 +142,7 @@ class CostTable:
         """Average the squared deviation of steps that nothing else explains."""
         tuning = self._tuning
         noise = max(tuning.step_noise, squared)
-        self._noise += (noise - self._noise) / tuning.noise_memory_steps
+        self.noise += (noise - self.noise) / tuning.noise_memory_steps
 
     def _estimates(self, requests: int) -> dict[int, StepCost]:
         """What a steady step takes at each K, before their order is looked at."""

@@ -342,7 +342,9 @@ class Controller:
             if self._probe is not None:
                 self._charge_probe(self._probe, step)
         self._traffic.note_drafter(step)
-        self._totals.add(step, self._learner.plain_seconds(step))
+        self._totals.add(
+            step, self._learner.decode_seconds(step), self._learner.plain_seconds(step)
+        )
 
     # The state
 

@@ -43,7 +43,7 @@ def _of_head(state: dict[str, Any]) -> str:
     longer = drafting["step_seconds"] / plain["step_seconds"]
     more = drafting["step_tokens"] / plain["step_tokens"]
     reason = (
-        f"{name}: at {_count(state['requests'] or 1, 'request')} a step with "
+        f"{name}: at {_count(state['batch'] or 1, 'request')} a step with "
         f"{_count(drafting['k'], 'draft token')} takes {longer:.1f} times as long and makes "
         f"{more:.1f} times the tokens, {_how_known(plain if k else drafting, k)}"
     )

@@ -364,6 +364,7 @@ class Controller:
             "k": self._k,
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
+            "batch": self._load.requests,  # that K was chosen for, and the costs are of
             "requests": self._load.requests,
             "waiting": self._load.waiting,
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,

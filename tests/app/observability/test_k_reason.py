@@ -19,7 +19,8 @@ def costs(steps: int = 4) -> list[dict[str, float]]:
 def state(**changes: Any) -> dict[str, Any]:
     base = {
         "objective": "throughput", "k": 0, "batch": 1, "costs": costs(),
-        "waits_for_catch_up": False, "lookups": [],
+        "waits_for_catch_up": False, "lookups": [], "available_sources": ["head", "lookup"],
+        "sources": ["head", "lookup"],
     }  # fmt: skip
     return base | changes
 
@@ -50,6 +51,7 @@ def state(**changes: Any) -> dict[str, Any]:
         ),
         ({"costs": []}, "off: no step has been measured yet"),
         ({"costs": costs()[:1]}, "off: there is no head"),
+        ({"sources": ["lookup"]}, "off: the head is not among the sources"),
         ({"objective": "off"}, "off: the objective is off"),
         ({"objective": "fixed", "k": 2}, "2 draft tokens: the objective is fixed"),
     ],

@@ -63,7 +63,8 @@ class Totals:
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:
     """One row for each draft position, from 1."""
-    rates, survival, trials = acceptance.conditional(), acceptance.survival(), acceptance.trials
+    rates, survival = acceptance.conditional(), acceptance.survival()
+    trials = acceptance.observed_trials
     return [
         {
             "position": i + 1,

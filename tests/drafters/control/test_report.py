@@ -8,7 +8,7 @@ from drafters.control.acceptance import Acceptance
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, OFF, Objective
-from drafters.control.policy import Load, SourceCounts, Step
+from drafters.control.policy import Load, Match, SourceCounts, Span, Step
 from drafters.control.predictions import KPrediction
 from drafters.control.report import Totals, acceptance_rows, cost_rows
 from drafters.control.tuning import Tuning
@@ -25,6 +25,21 @@ def test_positions_are_counted_from_one() -> None:
     assert second["conditional"] == pytest.approx(0.5, abs=0.01)
     assert second["cumulative"] == pytest.approx(0.45, abs=0.01)
     assert first["trials"] > second["trials"] > 0
+
+
+def test_what_is_only_assumed_has_no_trials() -> None:
+    """Catches: priors told as observations, also of lookups and spans."""
+    policy = Controller(5, lookup_tokens=10, span_tokens=10)
+    state = policy.snapshot()
+    rows = [*state["acceptance"], *state["lookups"], state["spans"]]
+    assert len(rows) > 10 and not any(row["trials"] for row in rows)
+    matches, spans = (Match(2, 1, 0),), (Span(1, 0),)
+    step = Step(Load(1, draft_tokens=1), 1, 0.01, 1, (1,), (0,), matches=matches, spans=spans)
+    policy.choose(step.load)
+    policy.observe(step)
+    state = policy.snapshot()
+    rows = [state["acceptance"][0], state["lookups"][0], state["spans"]]
+    assert all(row["trials"] for row in rows) and not state["acceptance"][1]["trials"]
 
 
 def test_costs_are_by_k() -> None:

@@ -285,7 +285,7 @@ class Controller:
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
 
-    def _charge_probe(self, probe: Probe, step: Step) -> None:
+    def _charge_and_end_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
         force would have made in the same time. Each step counts at the rate of its own batch."""
         load = step.load
@@ -340,8 +340,8 @@ class Controller:
         if load.requests:
             self._learner.observe(step)
             if self._probe is not None:
-                self._charge_probe(self._probe, step)
-        self._traffic.note_drafter(step)
+                self._charge_and_end_probe(self._probe, step)
+        self._traffic.update_backlog(step)
         self._totals.add(
             step, self._learner.decode_seconds(step), self._learner.plain_seconds(step)
         )

@@ -27,7 +27,8 @@ class Probe:
 
     def ends_with(self, step: Step, k_in_force: int) -> bool:
         """Whether a finished step is the last one to charge: that which verified the last drafts of
-        the probe's K, once `choose` has given it to all steps."""
+        the probe's K, once `choose` has given it to all steps. If the probe's K has come into
+        force, no step with another K follows."""
         return self.steps_to_choose == 0 and (step.k != self.k or self.k == k_in_force)
 
 

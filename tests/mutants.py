@@ -48,7 +48,7 @@ FAULTS = {
             ("deviation = max(-largest, min(largest, deviation))", "pass"),
             ("self._pace += machine_share", "self._pace -= machine_share"),
             ("+ tuning.cost_noise * age_s", ""),
-            ("share * self._scaled(high", "share * self._scaled(low"),
+            ("share * self._log_seconds_at(high", "share * self._log_seconds_at(low"),
         ],
     ),
     "drafters/control/read_costs.py": Faults(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drafters.config import HEAD
 from drafters.control.objective import FIXED, OFF
 
 
@@ -32,6 +33,8 @@ def _of_head(state: dict[str, Any]) -> str:
     name = _count(k, "draft token") if k else "off"
     if state["objective"] in (OFF, FIXED):
         return f"{name}: the objective is {state['objective']}"
+    if HEAD in state["available_sources"] and HEAD not in state["sources"]:
+        return "off: the head is not among the sources"
     if not costs:
         return f"{name}: no step has been measured yet"
     if len(costs) == 1:
@@ -43,7 +46,7 @@ def _of_head(state: dict[str, Any]) -> str:
     longer = drafting["step_seconds"] / plain["step_seconds"]
     more = drafting["step_tokens"] / plain["step_tokens"]
     reason = (
-        f"{name}: at {_count(state['requests'] or 1, 'request')} a step with "
+        f"{name}: at {_count(state['batch'] or 1, 'request')} a step with "
         f"{_count(drafting['k'], 'draft token')} takes {longer:.1f} times as long and makes "
         f"{more:.1f} times the tokens, {_how_known(plain if k else drafting, k)}"
     )

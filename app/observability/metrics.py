@@ -97,7 +97,10 @@ GOODPUT = Gauge(
     "Tokens per second that the policy expects of each K at the present batch.",
     ["k"],
 )
-DECODE_SECONDS = Counter("aerie_decode_seconds_total", "Seconds of steps that made tokens.")
+DECODE_SECONDS = Counter(
+    "aerie_decode_seconds_total",
+    "Seconds of steps that made tokens, and of the drafter's reading in steps that made none.",
+)
 PLAIN_SECONDS = Counter(
     "aerie_decode_seconds_without_drafts_total",
     "Seconds that the same tokens would have taken at K = 0, estimated.",

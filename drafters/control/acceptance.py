@@ -19,6 +19,7 @@ class Acceptance:
 
     def __init__(self, k_max: int, tuning: Tuning) -> None:
         self._tuning = tuning
+        self._observed = False  # whether there was a draft: the rates are a prior until then
         # Decayed counts by position: draft tokens that were verified after all before them had been
         # accepted (`trials`), and how many of these were accepted too (`_hits`).
         self._hits = [0.0] * k_max
@@ -26,6 +27,11 @@ class Acceptance:
         if k_max:
             self.trials[0] = tuning.prior_trials
             self._hits[0] = tuning.prior_trials * tuning.prior_acceptance
+
+    @property
+    def observed_trials(self) -> list[float]:
+        """`trials`, but none before the first draft: [k_max]."""
+        return self.trials if self._observed else [0.0] * len(self.trials)
 
     def observe(self, requests: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Learn from a step of `requests` requests; `drafted` and `accepted` are those of `Step`.
@@ -43,6 +49,7 @@ class Acceptance:
         for i, (count, hits) in enumerate(zip(drafted, accepted, strict=False)):
             if i == len(self.trials) or not count:
                 break
+            self._observed = True
             self._hits[i] += hits
             self.trials[i] += accepted_before * count / drafted_before
             drafted_before = float(count)

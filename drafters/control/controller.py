@@ -270,6 +270,7 @@ class Controller:
             predictions,
             self._k,
             self._tuning,
+            step_noise=self.costs.noise,
             drafter_may_draft=self._uses(self._drafter),
             others_may_draft=self._planner.others_draft,
         )
@@ -284,7 +285,7 @@ class Controller:
         if self._probes.allowance_tokens >= lost_seconds * rate:
             self._probe = self._probes.begin(k, self._k)
 
-    def _charge_probe(self, probe: Probe, step: Step) -> None:
+    def _charge_and_end_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
         force would have made in the same time. Each step counts at the rate of its own batch."""
         load = step.load
@@ -293,14 +294,28 @@ class Controller:
         probe.note(step)
         if probe.observed:
             expected = predictions.by_k[self._k_with_these_drafts(load)]
+            seconds = min(step.seconds, self._longest_seconds(predictions, step))
             # Subtract the prompt reading that the K in force would also do.
-            seconds = step.seconds - self._read_costs.prompt_seconds(load, self._k > 0)
+            seconds -= self._read_costs.prompt_seconds(load, self._k > 0)
             # Expected tokens vary less than counted ones, but leave out lookups and spans.
             made = step.tokens if step.others else expected.tokens
             self._probes.charge(probe, seconds * rate - made)
         if probe.ends_with(step, self._k):
             self._probes.end(probe, rate)
             self._probe = None
+
+    def _longest_seconds(self, predictions: Predictions, step: Step) -> float:
+        """The most seconds that a step of a probe is charged as. The probe did not cause a pause of
+        the machine, and to work off one of 30 s would take more than an hour."""
+        ks = self._k_with_these_drafts(step.load), self._predictor.captured_k(step.k)
+        seconds = max(
+            self.costs.longest_seconds(predictions.by_k[k].seconds, predictions.by_k[k].variance)
+            for k in ks
+        )
+        seconds += self._read_costs.prompt_seconds(step.load, drafting=False)
+        if step.k:
+            seconds += self._catch_up_seconds(step.load)
+        return seconds
 
     def _k_with_these_drafts(self, load: Load) -> int:
         """The K at which a batch with these limits has the draft tokens that this load verifies,
@@ -325,9 +340,11 @@ class Controller:
         if load.requests:
             self._learner.observe(step)
             if self._probe is not None:
-                self._charge_probe(self._probe, step)
-        self._traffic.note_drafter(step)
-        self._totals.add(step, self._learner.plain_seconds(step))
+                self._charge_and_end_probe(self._probe, step)
+        self._traffic.update_backlog(step)
+        self._totals.add(
+            step, self._learner.decode_seconds(step), self._learner.plain_seconds(step)
+        )
 
     # The state
 
@@ -347,6 +364,7 @@ class Controller:
             "k": self._k,
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
+            "batch": self._load.requests,  # that K was chosen for, and the costs are of
             "requests": self._load.requests,
             "waiting": self._load.waiting,
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,

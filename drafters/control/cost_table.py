@@ -32,8 +32,8 @@ class MeasuredCost:
     """What steps of about one batch at one K took."""
 
     requests: int
-    cost: float  # natural logarithm of a step's seconds at pace 0
-    variance: float  # of `cost` when it was last measured
+    log_seconds: float  # natural logarithm of a step's seconds at pace 0
+    variance: float  # of `log_seconds` when it was last measured
     steps: int
     measured_at_s: float  # busy seconds of the engine until then
 
@@ -41,7 +41,8 @@ class MeasuredCost:
 class CostTable:
     """The seconds of a steady step by batch and K.
 
-    A step takes exp(cost + pace) seconds. Each batch and K that ran has a cost, of which every step
+    A step takes exp(log_seconds + pace) seconds.
+    Each batch and K that ran has a cost, of which every step
     corrects a part. Its variance falls with every step and grows with time. The pace is what all K
     have in common just now: a hot device, a busy neighbour. Steps of one K tell it for all.
     Batches and K between measured ones are interpolated; a K beyond all of them is estimated in the
@@ -51,7 +52,7 @@ class CostTable:
     def __init__(self, ks: Sequence[int], tuning: Tuning) -> None:
         self._tuning = tuning
         self._by_k: dict[int, dict[int, MeasuredCost]] = {k: {} for k in ks}  # then by bucket
-        self._noise = tuning.step_noise  # variance of one step around its cost, of late
+        self.noise = tuning.step_noise  # variance of one step around its cost, of late
         self._pace = 0.0  # natural logarithm of how many times as long all steps take just now
         self._now_s = 0.0  # busy seconds of the engine
 
@@ -70,7 +71,7 @@ class CostTable:
         for cell in cells:
             self._by_k[cell.k][bucket_of(cell.requests)] = MeasuredCost(
                 requests=cell.requests,
-                cost=math.log(cell.seconds),
+                log_seconds=math.log(cell.seconds),
                 variance=self._tuning.unmeasured_variance,
                 steps=cell.steps,
                 measured_at_s=0.0,
@@ -104,20 +105,27 @@ class CostTable:
         measured = self._measured_cost(requests, k, seconds)
         variance = self._variance(measured, measured.requests)
         variance = min(self._tuning.unmeasured_variance, variance)
-        deviation = math.log(seconds) - self._pace - self._scaled(measured, requests, k)
-        total_variance = variance + extra_variance + self._noise
-        # A pause counts as no more than `outlier_deviations`.
-        largest = self._tuning.outlier_deviations * math.sqrt(total_variance)
+        deviation = math.log(seconds) - self._pace - self._log_seconds_at(measured, requests, k)
+        total_variance = variance + extra_variance + self.noise
+        largest = self._largest_deviation(total_variance)
         deviation = max(-largest, min(largest, deviation))
         self._track_noise(deviation**2 - variance - extra_variance)
         weight = variance / total_variance  # as in a Kalman filter of one value
-        measured.cost += weight * deviation
+        measured.log_seconds += weight * deviation
         measured.variance = variance * (1.0 - weight)
         measured.steps += 1
         measured.measured_at_s = self._now_s
         # What neither an uncertain cost nor prompt reading explains is the machine's pace.
-        machine_share = self._noise / total_variance
+        machine_share = self.noise / total_variance
         self._pace += machine_share * deviation / self._tuning.pace_memory_steps
+
+    def longest_seconds(self, seconds: float, variance: float) -> float:
+        """The most seconds that a steady step counts as that is estimated to take `seconds`."""
+        return seconds * math.exp(self._largest_deviation(variance + self.noise))
+
+    def _largest_deviation(self, variance: float) -> float:
+        """How far a step may be from its cost: a pause counts as no more."""
+        return self._tuning.outlier_deviations * math.sqrt(variance)
 
     def _measured_cost(self, requests: int, k: int, seconds: float) -> MeasuredCost:
         """The entry of a batch and K; a new one begins at its estimate, or at `seconds`."""
@@ -127,15 +135,15 @@ class CostTable:
             if self.measured:
                 seconds = self._estimates(requests)[k].seconds
             variance = self._tuning.unmeasured_variance
-            cost = math.log(seconds) - self._pace
-            entries[bucket] = MeasuredCost(requests, cost, variance, 0, self._now_s)
+            log_seconds = math.log(seconds) - self._pace
+            entries[bucket] = MeasuredCost(requests, log_seconds, variance, 0, self._now_s)
         return entries[bucket]
 
     def _track_noise(self, squared: float) -> None:
         """Average the squared deviation of steps that nothing else explains."""
         tuning = self._tuning
         noise = max(tuning.step_noise, squared)
-        self._noise += (noise - self._noise) / tuning.noise_memory_steps
+        self.noise += (noise - self.noise) / tuning.noise_memory_steps
 
     def _estimates(self, requests: int) -> dict[int, StepCost]:
         """What a steady step takes at each K, before their order is looked at."""
@@ -171,15 +179,15 @@ class CostTable:
         it."""
         own = self._by_k[k].get(bucket_of(requests))
         if own is not None:
-            seconds = math.exp(self._scaled(own, requests, k) + self._pace)
+            seconds = math.exp(self._log_seconds_at(own, requests, k) + self._pace)
             return StepCost(seconds, self._variance(own, own.requests))
         low, high = self._neighbours(requests, k)
         distance = math.log(high.requests / low.requests)
         share = math.log(requests / low.requests) / distance if distance else 0.0
-        cost = (1.0 - share) * self._scaled(low, requests, k)
-        cost += share * self._scaled(high, requests, k)
+        log_seconds = (1.0 - share) * self._log_seconds_at(low, requests, k)
+        log_seconds += share * self._log_seconds_at(high, requests, k)
         nearest = high if share > 0.5 else low
-        return StepCost(math.exp(cost + self._pace), self._variance(nearest, requests))
+        return StepCost(math.exp(log_seconds + self._pace), self._variance(nearest, requests))
 
     def _neighbours(self, requests: int, k: int) -> tuple[MeasuredCost, MeasuredCost]:
         """The measured batches of K below and above `requests`: one of them twice beyond all."""
@@ -194,10 +202,10 @@ class CostTable:
         assert nearest is not None  # the K was measured
         return below or nearest, above or nearest
 
-    def _scaled(self, measured: MeasuredCost, requests: int, k: int) -> float:
+    def _log_seconds_at(self, measured: MeasuredCost, requests: int, k: int) -> float:
         """The cost of `requests` requests, from that of about as many, measured at the same K."""
         guess = self._guessed_seconds
-        return measured.cost + math.log(guess(requests, k) / guess(measured.requests, k))
+        return measured.log_seconds + math.log(guess(requests, k) / guess(measured.requests, k))
 
     def _guessed_seconds(self, requests: int, k: int) -> float:
         """The guessed seconds of a step, but for a factor common to all steps."""

@@ -80,6 +80,15 @@ class StepLearner:
         """The K whose steps verify as many draft tokens a request, on average."""
         return self._predictor.captured_k(step.load.mean_k(step.load.draft_tokens))
 
+    def decode_seconds(self, step: Step) -> float:
+        """Seconds of a step that count as decoding: all of it, or, if it only reads prompts, what
+        the drafter's reading of them takes."""
+        if step.load.requests:
+            return step.seconds
+        if not step.k:
+            return 0.0
+        return self._read_costs.drafter_seconds_per_prompt_token * step.load.prefill_tokens
+
     def plain_seconds(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
         load = step.load

@@ -27,7 +27,8 @@ class Probe:
 
     def ends_with(self, step: Step, k_in_force: int) -> bool:
         """Whether a finished step is the last one to charge: that which verified the last drafts of
-        the probe's K, once `choose` has given it to all steps."""
+        the probe's K, once `choose` has given it to all steps. If the probe's K has come into
+        force, no step with another K follows."""
         return self.steps_to_choose == 0 and (step.k != self.k or self.k == k_in_force)
 
 
@@ -36,6 +37,7 @@ def k_to_probe(
     k_in_force: int,
     tuning: Tuning,
     *,
+    step_noise: float,
     drafter_may_draft: bool,
     others_may_draft: bool,
 ) -> int | None:
@@ -43,11 +45,12 @@ def k_to_probe(
 
     K = 0 comes first, without drafts of any source, if its cost is less certain than a probe
     would make it: the speed-up is measured against it. Otherwise the K with the highest
-    optimistic value, if that is above the value of the K in force. `drafter_may_draft` is whether
-    the source whose K is chosen may draft, `others_may_draft` whether another one may.
+    optimistic value, if that is above the value of the K in force. `step_noise` is the variance of
+    a step around its cost (`CostTable.noise`), `drafter_may_draft` whether the source whose K is
+    chosen may draft, `others_may_draft` whether another one may.
     """
     by_k, load = predictions.by_k, predictions.load
-    probed_variance = tuning.step_noise / tuning.probe_steps
+    probed_variance = step_noise / tuning.probe_steps
     if (k_in_force or others_may_draft) and by_k[0].variance > probed_variance:
         return 0
     if not drafter_may_draft:

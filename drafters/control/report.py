@@ -27,12 +27,13 @@ class Totals:
             "drafted": [0] * k_max,  # draft tokens of the head that were verified, by position
             "accepted": [0] * k_max,  # of those
         }
-        # `plain_seconds`: what the same tokens would have taken without drafts.
+        # `plain_seconds`: what the same tokens would have taken without drafts. `decode_seconds`
+        # also has the drafter's reading in steps that only read prompts.
         self._sums = dict.fromkeys(("tokens", "decode_seconds", "plain_seconds"), 0.0)
         self._sources = {source: {"drafted": 0, "accepted": 0} for source in SOURCES}  # tokens
         self._phases = dict.fromkeys(PHASES, 0.0)  # seconds
 
-    def add(self, step: Step, plain_seconds: float) -> None:
+    def add(self, step: Step, decode_seconds: float, plain_seconds: float) -> None:
         """Count a step that made tokens or read prompts."""
         self._counts["steps"][step.k] += 1
         for name, counts in (("drafted", step.drafted), ("accepted", step.accepted)):
@@ -50,8 +51,8 @@ class Totals:
         self._phases["draft"] += step.draft_seconds
         self._phases["control"] += step.control_seconds
         self._phases["other"] += max(0.0, step.seconds - known_seconds)
+        self._sums["decode_seconds"] += decode_seconds
         if step.load.requests:
-            self._sums["decode_seconds"] += step.seconds
             self._sums["plain_seconds"] += plain_seconds
 
     def snapshot(self) -> dict[str, Any]:
@@ -62,7 +63,8 @@ class Totals:
 
 def acceptance_rows(acceptance: Acceptance) -> list[Row]:
     """One row for each draft position, from 1."""
-    rates, survival, trials = acceptance.conditional(), acceptance.survival(), acceptance.trials
+    rates, survival = acceptance.conditional(), acceptance.survival()
+    trials = acceptance.observed_trials
     return [
         {
             "position": i + 1,

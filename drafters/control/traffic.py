@@ -1,4 +1,4 @@
-"""Averages of the steps of late, and what the drafter has not read."""
+"""Averages over recent steps, and the drafter's backlog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drafters.control.tuning import Tuning
 
 
 class Traffic:
-    """Averages over steps, and the drafter's backlog."""
+    """Averages over recent steps, and the drafter's backlog."""
 
     def __init__(self, catch_up_tokens: int, tuning: Tuning) -> None:
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most
@@ -34,8 +34,8 @@ class Traffic:
         self.prompt_tokens += weight * (step.load.prefill_tokens - self.prompt_tokens)
         self.output_tokens += weight * (step.tokens - self.output_tokens)
 
-    def note_drafter(self, step: Step) -> None:
-        """Note what the drafter has not read after a step, and how long it has not run."""
+    def update_backlog(self, step: Step) -> None:
+        """Update what the drafter has not read after a step, and how long it has not run."""
         load = step.load
         drafts = load.draft_tokens or load.draft_tokens_at(step.k) or step.looked_up
         self.seconds_without_drafts += step.seconds

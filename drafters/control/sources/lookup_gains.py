@@ -48,7 +48,7 @@ class LookupGains:
                 "match": shortest,
                 "conditional": acceptance.conditional()[0],
                 "tokens": math.fsum(acceptance.survival()),
-                "trials": acceptance.trials[0],
+                "trials": acceptance.observed_trials[0],
             }
             for shortest, acceptance in zip(MATCH_CLASSES, self._acceptance, strict=True)
         ]

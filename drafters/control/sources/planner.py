@@ -40,18 +40,18 @@ class SourcePlanner:
         self._head_acceptance = acceptance
         self._read_costs = read_costs
         # Both other sources are priced by what verifying takes.
-        self._costs: VerificationCosts | None = None
+        self._verification_costs: VerificationCosts | None = None
         self._lookups = LookupGains(lookup_tokens, tuning) if lookup_tokens else None
         self._spans = SpanGains(span_tokens, tuning) if span_tokens else None
         if lookup_tokens or span_tokens:
             most = max(k_max, lookup_tokens, span_tokens)
-            self._costs = VerificationCosts(k_max, most, read_costs, tuning)
+            self._verification_costs = VerificationCosts(k_max, most, read_costs, tuning)
         self.use(())
 
     def load_calibration(self, cells: Iterable[Cell]) -> None:
         """Begin with the measured costs of steps without drafts."""
-        if self._costs is not None:
-            self._costs.load_calibration(cells)
+        if self._verification_costs is not None:
+            self._verification_costs.load_calibration(cells)
 
     def use(self, sources: Iterable[str]) -> None:
         """Let these sources draft, and no other. The plan so far is dropped."""
@@ -62,18 +62,18 @@ class SourcePlanner:
     @property
     def others_draft(self) -> bool:
         """Whether a source other than the head may draft."""
-        return self._costs is not None and bool(self._in_use & {LOOKUP, GRAMMAR})
+        return self._verification_costs is not None and bool(self._in_use & {LOOKUP, GRAMMAR})
 
     def plan(self, load: Load, k: int, predictions: Predictions) -> DraftPlan | None:
         """What each source is worth at the end of a step of `load` in which the head drafts K = `k`
         tokens. A plan holds as long as its predictions and its K. None where the head alone drafts.
         """
-        if self._costs is None or not self.others_draft:
+        if self._verification_costs is None or not self.others_draft:
             return None
         planned_for = self._planned_for
         if planned_for is None or planned_for[0] is not predictions or planned_for[1] != k:
             self._planned_for = predictions, k
-            self._plan = self._new_plan(self._costs, load, k, predictions)
+            self._plan = self._new_plan(self._verification_costs, load, k, predictions)
         return self._plan
 
     def _new_plan(
@@ -119,13 +119,15 @@ class SourcePlanner:
     def tokens_per_second(self, predictions: Predictions, k: int) -> float:
         """Tokens per second at K = `k` of the head while no prompt is read, with other sources."""
         rate = predictions.by_k[k].steady_tokens_per_second
-        if self._costs is None or not self.others_draft:
+        if self._verification_costs is None or not self.others_draft:
             return rate
-        return max(rate, self._costs.tokens_per_second(predictions.load, rate))
+        return max(rate, self._verification_costs.tokens_per_second(predictions.load, rate))
 
     def plain_seconds(self, requests: int) -> float | None:
         """Seconds of a step without drafts, learnt from steps at any K; None if unknown."""
-        return None if self._costs is None else self._costs.plain_seconds(requests)
+        if self._verification_costs is None:
+            return None
+        return self._verification_costs.plain_seconds(requests)
 
     def observe_spans(self, step: Step) -> None:
         """Learn how often the tokens of forced spans are right."""
@@ -138,8 +140,8 @@ class SourcePlanner:
         steps."""
         if self._lookups is not None:
             self._lookups.observe(step)
-        if self._costs is not None:
-            self._costs.observe(step, reading_s, settled)
+        if self._verification_costs is not None:
+            self._verification_costs.observe(step, reading_s, settled)
 
     def lookup_rows(self) -> list[dict[str, Any]]:
         """The state of lookups, a row for each class of matches; none without lookups."""

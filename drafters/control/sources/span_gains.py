@@ -44,5 +44,5 @@ class SpanGains:
         return {
             "conditional": survival[0] if survival else 0.0,
             "tokens": sum(survival),
-            "trials": self._acceptance.trials[0] if survival else 0.0,
+            "trials": self._acceptance.observed_trials[0] if survival else 0.0,
         }

@@ -320,7 +320,8 @@ class DraftingScheduler(Scheduler):
             policy.head_changed()
         elif command != "state":
             raise ValueError(f"unknown command {command!r}")
-        return policy.snapshot()
+        running, waiting = self.get_request_counts()  # now: the policy knows those of its last step
+        return {**policy.snapshot(), "requests": running, "waiting": waiting}
 
 
 class AsyncDraftingScheduler(DraftingScheduler, AsyncScheduler):

@@ -18,8 +18,9 @@ def costs(steps: int = 4) -> list[dict[str, float]]:
 
 def state(**changes: Any) -> dict[str, Any]:
     base = {
-        "objective": "throughput", "k": 0, "requests": 1, "costs": costs(),
-        "waits_for_catch_up": False, "lookups": [],
+        "objective": "throughput", "k": 0, "batch": 1, "costs": costs(),
+        "waits_for_catch_up": False, "lookups": [], "available_sources": ["head", "lookup"],
+        "sources": ["head", "lookup"],
     }  # fmt: skip
     return base | changes
 
@@ -33,7 +34,7 @@ def state(**changes: Any) -> dict[str, Any]:
             "times the tokens, measured in 4 steps",
         ),
         (
-            {"k": 3, "requests": 8},
+            {"k": 3, "batch": 8},
             "3 draft tokens: at 8 requests a step with 3 draft tokens takes 3.5 times as long and "
             "makes 1.6 times the tokens, without drafts measured in 200 steps",
         ),
@@ -50,6 +51,7 @@ def state(**changes: Any) -> dict[str, Any]:
         ),
         ({"costs": []}, "off: no step has been measured yet"),
         ({"costs": costs()[:1]}, "off: there is no head"),
+        ({"sources": ["lookup"]}, "off: the head is not among the sources"),
         ({"objective": "off"}, "off: the objective is off"),
         ({"objective": "fixed", "k": 2}, "2 draft tokens: the objective is fixed"),
     ],
@@ -61,7 +63,7 @@ def test_the_reason_says_what_was_compared_and_how_well_it_is_known(
 
 
 def test_before_any_request_the_reason_is_that_of_one() -> None:
-    assert "at 1 request a step" in k_reason(state(requests=0))
+    assert "at 1 request a step" in k_reason(state(batch=0))
 
 
 def test_what_lookups_bring_is_said_of_the_matches_seen_most() -> None:

@@ -272,7 +272,12 @@ def test_a_k_that_limits_make_another_one_is_no_trial(padded: bool) -> None:
     for _ in range(50):
         policy.costs.observe(1, 0, CPU.steady(1, 0))
     found = k_to_probe(
-        policy._predict(load), 2, Tuning(), drafter_may_draft=True, others_may_draft=False
+        policy._predict(load),
+        2,
+        Tuning(),
+        step_noise=Tuning().step_noise,
+        drafter_may_draft=True,
+        others_may_draft=False,
     )
     assert found in (None, 0, 1)
 

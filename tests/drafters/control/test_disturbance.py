@@ -13,7 +13,7 @@ from app.engine.calibration import calibrate
 from app.observability.k_reason import k_reason
 from bench.simulate.hardware import Hardware
 from drafters.control.controller import Controller
-from drafters.control.policy import Load
+from drafters.control.policy import Load, Step
 from tests.drafters.control.engines import HUMANEVAL, SMOLLM2, best, engine
 
 K_MAX = 5
@@ -106,3 +106,45 @@ def test_between_disturbances_it_is_as_fast_as_without(requests: int) -> None:
                 tokens, seconds = tokens + step.tokens, seconds + step.seconds
         rates.append(tokens / seconds)
     assert rates[1] / rates[0] >= 0.95
+
+
+def test_steps_that_vary_much_leave_other_k_their_probes() -> None:
+    """Steps vary by 12%; in the calibration drafts beyond K = 2 took 2.5 times as long. Catches:
+    the whole budget spent on K = 0, whose cost no probe makes as certain as with less noise."""
+    easy = (0.85, 0.72, 0.61, 0.52, 0.44)
+    assert best(SMOLLM2, 4, easy, K_MAX) == 5
+    policy = calibrated(lambda n, k: SMOLLM2.steady(n, k) * (2.5 if k > 2 else 1.0))
+    run = engine(
+        policy, [(math.inf, 4)], hardware=SMOLLM2, survival=easy, output=10**9, noise=0.12,
+        asynchronous=False, seed=1,
+    )  # fmt: skip
+    run.run(until=300.0)
+    assert policy.snapshot()["k"] == 5
+
+
+def test_a_pause_in_a_probe_does_not_end_probing() -> None:
+    """The machine stands still for 30 s in a step of the first probe. Catches: the pause charged to
+    the probe, whose debt is paid off after 83 minutes of work."""
+    policy = calibrated(SMOLLM2.steady)
+    run = engine(
+        policy, [(math.inf, 4)], hardware=SMOLLM2, survival=HUMANEVAL, output=10**9, noise=0.08,
+        asynchronous=False,
+    )  # fmt: skip
+    observe, paused = policy.observe, False
+
+    def observe_with_a_pause(step: Step) -> None:
+        nonlocal paused
+        if not paused and policy._probe is not None and step.k == policy._probe.k:
+            paused = True
+            step = step._replace(seconds=step.seconds + 30.0)
+        observe(step)
+
+    policy.observe = observe_with_a_pause  # type: ignore[method-assign]
+    paused_at = math.inf
+    for _ in run.steps():
+        now = run.totals.elapsed_s
+        if paused:
+            paused_at = min(paused_at, now)
+        if sum(policy.snapshot()["probes"].values()) > 1 or now > paused_at + COME_BACK_S:
+            break
+    assert paused and now < paused_at + COME_BACK_S

@@ -36,7 +36,7 @@ class Learning:
     def see(self, step: Step, times: int = 50) -> None:
         for _ in range(times):
             self.learner.observe(step)
-            self.traffic.note_drafter(step)
+            self.traffic.update_backlog(step)
 
     def seconds(self, k: int) -> float:
         return self.costs.row(2)[k].seconds

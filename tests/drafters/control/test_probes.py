@@ -35,7 +35,10 @@ def predicted(
 def probed(
     predictions: Predictions, k: int, drafter: bool = True, others: bool = False
 ) -> int | None:
-    return k_to_probe(predictions, k, TUNING, drafter_may_draft=drafter, others_may_draft=others)
+    return k_to_probe(
+        predictions, k, TUNING, step_noise=TUNING.step_noise, drafter_may_draft=drafter,
+        others_may_draft=others,
+    )  # fmt: skip
 
 
 def test_what_a_probe_takes_is_the_same_for_every_objective() -> None:

@@ -24,10 +24,10 @@ def step(k: int, *, prompts: int = 0, context: int = 1000, drafts: int = 0) -> S
 def test_what_a_plain_step_makes_and_reads_is_unread_until_the_drafter_runs() -> None:
     """Catches: a backlog that outlasts its reading, so that leaving K = 0 looks dear for ever."""
     found = traffic()
-    found.note_drafter(step(0, prompts=20))
-    found.note_drafter(step(0))
+    found.update_backlog(step(0, prompts=20))
+    found.update_backlog(step(0))
     assert found.unread_tokens_per_request == (20 + 4 + 4) / 2
-    found.note_drafter(step(1))
+    found.update_backlog(step(1))
     assert found.unread_tokens_per_request == 0.0
 
 
@@ -35,7 +35,7 @@ def test_what_a_plain_step_makes_and_reads_is_unread_until_the_drafter_runs() ->
 def test_no_more_is_unread_than_is_kept_or_exists(context: int, most: float) -> None:
     found = traffic()
     for _ in range(100):
-        found.note_drafter(step(0, context=context))
+        found.update_backlog(step(0, context=context))
     assert found.unread_tokens_per_request == most
 
 
@@ -47,13 +47,13 @@ def test_no_more_is_unread_than_is_kept_or_exists(context: int, most: float) -> 
 def test_steps_are_settled_some_time_after_the_last_drafts(drafting: Step) -> None:
     found = traffic()
     assert found.is_settled
-    found.note_drafter(drafting)
+    found.update_backlog(drafting)
     plain_steps = round(Tuning().settling_s / drafting.seconds)
     for _ in range(plain_steps - 1):
-        found.note_drafter(step(0))
+        found.update_backlog(step(0))
         assert not found.is_settled
     for _ in range(2):  # the sum of so many steps may be rounded down
-        found.note_drafter(step(0))
+        found.update_backlog(step(0))
     assert found.is_settled
 
 

@@ -7,9 +7,11 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from bench.simulate.fixed import Fixed
+from drafters.control.controller import Controller
+from drafters.control.objective import OFF, Objective
 from drafters.control.policy import Step
 from drafters.vllm.scheduling import scheduler, step_recorder
-from tests.drafters.vllm.scheduler_harness import K_MAX, SchedulerHarness, configuration
+from tests.drafters.vllm.scheduler_harness import K_MAX, SEQUENCES, SchedulerHarness, configuration
 
 LEARNING_S = 0.01
 
@@ -56,3 +58,18 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     harness.scheduler.recorder.tell(harness.scheduler.policy)
     found = [step.control_seconds for step in harness.scheduler.recorder.recent]
     assert found == pytest.approx([steps * LEARNING_S for steps in learned])
+
+
+def test_the_state_has_the_requests_of_now() -> None:
+    """Catches: an idle engine that reports the batch of its last step for hours."""
+    harness = SchedulerHarness(configuration(), seed=1, window=6, blocks=60)
+    harness.scheduler.policy = Controller(K_MAX, objective=Objective(OFF))
+    for _ in range(SEQUENCES + 1):
+        harness.arrive(prompt=4, most=3)
+    states = []
+    for _ in range(20):
+        harness.step(0, observed=False)
+        states.append(harness.scheduler.speculation("state", {}))
+    busy, idle = states[0], states[-1]
+    assert busy["batch"] == busy["requests"] == SEQUENCES + 1 - busy["waiting"] <= SEQUENCES
+    assert (idle["batch"], idle["requests"], idle["waiting"]) == (1, 0, 0)

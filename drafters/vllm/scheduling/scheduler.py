@@ -95,7 +95,7 @@ class DraftingScheduler(Scheduler):
             self.vllm_config = copy(self.vllm_config)
             self.vllm_config.speculative_config = copy(self.vllm_config.speculative_config)
         self.recorder = StepRecorder(k_max, self.num_spec_tokens, drafter)
-        # Of drafts for the next step that are not the head's: request -> source.
+        # Of drafts that are not the head's and are not scheduled yet: request -> source.
         self._sources: dict[str, str] = {}
         # Of the requests that asked where their tokens come from.
         self._source_counts: dict[str, RequestSourceCounts] = {}
@@ -132,8 +132,14 @@ class DraftingScheduler(Scheduler):
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             scheduled.num_invalid_spec_tokens = self._beyond_limits(scheduled)
-            self.recorder.begin(scheduled, begun, self._load, self._sources)
-            self._sources = {}
+            sources, self._sources = self._sources, {}
+            of_step = {}
+            for name, source in sources.items():
+                if name in scheduled.num_scheduled_tokens:
+                    of_step[name] = source
+                elif name in self.requests:  # left out of this step: it keeps its drafts
+                    self._sources[name] = source
+            self.recorder.begin(scheduled, begun, self._load, of_step)
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -233,7 +239,7 @@ class DraftingScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
         extras = WorkerStepOutput.of(model_runner_output)
-        self._sources = dict.fromkeys(extras.looked_up, LOOKUP)
+        self._sources |= dict.fromkeys(extras.looked_up, LOOKUP)
         if extras.drafts is not None:
             self.update_draft_token_ids(extras.drafts)
         spans: tuple[Span, ...] = ()

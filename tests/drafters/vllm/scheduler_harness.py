@@ -314,6 +314,8 @@ class SchedulerHarness:
         self.scheduler.get_grammar_bitmask(scheduled)
         sampled, states, common = self._run(scheduled)
         offered = scheduled.scheduled_spec_decode_tokens
+        if not any(map(self._limit, scheduled.num_scheduled_tokens)):
+            k = 0  # nobody may have drafts
         # Less than was told, and 1 or more, where the pass would not fit behind a full step.
         assert min(k, 1) <= scheduled.num_spec_tokens_to_schedule <= k
         k = scheduled.num_spec_tokens_to_schedule

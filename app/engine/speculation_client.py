@@ -232,10 +232,8 @@ class SpeculationClient:
         return {**state, "speedup": speedup}
 
     async def _load_calibration(self) -> None:
-        if self._cells:
-            await self._core.speculation(
-                "load_calibration", {"cells": list(map(list, self._cells))}
-            )
+        """Give the policy the measured costs, if any, in the place of what the warm-up taught."""
+        await self._core.speculation("load_calibration", {"cells": list(map(list, self._cells))})
 
     async def _calibrate(self, max_requests: int) -> tuple[Cell, ...]:
         file = Path(self._settings.calibration_file) if self._settings.calibration_file else None

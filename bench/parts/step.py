@@ -163,10 +163,10 @@ def offline(ks: Sequence[int], batches: Sequence[int]) -> None:
         for batch in batches:
             chosen: Any = prompts[:batch]
             llm.generate(chosen, params, use_tqdm=False)
-            before = sum(core.scheduler.policy.snapshot()["totals"]["steps"])
+            before = sum(core.scheduler.k_policy.snapshot()["totals"]["steps"])
             parts.seconds.clear()
             llm.generate(chosen, params, use_tqdm=False)
-            steps = sum(core.scheduler.policy.snapshot()["totals"]["steps"]) - before
+            steps = sum(core.scheduler.k_policy.snapshot()["totals"]["steps"]) - before
             cell = {"k": k, "c": batch, "steps": steps, "parts": dict(parts.seconds)}
             print("\n" + json.dumps(cell), flush=True)
 

@@ -76,7 +76,8 @@ class DraftingScheduler(Scheduler):
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         # The source of which K is chosen: the head, or vLLM's own lookup. Ours needs no K.
         drafter = LOOKUP if k_max and not has_own_drafter(speculation) else HEAD
-        self.policy = Controller(
+        # vLLM's `policy` is another: by it the scheduler decides whom it preempts.
+        self.k_policy = Controller(
             k_max,
             ks=captured_ks(k_max) if captured else None,
             catch_up_tokens=MAX_DEFERRED_STEPS if self.use_v2_model_runner else window,
@@ -94,7 +95,7 @@ class DraftingScheduler(Scheduler):
             self.vllm_config = copy(self.vllm_config)
             self.vllm_config.speculative_config = copy(self.vllm_config.speculative_config)
         self.recorder = StepRecorder(k_max, self.num_spec_tokens, drafter)
-        # Of drafts for the next step that are not the head's: request -> source.
+        # Of drafts that are not the head's and are not scheduled yet: request -> source.
         self._sources: dict[str, str] = {}
         # Of the requests that asked where their tokens come from.
         self._source_counts: dict[str, RequestSourceCounts] = {}
@@ -126,13 +127,19 @@ class DraftingScheduler(Scheduler):
         """Schedule a step, with room in the KV cache for its drafts."""
         begun = perf_counter()
         if self._ours:
-            self.num_lookahead_tokens = min(self.policy.k_limit, self._lookahead)
+            self.num_lookahead_tokens = min(self.k_policy.k_limit, self._lookahead)
             self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._charged)
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             scheduled.num_invalid_spec_tokens = self._beyond_limits(scheduled)
-            self.recorder.begin(scheduled, begun, self._load, self._sources)
-            self._sources = {}
+            sources, self._sources = self._sources, {}
+            of_step = {}
+            for name, source in sources.items():
+                if name in scheduled.num_scheduled_tokens:
+                    of_step[name] = source
+                elif name in self.requests:  # left out of this step: it keeps its drafts
+                    self._sources[name] = source
+            self.recorder.begin(scheduled, begun, self._load, of_step)
         return scheduled
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -152,13 +159,15 @@ class DraftingScheduler(Scheduler):
         waiting, k_max = self.get_request_counts()[1], self.k_max
         cut = self.recorder.cut_from(scheduled)
         load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
-        self._load, k = load, self.policy.choose(load)
+        self._load, k = load, self.k_policy.choose(load)
         if self._pads and load.requests_by_draft_limit:  # no request may have more than `most`
             most = sum(map(bool, load.requests_by_draft_limit))
             k = min(k, *(graph for graph in captured_ks(k_max) if graph >= most))
+        if all(self._limits.get(name) == 0 for name in scheduled.num_scheduled_tokens):
+            k = 0  # nobody is drafted for, nor will be: no prompt of the step is read for drafts
         self._charged = k
         scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, k)
-        attach_plan(scheduled, self.policy.plan())
+        attach_plan(scheduled, self.k_policy.plan())
 
     def _fitting(self, scheduled: SchedulerOutput, k: int) -> int:
         """`k`, or less where a P-EAGLE pass of that size would have more tokens than fit: a step
@@ -232,7 +241,7 @@ class DraftingScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
         extras = WorkerStepOutput.of(model_runner_output)
-        self._sources = dict.fromkeys(extras.looked_up, LOOKUP)
+        self._sources |= dict.fromkeys(extras.looked_up, LOOKUP)
         if extras.drafts is not None:
             self.update_draft_token_ids(extras.drafts)
         spans: tuple[Span, ...] = ()
@@ -297,10 +306,10 @@ class DraftingScheduler(Scheduler):
         run it (v1/engine/core.py, step), so that learning costs no time. If the model runs in this
         thread it does: then the policy learns from several steps in a row, with warm caches."""
         if not self._alone:
-            self.recorder.tell(self.policy)
-        elif self.recorder.untold >= self.policy.max_unobserved_steps:
+            self.recorder.tell(self.k_policy)
+        elif self.recorder.untold >= self.k_policy.max_unobserved_steps:
             with self.recorder.controlling():
-                self.recorder.tell(self.policy)
+                self.recorder.tell(self.k_policy)
         return super().get_grammar_bitmask(scheduler_output)
 
     def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +317,7 @@ class DraftingScheduler(Scheduler):
         `state`; `steer` to an Objective's entries; `load_calibration` of measured `cells`;
         `head_changed` after a swap; `recent` for the newest steps, all others for the policy's
         snapshot. Raises ObjectiveError."""
-        policy, recorder = self.policy, self.recorder
+        policy, recorder = self.k_policy, self.recorder
         recorder.tell(policy)
         if command == "recent":
             return {"steps": [s._asdict() | {"load": s.load._asdict()} for s in recorder.recent]}

@@ -14,10 +14,12 @@ from app.engine.speculation_client import SpeculationClient
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
+from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.control.policy import Load, Step
 
 FINGERPRINT = {"machine": "a", "model": "b"}
+LOADED = ("load_calibration", {"cells": []})  # the command of a client without measured costs
 
 
 class Core:
@@ -56,6 +58,7 @@ class Core:
             return {"steps": self.recent}
         if command == "load_calibration":
             self.loaded = arguments["cells"]
+            self.policy.load_calibration(Cell(*cell) for cell in self.loaded)
         if command == "steer":
             self.policy.set_objective(Objective(**arguments))
         if command == "head_changed":
@@ -101,6 +104,24 @@ def test_what_was_measured_once_is_not_measured_again(tmp_path: Path) -> None:
     assert "recent" in [name for name, _ in other.commands]  # another machine: measured anew
 
 
+def test_what_the_warm_up_taught_is_dropped_without_measured_costs() -> None:
+    """The fault: nothing was loaded then, and no user sent those steps."""
+    core = Core()
+    client = speculation_client(core, calibration_s=0)
+
+    async def scenario() -> None:
+        for begin in (lambda: client.begin(8), lambda: client.resume(core)):
+            for _ in range(3):
+                core.step(1, 5, accepted=0)
+            await begin()
+            state = await client.state()
+            assert not sum(state["totals"]["steps"]) and not state["costs"]
+            assert core.policy.acceptance.conditional() == Core().policy.acceptance.conditional()
+            assert core.policy.choose(Load(1)) == 5, "service begins with the largest K"
+
+    asyncio.run(scenario())
+
+
 def test_a_calibration_that_is_given_up_leaves_nothing_waiting() -> None:
     """Not even a thread, which the end of the process would wait for."""
 
@@ -136,7 +157,7 @@ def test_the_objective_of_the_settings_is_set(
 ) -> None:
     core = Core()
     asyncio.run(speculation_client(core, **settings).begin(8))
-    assert core.commands == [("steer", steered)]
+    assert core.commands == [LOADED, ("steer", steered)]
 
 
 def test_a_change_that_makes_no_sense_is_a_400_that_names_the_field() -> None:
@@ -319,7 +340,7 @@ def test_a_change_that_nobody_waited_for_is_known_once_the_engine_tells(
         else:
             await client.steer({"objective": holds["objective"]})
         await client.resume(second)
-        assert second.commands == [("steer", holds)]
+        assert second.commands == [LOADED, ("steer", holds)]
 
     asyncio.run(scenario())
 

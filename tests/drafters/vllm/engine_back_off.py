@@ -59,7 +59,7 @@ class Run:
         self.scheduler.make_spec_decoding_stats = watched
 
     def hold(self, k: int) -> None:
-        self.scheduler.policy = Fixed(k, self.scheduler.num_spec_tokens)
+        self.scheduler.k_policy = Fixed(k, self.scheduler.num_spec_tokens)
 
     def add(self, name: str, prompt: list[int], tokens: int) -> None:
         self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy(tokens))

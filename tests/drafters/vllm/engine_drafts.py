@@ -52,7 +52,7 @@ class Restless(Fixed):
 class RestlessScheduler(DraftingScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.policy = Restless(self.num_spec_tokens)
+        self.k_policy = Restless(self.num_spec_tokens)
 
 
 def watch(kind: type, steps: list[Step]) -> None:

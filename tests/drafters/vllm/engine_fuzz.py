@@ -83,7 +83,7 @@ class RandomK:
 class FuzzScheduler(DraftingScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.policy = RandomK(self.k_max, Random(7))
+        self.k_policy = RandomK(self.k_max, Random(7))
 
 
 def requests(random: Random, count: int) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def disturbed(
                 running.discard(number)
                 finished[number] = list(output.outputs[0].token_ids)
         result["steps"] += 1
-    policy = core.scheduler.policy
+    policy = core.scheduler.k_policy
     drafter = core.model_executor.driver_worker.worker.model_runner.own_drafter
     # What finished in the last step would be told with the next one; nothing else may be left.
     ended = core.scheduler.finished_req_ids

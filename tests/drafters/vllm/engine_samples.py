@@ -82,7 +82,7 @@ def count_texts(engine: LLM, job: dict[str, Any], policy: Counting) -> dict[str,
         for _ in range(entry["count"])
     ]
     Random(1).shuffle(asked)
-    core_of(engine).scheduler.policy = policy
+    core_of(engine).scheduler.k_policy = policy
     outputs = generate(engine, [job["prompt"]] * len(asked), [params for _, params in asked])
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in job["kinds"]}
     for (kind, _), text in zip(asked, texts(outputs), strict=True):

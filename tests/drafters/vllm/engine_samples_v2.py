@@ -43,7 +43,7 @@ def set_drawing(worker: Any, drawing: bool) -> None:
 
 def texts_of(engine: LLM, job: dict[str, Any], policy: Measuring, batch: int) -> list[list[int]]:
     """The text of each request, in batches of at most `batch`."""
-    core_of(engine).scheduler.policy = policy
+    core_of(engine).scheduler.k_policy = policy
     prompts = [prompt for prompt in job["prompts"] for _ in job["options"]]
     sampling = [
         SamplingParams(

@@ -207,7 +207,7 @@ class SchedulerHarness:
         self.scheduler = DraftingScheduler(
             config, self.kv_cache_config, StructuredOutputManager(config), self.block_size
         )
-        self.scheduler.policy = self.told = Fixed(0, K_MAX)
+        self.scheduler.k_policy = self.told = Fixed(0, K_MAX)
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(self.block_size, sha256)
         self.requests: dict[str, Request] = {}
@@ -251,7 +251,7 @@ class SchedulerHarness:
 
     def arrive(
         self, *, prompt: int | None = None, most: int | None = None, limit: int | None = None,
-        grammar: Grammar | None = None,
+        grammar: Grammar | None = None, priority: int = 0,
     ) -> None:  # fmt: skip
         """A request whose prompt may be an earlier one's text, whole or cut. `prompt` is its
         length, `most` how many tokens it makes; without them, and without `limit`, at random."""
@@ -270,7 +270,9 @@ class SchedulerHarness:
             extra_args=None if limit is None else {MAX_K: limit},
             structured_outputs=StructuredOutputsParams(json_object=True) if grammar else None,
         )
-        request = Request(name, tokens, parameters, None, block_hasher=self.hasher)
+        request = Request(
+            name, tokens, parameters, None, block_hasher=self.hasher, priority=priority
+        )
         if request.structured_output_request is not None:
             request.structured_output_request.grammar = cast("Any", grammar)
         self.requests[name] = request
@@ -312,6 +314,8 @@ class SchedulerHarness:
         self.scheduler.get_grammar_bitmask(scheduled)
         sampled, states, common = self._run(scheduled)
         offered = scheduled.scheduled_spec_decode_tokens
+        if not any(map(self._limit, scheduled.num_scheduled_tokens)):
+            k = 0  # nobody may have drafts
         # Less than was told, and 1 or more, where the pass would not fit behind a full step.
         assert min(k, 1) <= scheduled.num_spec_tokens_to_schedule <= k
         k = scheduled.num_spec_tokens_to_schedule
@@ -328,7 +332,7 @@ class SchedulerHarness:
         self._check_counts_sent(outputs, offered, lengths)
         kept = dict(zip(names, map(len, made), strict=True))  # vLLM cuts what is too long
         if observed:
-            self.scheduler.recorder.tell(self.scheduler.policy)
+            self.scheduler.recorder.tell(self.scheduler.k_policy)
             ran = self.scheduler.recorder.recent[-1]
             self._check_load(ran.load)
             self._check_verified(ran, offered, lengths, kept)

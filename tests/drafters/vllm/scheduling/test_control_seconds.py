@@ -46,7 +46,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
     config = configuration()
     config.parallel_config.distributed_executor_backend = executor
     harness = SchedulerHarness(config, seed=1, window=6, blocks=60)
-    harness.scheduler.policy = harness.told = told = Slow(0, K_MAX)
+    harness.scheduler.k_policy = harness.told = told = Slow(0, K_MAX)
     told.max_unobserved_steps = max_unobserved_steps
     for module in (scheduler, step_recorder):
         monkeypatch.setattr(module, "perf_counter", told.clock)
@@ -55,7 +55,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
         harness.step(2, observed=False)
     # All of them but the last was learned from, sooner or later.
     assert harness.scheduler.recorder.untold == 1
-    harness.scheduler.recorder.tell(harness.scheduler.policy)
+    harness.scheduler.recorder.tell(harness.scheduler.k_policy)
     found = [step.control_seconds for step in harness.scheduler.recorder.recent]
     assert found == pytest.approx([steps * LEARNING_S for steps in learned])
 

@@ -40,7 +40,7 @@ def served(
 ) -> tuple[SchedulerHarness, list[float]]:
     """Two requests at a time, both with a grammar or one of them `free`; the rates learned."""
     harness = SchedulerHarness(config, seed=2, window=6, blocks=120)
-    harness.scheduler.policy = harness.told = policy = Learning()
+    harness.scheduler.k_policy = harness.told = policy = Learning()
     harness.accept = accept
     grammars = cycle([Grammar(keep), None if free else Grammar(keep)])
     for _ in range(300):

@@ -40,7 +40,7 @@ class Steps:
         self.scheduler = AsyncDraftingScheduler(
             config, cache, StructuredOutputManager(config), size, log_stats=True
         )
-        self.scheduler.policy = self.policy = Fixed(0, K_MAX)
+        self.scheduler.k_policy = self.policy = Fixed(0, K_MAX)
         self.requests: dict[str, Request] = {}
         for name, limit in LIMITS.items():
             extra = None if limit is None else {MAX_K: limit}

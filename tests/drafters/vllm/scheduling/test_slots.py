@@ -65,7 +65,7 @@ def test_a_head_alone_has_slots_of_the_kv_cache_reserved(head: str, kept: int) -
     scheduler = DraftingScheduler(
         config, harness.kv_cache_config, StructuredOutputManager(config), harness.block_size
     )
-    scheduler.policy = Fixed(3, K_MAX)  # type: ignore[assignment]
+    scheduler.k_policy = Fixed(3, K_MAX)  # type: ignore[assignment]
     scheduler.schedule()
     assert scheduler.num_lookahead_tokens == kept
 

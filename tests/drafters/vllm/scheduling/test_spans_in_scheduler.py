@@ -76,7 +76,7 @@ class Served:
     ) -> None:  # fmt: skip
         self.harness = harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
         self.scheduler = harness.scheduler
-        self.scheduler.policy = self.policy = Planning(spans)
+        self.scheduler.k_policy = self.policy = Planning(spans)
         self.scheduler.structured_output_manager.tokenizer = TOKENIZER
         self.left = TOKENIZER.encode(ANSWER, add_special_tokens=False)
         extra: dict[str, Any] = {reported: True} | ({} if limit is None else {MAX_K: limit})

@@ -181,7 +181,7 @@ def run_child(folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", module, *options, f"--child-of={os.getpid()}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         **more,
     )

@@ -63,7 +63,7 @@ def test_learning_counts_where_nothing_else_runs_meanwhile(
 def test_the_state_has_the_requests_of_now() -> None:
     """Catches: an idle engine that reports the batch of its last step for hours."""
     harness = SchedulerHarness(configuration(), seed=1, window=6, blocks=60)
-    harness.scheduler.policy = Controller(K_MAX, objective=Objective(OFF))
+    harness.scheduler.k_policy = Controller(K_MAX, objective=Objective(OFF))
     for _ in range(SEQUENCES + 1):
         harness.arrive(prompt=4, most=3)
     states = []

@@ -272,11 +272,14 @@ def test_who_cannot_start_in_time_leaves_the_engine(
 
 
 def test_a_clients_timeout_ends_the_generation(http: httpx.Client) -> None:
-    response = http.post(
-        "/v1/completions",
-        json=body(LONG, n=2, temperature=1, stream=True),
-        headers={"x-request-timeout": "1.0"},  # time for a first token on a busy machine
-    )
+    for seconds in ("1.0", "4.0"):  # a busy machine may take more than one to a first token
+        response = http.post(
+            "/v1/completions",
+            json=body(LONG, n=2, temperature=1, stream=True),
+            headers={"x-request-timeout": seconds},
+        )
+        if response.status_code == 200:
+            break
     assert response.status_code == 200
     assert '"request_timeout"' in response.text.strip().splitlines()[-1]
     assert "[DONE]" not in response.text
